@@ -106,6 +106,41 @@ def test_a_loss_over_tokens_beside_one_over_pairs_is_refused(runs):
     runs.train("run.dir=experts", *KINDS["preferences"], "moe=on", "moe.router.sequence_loss=0", "run.steps=1")
 
 
+WIDE = ("model.dim=64", "model.heads=2", "model.kv_heads=2", "model.hidden=128")
+KEPT = {
+    "8bit": (*WIDE, "lora.base=8bit"),
+    "8bit with experts": (*WIDE, "lora.base=8bit", "moe=on", "moe.router.sequence_loss=0"),
+    "bf16": ("lora.base=bf16",),
+}
+CUT = LAYOUTS | {"tp and zero 1": ("parallel=3d", "parallel.tp=2", "parallel.dp_shard=2", "launch.processes=4")}
+EXPERTS = {"zero 3 and ep": ("parallel=fsdp", "moe.ep=2", "launch.processes=2")}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_base_in_fewer_bits_is_the_same_on_every_axis(runs, kind):
+    """Weights are rounded before they are cut: all layouts multiply with the same numbers."""
+    whole = kind.replace(" ", "-")
+    words = (*KINDS["chat"], *KEPT[kind])
+    runs.train(f"run.dir={whole}", *words)
+    wanted = runs.records(whole)
+    for name, layout in (CUT if kind != "8bit with experts" else EXPERTS).items():
+        place = f"{kind} {name}".replace(" ", "-")
+        runs.train(f"run.dir={place}", *words, *layout)
+        for ours, theirs in zip(runs.records(place), wanted, strict=True):
+            for key in ("loss", "grad_norm", "validation_loss"):
+                if theirs[key] is not None:
+                    assert ours[key] == pytest.approx(theirs[key], rel=1e-10), (name, key)
+    runs.train(f"resume={whole}", "run.steps=4")
+    runs.train(f"resume={place}", "run.steps=4")  # of what another layout has saved
+    assert runs.records(place)[-1]["loss"] == pytest.approx(runs.records(whole)[-1]["loss"], rel=1e-10)
+
+
+def test_a_base_that_tp_would_cut_inside_a_block_is_refused(runs):
+    said = runs.refused("run.dir=no", *KINDS["chat"], "lora.base=8bit", "parallel=tp", "launch.processes=2")
+    assert "does not divide" in said, said
+    assert "scales" in said, said
+
+
 @pytest.mark.nightly
 def test_from_a_directory_of_others_to_one_that_transformers_writes_with(tmp_path):
     """Import, fine-tune with adapters on eight processes, export: the same tokens as `gangline sample`."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 EVERY_AXIS = "*"
 NO_DIM = sys.maxsize  # a dim that no array has
+SCALES = ".scales"  # how the name ends of what lies beside codes
 
 
 @lru_cache(maxsize=4096)
@@ -175,6 +176,26 @@ class Name:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """Frozen parameters matching `pattern` are kept in fewer bits, whatever the precision (`gangline.model.kept`).
+
+    bfloat16  instead of the precision's master weights
+    int8      a matrix W (out, in) of a linear as codes; beside it lies `scales` (out, in / block), float32, one for
+              each `block` neighbours of a row. The module multiplies with the two as they are
+
+    Raises ValueError for codes without a block.
+    """
+
+    pattern: str
+    dtype: Literal["bfloat16", "int8"]
+    block: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.dtype == "int8") != (self.block > 0):
+            raise ValueError(f"{self.pattern} is kept in {self.dtype}, in blocks of {self.block}")
+
+
+@dataclass(frozen=True)
 class Seam:
     """A place where a strategy may step in: the modules matching `pattern` call their attribute `name`.
 
@@ -207,6 +228,7 @@ class Plan:
     master_dtype: tuple[str, ...] = ()  # modules whose parameters are always computed in the master dtype (a router)
     partial_grad: tuple[str, ...] = ()  # whole, but used on what `tp` cut (a norm over a head): tp adds its gradients
     frozen: tuple[str, ...] = ()  # what is not trained: kept and saved, with neither gradient nor moments
+    kept: tuple[Kept, ...] = ()  # what of that is kept in fewer bits
     trained: tuple[str, ...] = ()  # what is trained inside of that; of all that match the most specific pattern decides
     facts: dict[str, int] = field(default_factory=dict)  # sizes a layout must divide: heads, kv_heads, vocab_size, ...
 
@@ -244,6 +266,32 @@ class Plan:
         )
         return frozen is not None and (trained is None or frozen > trained)
 
+    def kept_of(self, name: str) -> Kept | None:
+        """How the parameter `name`, or the weight that it is the scales of, is kept; None: as the precision says."""
+        name = self.owner(name)
+        if self.is_scales(name):
+            name = f"{name.removesuffix(SCALES)}.weight"
+        return next((rule for rule in self.kept if matches(rule.pattern, name)), None)
+
+    def is_scales(self, name: str) -> bool:
+        """Whether the parameter `name` is the scales of codes."""
+        if not self.kept or not name.endswith(SCALES):
+            return False
+        weight = f"{name.removesuffix(SCALES)}.weight"
+        return any(rule.dtype == "int8" and matches(rule.pattern, weight) for rule in self.kept)
+
+    def dtype_of(self, name: str) -> str | None:
+        """The dtype that the parameter `name` is kept in, whatever the precision; None: that of master weights."""
+        rule = self.kept_of(name)
+        return None if rule is None else "float32" if self.is_scales(self.owner(name)) else rule.dtype
+
+    def computes_as_kept(self, name: str) -> bool:
+        """Whether modules compute with the parameter `name` as it is kept: in the master dtype, or with codes."""
+        rule = self.kept_of(name)
+        return any(matches(pattern, name) for pattern in self.master_dtype) or (
+            rule is not None and rule.dtype == "int8"
+        )
+
     def owner(self, name: str) -> str:
         """The name a parameter is kept under: itself, unless it is tied to another."""
         return dict(self.tied).get(name, name)
@@ -252,7 +300,7 @@ class Plan:
         """Patterns that match none of `names`: mistakes of the plan's author."""
         known = [*names, *(alias for alias, _ in self.tied)]
         patterns = [rule.pattern for rules in (self.cuts, self.inits) for rule in rules]
-        patterns += [*self.frozen, *self.trained]
+        patterns += [*self.frozen, *self.trained, *(rule.pattern for rule in self.kept)]
         return [pattern for pattern in dict.fromkeys(patterns) if not any(matches(pattern, name) for name in known)]
 
     def extended(self, **more: tuple) -> Plan:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from gangline.model.calls import LOSS_CHUNK
+from gangline.model.kept_node import EightBitNode
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.rope_rates import Rope
 from gangline.model.tree import (
@@ -77,11 +78,16 @@ def norm_bytes(sizes: ActivationSizes, rows: int, width: int, offset: float = 0.
 def reads(node: Node, path: str, sizes: ActivationSizes, *names: str) -> bool:
     """Whether one of these linears below the node at `path` keeps its input: it is trained, or something wraps it."""
     return any(
-        isinstance(getattr(node, name), WrapNode)
-        or sizes.plan is None
-        or not sizes.plan.is_frozen(f"{path}.{name}.weight")
+        _wrapped(getattr(node, name)) or sizes.plan is None or not sizes.plan.is_frozen(f"{path}.{name}.weight")
         for name in names
     )
+
+
+def _wrapped(node: Node) -> bool:
+    """Whether something wraps this linear that reads its input, too."""
+    while isinstance(node, EightBitNode):
+        node = node.inner
+    return isinstance(node, WrapNode)
 
 
 def attention(node: AttentionNode, sizes: ActivationSizes, path: str) -> int:

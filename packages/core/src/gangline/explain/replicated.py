@@ -19,9 +19,10 @@ from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct
 from gangline.model.tree import Node, by_path, parameter_shapes
 from gangline.plan import Plan, is_matrix
+from gangline.shard import itemsize
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
+    from gangline.config.schema import ItemSizes, Run
 
 
 def explain_replicated(
@@ -56,13 +57,16 @@ def explain_replicated(
     total, shapes = StageWork.total(parts), parameter_shapes(tree)
     matrix = {name: name.startswith(f"{plan.blocks}.") and is_matrix(name, shape) for name, shape in shapes.items()}
     trained = {name: prod(shape) for name, shape in shapes.items() if not plan.is_frozen(name)}
-    numbers = parameter_count(tree)
+    numbers, kept_bytes = parameter_count(tree), Counter[str]()
+    for name, shape in shapes.items():
+        used, beside = weight_bytes(plan, name, width)
+        kept_bytes.update({"weights": prod(shape) * used, "master weights": prod(shape) * beside})
     states = sum(count * run.optimizer.states(matrix=matrix[name]) for name, count in trained.items())
     end = of_head(plan, plan.facts.get("dim", 0), sizes)
     found = Counter(
         {
-            "weights": numbers * width.compute,
-            "master weights": numbers * width.master if width.compute != width.master else 0,
+            "weights": kept_bytes["weights"],
+            "master weights": kept_bytes["master weights"],
             "gradients": sum(trained.values()) * width.gradient,
             "optimizer state": states * width.master,
             "callbacks": sum(one.copies(run) for one in run.callback.values()) * sum(trained.values()) * width.master,
@@ -94,6 +98,15 @@ def explain_replicated(
         parameters=numbers,
         products=run.precision.products(),
     )
+
+
+def weight_bytes(plan: Plan, name: str, width: ItemSizes) -> tuple[int, int]:
+    """Of each number of a parameter: (bytes that modules compute with, bytes that are kept beside them)."""
+    said = plan.dtype_of(name)
+    kept = width.master if said is None else itemsize(said)
+    if (said is not None and plan.computes_as_kept(name)) or kept == width.compute:
+        return kept, 0
+    return width.compute, kept
 
 
 def _part(

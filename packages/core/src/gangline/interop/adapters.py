@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
 from gangline.interop.adapter import Adapter
+from gangline.plan import SCALES
 
 if TYPE_CHECKING:
     import torch
 
     from gangline.parts import EditConfig
+    from gangline.plan import Plan
 
 Shapes = Mapping[str, tuple[int, ...]]
 Read = Callable[[Shapes], Iterator[tuple[str, "torch.Tensor"]]]
@@ -38,6 +40,24 @@ class Stored(Mapping[str, "torch.Tensor"]):
 
     def __len__(self) -> int:
         return len(self._shapes)
+
+
+def decoded(read: Read, shapes: Shapes, plan: Plan) -> Read:
+    """`read`, with weights in the place of codes (`Plan.kept`). shapes: of all parameters of the checkpoint."""
+    if all(rule.dtype != "int8" for rule in plan.kept):
+        return read
+
+    def weights(wanted: Shapes) -> Iterator[tuple[str, torch.Tensor]]:
+        from gangline.model.kept import decode
+
+        for name, tensor in read(wanted):
+            if plan.dtype_of(name) == "int8":
+                scales = f"{name.rpartition('.')[0]}{SCALES}"
+                ((_, beside),) = read({scales: shapes[scales]})
+                tensor = decode(tensor, beside)
+            yield name, tensor
+
+    return weights
 
 
 def merging(read: Read, shapes: Shapes, edits: Mapping[str, EditConfig]) -> Read:

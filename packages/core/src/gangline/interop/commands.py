@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gangline.config.schema import Run
     from gangline.interop.adapters import Read
     from gangline.parts import PartConfig
+    from gangline.plan import Plan
 
 
 def export_run(argv: Sequence[str]) -> int:
@@ -43,7 +44,7 @@ def export_run(argv: Sequence[str]) -> int:
     run = RunDirectory.open(options.run_dir).run()
     kept: Checkpointer = plugins.build(run.checkpoint, run, None)
     id = _choose(kept, options.run_dir, options.checkpoint)
-    count = write_model(options, run, options.run_dir, kept.arrays(id), partial(_arrays, kept, id))
+    count = write_model(options, run, options.run_dir, kept.arrays(id), partial(_arrays, kept, id, _plan_of(run)))
     print(f"{options.out}: {id} of {options.run_dir}, {count} tensors in {options.dtype}")
     return 0
 
@@ -70,12 +71,12 @@ def write_model(
     where: what holds it, for messages. arrays: the shapes of all that the checkpoint holds. read: from names and shapes
     of arrays to each of them, whole. Raises UserError where no architecture of theirs is known for the model.
     """
-    from gangline.interop.adapters import merging, write_apart
+    from gangline.interop.adapters import decoded, merging, write_apart
     from gangline.model.compose import compose_model
 
     _, plan = compose_model(run)
     found = {parameter_of(name): shape for name, shape in arrays.items() if in_model(name)}
-    read = _by_parameter(read, weights_under(options.weights, arrays, found))
+    read = decoded(_by_parameter(read, weights_under(options.weights, arrays, found)), found, plan)
     wrapping = {group: edit.resolved(run) for group, edit in sorted(run.edits.items()) if edit.wraps}
     if options.apart is not None:
         adapter = wrapping[options.apart].apart(found, plan) if options.apart in wrapping else None
@@ -160,8 +161,14 @@ def _choose(kept: Checkpointer, run_dir: str, wanted: str | None) -> CheckpointI
     return found
 
 
+def _plan_of(run: Run) -> Plan:
+    from gangline.model.compose import compose_model
+
+    return compose_model(run)[1]
+
+
 def _arrays(
-    kept: Checkpointer, id: CheckpointId, shapes: Mapping[str, tuple[int, ...]]
+    kept: Checkpointer, id: CheckpointId, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Arrays of a checkpoint, whole, one after another."""
     import torch
@@ -170,7 +177,8 @@ def _arrays(
     from gangline.shard import Layout, Registry, Shard
 
     for name, shape in shapes.items():
-        whole = torch.empty(shape)
+        codes = plan.dtype_of(parameter_of(name)) == "int8"
+        whole = torch.empty(shape, dtype=torch.int8 if codes else torch.float32)
         shard = Shard(name, shape, whole.dtype, (0,) * len(shape), whole)
         kept.load(id, [shard], Registry.of(Mesh.of({}), {shard.name: Layout(shape)}))
         yield name, whole

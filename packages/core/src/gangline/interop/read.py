@@ -25,6 +25,7 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
     Raises UserError where a tensor is missing, has another shape, or is one that this model has no place for.
     """
     from gangline.model.init import initialise
+    from gangline.model.kept import fill_as_kept
 
     with Tensors(directory) as tensors:
         left_over = strangers(plan, tensors.files)
@@ -33,13 +34,17 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
                 f"{directory} holds weights that this model has no place for.",
                 ", ".join(left_over[:4]) + (f" and {len(left_over) - 4} more" if len(left_over) > 4 else "") + ".",
             )
-        for shard in shards:
+
+        def read(shard: Shard) -> None:
             name = plan.owner(parameter_of(shard.name))
             found = theirs_of(plan, name, shard.global_shape)
             if not found:
                 initialise([shard], plan, seed)
             for theirs in found:
                 _fill(tensors, theirs, shard, name)
+
+        for shard in shards:
+            fill_as_kept(shard, plan, read)
 
 
 def _fill(tensors: Tensors, theirs: Theirs, shard: Shard, name: str) -> None:

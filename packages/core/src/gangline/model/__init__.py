@@ -5,6 +5,7 @@ config     the options that users set: `model=tiny model.dim=96`; presets: publi
 plan       a configuration's tree and its `gangline.plan.Plan`
 compose    model, then its edits; build: the modules on the meta device; init: their first weights; buffers: each once
 decoder    embed, blocks, head; block, attention, rope, norm, feed_forward, head, loss, linear hold one idea each
+kept       frozen weights in fewer bits; kept_node: which, and the node around a linear of codes
 flops      what a token costs
 """
 
@@ -51,6 +52,12 @@ if TYPE_CHECKING:
     )
     from gangline.model.gating import SWIGLU as SWIGLU, Gating as Gating
     from gangline.model.init import shards_of as shards_of, whole_model as whole_model
+    from gangline.model.kept import Codes as Codes, decode as decode, encode as encode
+    from gangline.model.kept_node import (
+        EightBitNode as EightBitNode,
+        keep_in_8_bits as keep_in_8_bits,
+        keep_in_bf16 as keep_in_bf16,
+    )
     from gangline.model.linear import Embedding as Embedding, Linear as Linear
     from gangline.model.local_sizes import CommVolume as CommVolume, LocalSizes as LocalSizes
     from gangline.model.loss import (
@@ -105,6 +112,7 @@ if TYPE_CHECKING:
         Cut as Cut,
         Fold as Fold,
         Init as Init,
+        Kept as Kept,
         Name as Name,
         Plan as Plan,
         Seam as Seam,
@@ -116,7 +124,7 @@ if TYPE_CHECKING:
 __getattr__, __all__ = lazily(
     __name__,
     {
-        "gangline.plan": "Cut Fold Init Name Plan Seam chosen matches names",
+        "gangline.plan": "Cut Fold Init Kept Name Plan Seam chosen matches names",
         "gangline.model.tree": (
             "LINEAR AttentionNode BlockNode Decoding DecoderNode EmbeddingNode FeedForwardNode HeadNode "
             "LinearNode Node NormNode Shape SinksNode WrapNode by_path children "
@@ -138,6 +146,8 @@ __getattr__, __all__ = lazily(
         "gangline.model.attention": "PLAIN PlainAttention plain",
         "gangline.model.feed_forward": "FeedForward bounded_gradients gated",
         "gangline.model.gating": "SWIGLU Gating",
+        "gangline.model.kept": "Codes decode encode",
+        "gangline.model.kept_node": "EightBitNode keep_in_8_bits keep_in_bf16",
         "gangline.model.linear": "Embedding Linear",
         "gangline.model.norm": "RMSNorm",
         "gangline.model.recall": "Recall",

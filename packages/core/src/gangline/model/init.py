@@ -10,6 +10,7 @@ from torch import nn
 from gangline.draws import fill
 from gangline.model.buffers import buffers_of
 from gangline.model.build import materialise, model_of
+from gangline.model.kept import fill_as_kept
 from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline.shard import Shard, model_array, parameter_of
@@ -20,7 +21,8 @@ def initialise(shards: Iterable[Shard], plan: Plan, seed: int) -> None:
 
     Raises LookupError for an array about which the plan has no `Init`.
     """
-    for shard in shards:
+
+    def drawn(shard: Shard) -> None:
         name = plan.owner(parameter_of(shard.name))
         rule = plan.init(name)
         fill(
@@ -32,6 +34,9 @@ def initialise(shards: Iterable[Shard], plan: Plan, seed: int) -> None:
             distribution=rule.distribution,
             scale=rule.scale,
         )
+
+    for shard in shards:
+        fill_as_kept(shard, plan, drawn)
 
 
 def whole_model(

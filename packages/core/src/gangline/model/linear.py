@@ -30,8 +30,13 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(node.out_features)) if node.bias else None
         self.product = F.linear
 
+    @property
+    def matrix(self) -> Tensor:
+        """What is multiplied with: W, or where a wrapper keeps it in another way what stands for it."""
+        return self.weight
+
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(x, self.weight, self.bias)
+        return self.product(x, self.matrix, self.bias)
 
 
 class Embedding(nn.Module):

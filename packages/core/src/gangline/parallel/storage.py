@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gangline.model.buffers import filled_buffers_of, put
-from gangline.plan import Plan, matches
+from gangline.plan import Plan
 from gangline.precision.base import Precision
 
 
@@ -15,12 +15,19 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def kept_dtype(plan: Plan, name: str, precision: Precision) -> torch.dtype:
+    """What the parameter `name` is kept in: master weights' dtype, unless the plan keeps it in fewer bits."""
+    said = plan.dtype_of(name)
+    return precision.param_dtype if said is None else getattr(torch, said)
+
+
 class WholeStorage:
     """The tensors of a model that this rank holds whole.
 
-    masters   name -> leaf tensor in `param_dtype`: what the optimizer steps and a checkpoint keeps
+    masters   name -> leaf tensor in `param_dtype`, or what `plan.kept` says: what the optimizer steps and a checkpoint
+              keeps
     used      name -> the module's parameter: the master itself, or where the compute dtype differs its copy. Modules
-              of `plan.master_dtype` compute with their masters
+              of `plan.master_dtype` compute with their masters, those of codes with codes
     buffers   name -> persistent buffer: state that no optimizer steps
     Gradients appear in the used parameters in `grad_dtype`, whatever dtype they compute in. A tied parameter is one
     tensor under its owner's name. What requires no gradient is kept and saved, and is not trained.
@@ -46,14 +53,14 @@ class WholeStorage:
             parameter = given.get(owner, parameter)
             name = names.setdefault(id(parameter), owner)
             if name not in self.used:
-                self._materialise(name, parameter, full=any(matches(pattern, name) for pattern in plan.master_dtype))
+                self._materialise(name, parameter, plan)
             path, _, attribute = alias.rpartition(".")
             setattr(model.get_submodule(path), attribute, self.used[name])
 
-    def _materialise(self, name: str, given: nn.Parameter, full: bool) -> None:
-        dtypes = self.precision
-        master = _on(self.device, given.detach(), dtypes.param_dtype).requires_grad_(given.requires_grad)
-        if full or dtypes.compute_dtype == dtypes.param_dtype:
+    def _materialise(self, name: str, given: nn.Parameter, plan: Plan) -> None:
+        dtypes, kept = self.precision, kept_dtype(plan, name, self.precision)
+        master = _on(self.device, given.detach(), kept).requires_grad_(given.requires_grad)
+        if plan.computes_as_kept(name) or dtypes.compute_dtype == kept:
             master = nn.Parameter(master.detach(), requires_grad=given.requires_grad)
             used = master
         else:

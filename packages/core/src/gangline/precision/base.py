@@ -32,12 +32,12 @@ class Precision(ABC):
         """
 
     def grad_x(self, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """The derivative of `linear` by x: dy (..., out) times w (out, in), in the dtype of `w`.
+        """The derivative of `linear` by x: dy (..., out) times w (out, in), in the compute dtype.
 
         For a strategy that runs the two halves of a backward pass at different times. A precision whose `linear` is
         more than a product in `compute_dtype` overrides both halves.
         """
-        return dy.to(w.dtype) @ w
+        return dy.to(self.compute_dtype) @ w
 
     def grad_w(self, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The derivative of `linear` by w: (out, in), summed over the leading dims of dy (..., out) and x (..., in)."""

@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from gangline import draws, forward_context
+from gangline import forward_context
 from gangline.batch import Batch
 from gangline.forward_context import Collected, Frame
 from gangline.model.buffers import buffers_of, listeners, put
 from gangline.model.build import construct
+from gangline.model.init import initialise
 from gangline.model.tree import Node
 from gangline.plan import Plan
+from gangline.shard import Shard, model_array
 
 
 @dataclass
@@ -53,7 +55,9 @@ class Reference:
         for alias, parameter in given.items():
             name = self.plan.owner(names[id(parameter)])
             if name not in self.weights:
+                codes = self.plan.dtype_of(name) == "int8"
                 made, trained = torch.empty(parameter.shape, dtype=self.dtype), not self.plan.is_frozen(name)
+                made = made.to(torch.int8) if codes else made
                 self.weights[name] = nn.Parameter(made, requires_grad=trained)
             _put(self.model, alias, self.weights[name])
         for buffer in list(buffers_of(self.model)):
@@ -61,17 +65,14 @@ class Reference:
             put(self.model, buffer, real)
             if buffer.kept is not None:
                 self.buffers[buffer.kept] = real
-        for name, array in self.arrays().items():
-            rule = self.plan.init(name)
-            draws.fill(
-                array.detach(),
-                seed=self.seed,
-                name=name,
-                offset=(0,) * array.dim(),
-                shape=tuple(array.shape),
-                distribution=rule.distribution,
-                scale=rule.scale,
-            )
+        initialise(
+            [
+                Shard(model_array(name), tuple(array.shape), array.dtype, (0,) * array.dim(), array.detach())
+                for name, array in self.arrays().items()
+            ],
+            self.plan,
+            self.seed,
+        )
 
     def arrays(self) -> dict[str, Tensor]:
         """Weights and persistent buffers by name, as they are now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from gangline import Problem
 from gangline.config import AtLeast, EditConfig, LessThan, PositiveFloat, PositiveInt, holds_checkpoint
@@ -37,6 +37,7 @@ class LoraConfig(EditConfig):
     dropout: Annotated[float, AtLeast(0), LessThan(1)] = 0.0  # share of the features of x that A does not see
     rslora: bool = False  # alpha / sqrt(rank) in place of alpha / rank
     dora: bool = False  # directions and lengths of rows are trained apart
+    base: Literal["full", "bf16", "8bit"] = "full"  # how its frozen weights are kept; full: as the precision says
 
     adapter: str | None = None  # a directory of peft's to start from; null: drawn anew
 
@@ -49,7 +50,22 @@ class LoraConfig(EditConfig):
         """Whether the adapter to start from is of this base and these options."""
         from gangline_finetune.lora.start import problems
 
-        return [] if self.adapter is None or holds_checkpoint(run) else problems(self, run)
+        found = self._base_problems(run)
+        return found if found or self.adapter is None or holds_checkpoint(run) else problems(self, run)
+
+    def _base_problems(self, run: Run) -> list[Problem]:
+        what, products = f"lora.base={self.base}", run.precision.products()
+        if self.base != "full" and products == "fp16":
+            why = "bfloat16 reaches further than float16, and its largest numbers would be infinite."
+            return [Problem(f"{what} is not had with a run that computes in float16.", why, "precision=bf16")]
+        if self.base == "8bit" and products not in ("bf16", "fp32", "fp64"):
+            why = "Its products would be rounded to other 8 bits first."
+            mend = "precision=bf16, or lora.base=bf16"
+            return [Problem(f"{what} is not had with products in {products}.", why, mend)]
+        if self.base == "8bit" and run.run.compile:
+            why = "The compiler does not know matrices that are kept as codes."
+            return [Problem(f"{what} is not had with run.compile=true.", why, "run.compile=false, or lora.base=bf16")]
+        return []
 
     def first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
         if self.adapter is None:

@@ -8,13 +8,31 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from gangline import UserError
-from gangline.model import Cut, Init, LinearNode, Name, Node, Plan, by_path, names, nodes, replaced
+from gangline.model import (
+    Cut,
+    Init,
+    LinearNode,
+    Name,
+    Node,
+    Plan,
+    by_path,
+    keep_in_8_bits,
+    keep_in_bf16,
+    names,
+    nodes,
+    replaced,
+)
 from gangline_finetune.lora.config import LoraConfig
 from gangline_finetune.lora.nodes import DoraNode, DroppedLoraNode, LengthsNode, LoraNode
 
 
 def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[str]]:
     """Wrap every target. Raises UserError where a target names no linear, and for what stacks cannot have."""
+    plan, coded = plan.extended(frozen=("*",)), list[str]()
+    if options.base == "bf16":
+        plan = keep_in_bf16(tree, plan)
+    elif options.base == "8bit":
+        tree, plan, coded = keep_in_8_bits(tree, plan)
     linears = {path: node for path, node in nodes(tree) if isinstance(node, LinearNode)}
     found = chosen(linears, options.targets)
     _check_stacks(found, options)
@@ -37,7 +55,7 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
         trained[place] = parts
     every = {"cuts": cuts, "inits": inits, "names": theirs, "trained": trained}
     rules: dict[str, tuple] = {kind: sum(of_places.values(), ()) for kind, of_places in every.items()}
-    return tree, plan.extended(**rules, frozen=("*",)), list(found)
+    return tree, plan.extended(**rules), list(dict.fromkeys([*found, *coded]))
 
 
 def chosen(linears: Mapping[str, LinearNode], targets: Iterable[str]) -> dict[str, LinearNode]:

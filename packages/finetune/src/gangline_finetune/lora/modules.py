@@ -48,6 +48,7 @@ class DroppedLowRank(LowRank, ABC):
     """A sees only some features of x: drawn by (seed, step, sample, position, feature, path of the linear)."""
 
     weight: Tensor  # of what is inside
+    matrix: Tensor  # what that multiplies with
     bias: Tensor | None
     tp: Comm | None = None  # the ranks that have the other parts of the weight
 
@@ -95,7 +96,7 @@ class Dora(DroppedLowRank):
     @torch.no_grad()
     def _lengths(self) -> tuple[Tensor, Tensor]:
         """|W| and |V|, both (O,), of whole rows."""
-        w = self.weight.detach()
+        w = self.matrix.detach()  # of codes the values that they stand for
         v = w + self.scale * (self.lora_b.weight.to(w.dtype) @ self.lora_a.weight.to(w.dtype))
         wide = torch.promote_types(w.dtype, torch.float32)
         squares = torch.stack([x.to(wide).square().sum(1) for x in (w, v)])

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from gangline.strategy import itemsize
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
 
@@ -39,11 +40,11 @@ def _kept(case: Case, arrays: Iterable[Array]) -> Counter[str]:
     width, host = case.bytes, case.config.offload
     found: Counter[str] = Counter()
     for array in arrays:
-        part, weights = part_of(case, array), weight_bytes(case, array.group)
+        part, weights, masters = part_of(case, array), weight_bytes(case, array.group), kept_bytes(case, array.group)
         if not releases(case, array.group):
             found["weights"] += array.size * weights
-        if not host and (weights != width.master or releases(case, array.group)):
-            found["master weights"] += part * width.master
+        if not host and (weights != masters or releases(case, array.group)):
+            found["master weights"] += part * masters
         if not array.trained:
             continue
         found["gradients"] += (part if cuts_gradients(case, array.group) else array.size) * width.gradient
@@ -70,7 +71,12 @@ def part_of(case: Case, array: Array) -> int:
 
 def weight_bytes(case: Case, group: ParamGroup) -> int:
     """Bytes of one of the numbers that a group computes with."""
-    return case.bytes.master if group.kind.master_dtype else case.bytes.compute
+    return kept_bytes(case, group) if group.kind.master_dtype else case.bytes.compute
+
+
+def kept_bytes(case: Case, group: ParamGroup) -> int:
+    """Bytes of one of the numbers that are kept of a group: of master weights, or of what is frozen in fewer bits."""
+    return case.bytes.master if group.kind.kept is None else itemsize(group.kind.kept)
 
 
 def releases(case: Case, group: ParamGroup) -> bool:

@@ -298,7 +298,7 @@ def pipeline(case: Case, rank: int) -> list[Sent]:
         owns = rank == home(case, array)
         if not all(stage in mine for stage in array.stages) and (owns or array.trained):
             numbers = memory.part_of(case, array)  # tied: the owner sends weights, the copy gradients
-            nbytes = case.bytes.master if owns else case.bytes.gradient
+            nbytes = memory.kept_bytes(case, array.group) if owns else case.bytes.gradient
             found.append(Sent(("pp",), "tied embedding", 1, numbers * nbytes, None, "send", "end"))
     return found
 

@@ -31,11 +31,11 @@ class BufferOptions:
     codec: GradCodec | None = None
     offload: bool = False
 
-    def masters(self, size: int) -> Tensor:
+    def masters(self, size: int, dtype: torch.dtype) -> Tensor:
         """Memory for so many numbers that the optimizer steps; pinned where they are copied to a GPU."""
         if not self.offload:
-            return torch.zeros(size, dtype=self.precision.param_dtype, device=self.device)
-        return self.host(size, self.precision.param_dtype)
+            return torch.zeros(size, dtype=dtype, device=self.device)
+        return self.host(size, dtype)
 
     def host(self, size: int, dtype: torch.dtype) -> Tensor:
         """Host memory for so many numbers, to and from which a GPU copies while the host goes on."""

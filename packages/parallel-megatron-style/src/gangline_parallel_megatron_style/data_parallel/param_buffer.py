@@ -1,6 +1,7 @@
 """One flat buffer of a parameter group on this rank: its range of the master weights, and the whole for compute.
 
-shard   (s,)      master weights of this rank's range, in `param_dtype`: what the optimizer steps and a checkpoint keeps
+shard   (s,)      master weights of this rank's range, in `param_dtype` or as `ParamKind.kept` says: what the optimizer
+                  steps and a checkpoint keeps
 full    (n · s,)  all ranges in the compute dtype; parameters are views of it. Where one rank has it all and the
                   dtypes agree it is `shard` itself
 
@@ -39,11 +40,13 @@ class ParamBuffer:
         self.layout, self.reducer, self.options = layout, reducer, options
         self.views = BufferViews(packing, shapes, reducer.shard.index if packing.parts > 1 else 0)
         self.reshards = options.zero == 3 and packing.parts > 1
-        dtype = precision.param_dtype if layout.kind.master_dtype else precision.compute_dtype
+        said = layout.kind.kept
+        kept = precision.param_dtype if said is None else getattr(torch, said)
+        dtype = kept if layout.kind.master_dtype else precision.compute_dtype
         self.full = torch.zeros(packing.size, dtype=dtype, device=options.device)
-        in_place = dtype == precision.param_dtype and not self.reshards and not options.offload
+        in_place = dtype == kept and not self.reshards and not options.offload
         self._own = self.full[self.views.own]
-        self.shard = self._own if in_place else options.masters(packing.length)
+        self.shard = self._own if in_place else options.masters(packing.length, kept)
         self._in_place = in_place  # else the compute dtype differs, the whole comes and goes, or is elsewhere
         self._unsharding: Pending[Tensor] | None = None
         self._unsharded = not self.reshards

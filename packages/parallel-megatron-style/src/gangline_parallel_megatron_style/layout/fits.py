@@ -141,7 +141,8 @@ def _units(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         if _of_vocabulary(plan, name):
             found["vocab_size"] = count
             continue
-        fact = next((fact for fact, size in facts.items() if size == count), None)
+        blocks = cut.dim == 1 and plan.is_scales(name)  # of codes: no rank can have half of one, as of a key head
+        fact = None if blocks else next((fact for fact, size in facts.items() if size == count), None)
         found[fact or cut.pattern] = count
     return found
 

@@ -24,13 +24,15 @@ class ParamKind:
     """How arrays are stored and reduced: those of one parameter group and one kind share a buffer.
 
     fold          the fold they lie on, or None: all data ranks hold the same
-    master_dtype  computed in the dtype of the master weights
+    master_dtype  computed in the dtype that they are kept in: that of master weights, or codes
     trained       has gradients
+    kept          the dtype that they are kept in, where it is not that of master weights (`Plan.kept`)
     """
 
     fold: str | None
     master_dtype: bool
     trained: bool
+    kept: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ def lay_out(
     cut = {name: cut_array(name, shape, plan, mesh) for name, shape in given.shapes.items()}
     grouped: dict[tuple[str, ParamKind], list[str]] = {}
     for name, group in group_names.items():
-        kind = ParamKind(cut[name].fold, matches_any(plan.master_dtype, name), name not in given.frozen)
+        trained = name not in given.frozen
+        kind = ParamKind(cut[name].fold, plan.computes_as_kept(name), trained, plan.dtype_of(name))
         grouped.setdefault((group, kind), []).append(name)
     layouts: dict[str, Layout] = {}
     buffers: dict[str, list[BufferLayout]] = {group: [] for group in stage}
@@ -94,7 +97,7 @@ def lay_out(
         at = (("pp", stage[group][0]),) if mesh.size("pp") > 1 else ()
         for packing, divisions in _packed_rows(kind, {name: cut[name] for name in names}, plan, mesh, zero):
             for array in packing.arrays:
-                layouts[array.name] = Layout(given.shapes[array.name], dtype, divisions[array.name], at)
+                layouts[array.name] = Layout(given.shapes[array.name], kind.kept or dtype, divisions[array.name], at)
             sums = {a.name: grad_neighbours(a.name, cut[a.name], plan, mesh, sequence_parallel) for a in packing.arrays}
             buffers[group].append(BufferLayout(group, kind, packing, sums))
     ordered = {model_array(name): layouts[name] for name in given.shapes} | _buffer_layouts(plan, mesh, given, homes)
@@ -145,11 +148,6 @@ def part_of(division: Division, mesh: Mesh, coordinate: Mapping[str, int]) -> tu
     """(start, end) along its dim of the part of a division that the rank at `coordinate` holds."""
     part = mesh.index(coordinate, division.axes) // division.every % division.parts
     return division.bounds[0][part], division.bounds[0][part + 1]
-
-
-def matches_any(patterns: Sequence[str], name: str) -> bool:
-    """Whether one of the plan's patterns names a parameter, or a module around it."""
-    return any(matches(pattern, name) for pattern in patterns)
 
 
 def group_of(name: str, plan: Plan, aliases: Sequence[str]) -> str:

@@ -24,7 +24,8 @@ from gangline.parallel.metrics import Tally
 from gangline.parallel.microbatch import count_tokens, frame_of
 from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
 from gangline.parallel.sample_losses import check_share, evaluated, in_global_order
-from gangline.plan import Plan, matches
+from gangline.parallel.storage import dtype_name, kept_dtype
+from gangline.plan import Plan
 from gangline.precision.base import Precision
 from gangline.runtime import ParamShard, Runtime, ShardedParam, StepResult
 from gangline.shard import Layout, Registry, Shard, model_array
@@ -71,7 +72,7 @@ class RowsRuntime(Runtime):
         for name in self.used:
             comm = comms.fold_rest(folds[cuts[name].axis]) if name in on_fold else self.comm  # type: ignore[union-attr]
             self.parts[name] = RowsOf(
-                name, self.registry, self.rank, comm, precision.param_dtype, name not in self.frozen
+                name, self.registry, self.rank, comm, kept_dtype(plan, name, precision), name not in self.frozen
             )
         self.trained = {name: part for name, part in self.parts.items() if part.trained}
         self._materialise(model)
@@ -96,15 +97,15 @@ class RowsRuntime(Runtime):
         self.frozen = {name for name, aliases in self.used.items() if not given[aliases[0]].requires_grad}
         kept = model.state_dict().keys()
         self.buffers = {name: torch.empty_like(b, device="cpu") for name, b in model.named_buffers() if name in kept}
-        dtype = str(self.precision.param_dtype).removeprefix("torch.")
-        shapes = {name: (tuple(given[aliases[0]].shape), dtype) for name, aliases in self.used.items()}
+        dtypes = {name: dtype_name(kept_dtype(self.plan, name, self.precision)) for name in self.used}
+        shapes = {name: (tuple(given[aliases[0]].shape), dtypes[name]) for name, aliases in self.used.items()}
         return shapes | {n: (tuple(b.shape), str(b.dtype).removeprefix("torch.")) for n, b in self.buffers.items()}
 
     def _materialise(self, model: nn.Module) -> None:
         self.weights: dict[str, nn.Parameter] = {}
         for name, aliases in self.used.items():
-            full = any(matches(pattern, name) for pattern in self.plan.master_dtype)
-            dtype = self.precision.param_dtype if full else self.precision.compute_dtype
+            full = self.plan.computes_as_kept(name)
+            dtype = kept_dtype(self.plan, name, self.precision) if full else self.precision.compute_dtype
             part = self.parts[name]
             own = self.axes.part(name, torch.empty(part.place.shape, dtype=dtype))
             weight = nn.Parameter(own.clone(), requires_grad=part.trained)

@@ -1,0 +1,145 @@
+"""Frozen weights in fewer bits: what is kept of them (`Plan.kept`), and products with codes.
+
+    w ≈ c · s      c (out, in) int8, s (out, in / block) float32
+
+Each `block` neighbours of a row share a scale s = max |w| / 127, and c = round(w / s), so |w - c · s| <= s / 2: absmax
+quantisation (Dettmers et al., LLM.int8(), arXiv 2208.07339, section 2) in blocks (arXiv 2110.02861, section 2.1), as of
+the frozen base of QLoRA (arXiv 2305.14314, section 2), with 8 bits. A block lies in one row and no cut falls into it,
+so codes and scales are functions of the weight alone, whoever holds which part of it.
+
+R rows and F features of a part of a matrix, S scales of a row
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from gangline.errors import UserError
+from gangline.model.build import Wrapper
+from gangline.model.kept_node import EightBitNode
+from gangline.plan import Plan
+from gangline.shard import Shard, model_array, parameter_of
+
+MOST = 127  # of an int8, on both sides of 0
+
+
+def encode(w_RF: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """(codes (R, F) int8, scales (R, S) float32). Raises ValueError where a weight is not finite."""
+    w_RSB = w_RF.float().unflatten(-1, (-1, block))
+    scales_RS = w_RSB.abs().amax(-1) / MOST
+    if not bool(scales_RS.isfinite().all()):
+        raise ValueError("a weight is not finite")
+    tiny = torch.finfo(scales_RS.dtype).tiny  # a block of zeros has the scale 0
+    codes_RSB = (w_RSB / scales_RS.clamp_min(tiny).unsqueeze(-1)).round().clamp(-MOST, MOST)
+    return codes_RSB.flatten(-2).to(torch.int8), scales_RS
+
+
+def decode(codes_RF: Tensor, scales_RS: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(R, F): the weights that codes and scales stand for. Multiplied in float32, whatever the dtype that is wanted."""
+    w_RSB = codes_RF.float().unflatten(-1, (scales_RS.shape[-1], -1)) * scales_RS.float().unsqueeze(-1)
+    return w_RSB.flatten(-2).to(dtype)
+
+
+@torch.no_grad()
+def fill_as_kept(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> None:
+    """Fill a `model/...` shard with what the plan keeps of its weight; `fill` fills one with the weight as it is.
+
+    A shard of floating point in the place of codes takes the values that these stand for.
+    Raises UserError where a weight is not finite, ValueError where codes are cut inside a block.
+    """
+    name = plan.owner(parameter_of(shard.name))
+    rule = plan.kept_of(name)
+    if rule is None or rule.dtype != "int8":
+        fill(shard)
+        if rule is not None:
+            shard.local.copy_(shard.local.to(getattr(torch, rule.dtype)))
+        return
+    (row, column), (rows, columns), (height, width) = shard.offset, shard.local.shape, shard.global_shape
+    if plan.is_scales(name):
+        name, column, columns, width = _weight_of(name), column * rule.block, columns * rule.block, width * rule.block
+    elif column % rule.block or columns % rule.block:
+        raise ValueError(f"{name} is cut at {column}, inside a block of {rule.block} codes")
+    w = torch.empty(rows, columns, dtype=torch.float32, device=shard.local.device)
+    fill(Shard(model_array(name), (height, width), w.dtype, (row, column), w))
+    try:
+        codes, scales = encode(w, rule.block)
+    except ValueError as error:
+        raise UserError(f"{name} cannot be kept in 8 bits: {error}.", "Its codes would be no numbers.") from error
+    if shard.local.dtype.is_floating_point and name == parameter_of(shard.name):
+        shard.local.copy_(decode(codes, scales))
+    else:
+        shard.local.copy_(codes if name == parameter_of(shard.name) else scales)
+
+
+def _weight_of(scales: str) -> str:
+    return f"{scales.rpartition('.')[0]}.weight"
+
+
+class Codes:
+    """A matrix (out, in) that is kept as codes and scales: to torch's functions, what these stand for.
+
+    It is made for one product and forgotten after it: the backward pass makes it again.
+    """
+
+    requires_grad = False
+
+    def __init__(self, codes: Tensor, scales: Tensor) -> None:
+        self.codes, self.scales = codes, scales
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.codes.shape
+
+    def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The matrix itself."""
+        return decode(self.codes, self.scales, dtype)
+
+    def detach(self) -> Tensor:
+        """The matrix itself, which has no history."""
+        return self.decoded()
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is F.linear and not kwargs and isinstance(args[1], Codes):
+            return _Product.apply(args[0], args[1], args[2] if len(args) > 2 else None)
+        dtype = next((arg.dtype for arg in args if isinstance(arg, Tensor)), torch.float32)
+        return function(*(arg.decoded(dtype) if isinstance(arg, Codes) else arg for arg in args), **(kwargs or {}))
+
+
+class _Product(torch.autograd.Function):
+    """x (..., in), W (out, in), b (out,) -> x Wᵀ + b. Keeps nothing: codes are parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Codes, b: Tensor | None) -> Tensor:
+        ctx.w = w
+        return F.linear(x, w.decoded(x.dtype), b)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+        dx = dy @ ctx.w.decoded(dy.dtype) if ctx.needs_input_grad[0] else None
+        return dx, None, dy.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
+
+
+class EightBitLinear(Wrapper):
+    """A frozen linear whose weight is kept as codes."""
+
+    weight: Tensor  # (out, in) int8
+
+    def wrap(self, node: EightBitNode) -> None:
+        codes = torch.empty(node.out_features, node.in_features, dtype=torch.int8)
+        self.weight = nn.Parameter(codes, requires_grad=False)
+        scales = torch.empty(node.out_features, node.in_features // node.block)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+
+    @property
+    def matrix(self) -> Codes:
+        return Codes(self.weight, self.scales)

@@ -1,0 +1,121 @@
+"""The frozen weights of a model in fewer bits: what the plan says of them, and the node around a linear. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gangline.model.local_sizes import LocalSizes
+from gangline.model.products import Product
+from gangline.model.tree import (
+    Decoding,
+    LinearNode,
+    Node,
+    Shape,
+    WrapNode,
+    by_path,
+    nodes,
+    parameter_shapes,
+    replaced,
+)
+from gangline.plan import Cut, Init, Kept, Name, Plan, is_matrix, matches
+
+LARGEST, SMALLEST = 64, 16  # of a block; a scale for fewer codes than that saves little
+
+
+@dataclass(frozen=True, kw_only=True)
+class EightBitNode(WrapNode):
+    """A linear whose frozen weight is kept as codes: `weight` int8, beside it `scales` (out, in / block)."""
+
+    module: ClassVar[str] = "gangline.model.kept:EightBitLinear"
+    in_features: int
+    out_features: int
+    block: int
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"scales": (self.out_features, self.in_features // self.block)}
+
+    def flops(self, sequence_length: int) -> int:
+        """Not those of making numbers of codes, as of any other cast."""
+        return 0
+
+    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+        return ()
+
+    def activation_bytes(self, sizes: LocalSizes) -> int:
+        return 0
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
+
+
+def keep_in_bf16(tree: Node, plan: Plan) -> Plan:
+    """Every frozen matrix, and stack of them, in bfloat16; not those that are computed in the master dtype."""
+    matrices = [name for name, shape in parameter_shapes(tree).items() if is_matrix(name, shape)]
+    left = [
+        name
+        for name in matrices
+        if plan.is_frozen(name) and plan.kept_of(name) is None and not plan.computes_as_kept(name)
+    ]
+    return plan.extended(kept=tuple(Kept(place, "bfloat16") for place in _places(left)))
+
+
+def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
+    """(tree, plan, paths of the linears that are kept as codes); all other frozen matrices are kept in bfloat16.
+
+    Those are plain linears whose inputs divide into blocks of `SMALLEST` codes at least, of a size that divides the
+    unit of a cut along them.
+    """
+    plain = _plain(tree, plan)
+    blocks = {path: size for path, linear in plain.items() if (size := _block(path, linear, plan))}
+    kept: dict[str, Kept] = {}
+    cuts: dict[str, Cut] = {}
+    for path, size in blocks.items():
+        height, width = plain[path].shapes()["weight"]
+        around = EightBitNode(inner=by_path(tree)[path], in_features=width, out_features=height, block=size)
+        tree = replaced(tree, path, around)
+        (place,) = _places([path])
+        kept[place] = Kept(f"{place}.weight", "int8", size)
+        cut = plan.cuts_of(f"{path}.weight", 2).get("tp")
+        if cut is not None:
+            unit = max(1, cut.unit // size) if cut.dim else cut.unit
+            cuts[place] = Cut(f"{place}.scales", cut.dim, "tp", unit)
+        else:
+            cuts[place] = Cut.whole(f"{place}.scales", "tp")
+    plan = plan.extended(
+        kept=tuple(kept.values()),
+        cuts=tuple(cuts.values()),
+        inits=tuple(Init(f"{place}.scales", "constant", 0.0) for place in kept),  # for who asks; codes say what it is
+        names=tuple(Name(f"{place}.scales", "") for place in kept),
+    )
+    return tree, keep_in_bf16(tree, plan), list(blocks)
+
+
+def _plain(tree: Node, plan: Plan) -> Mapping[str, LinearNode]:
+    """Frozen linears that multiply by one matrix in the compute dtype, by path."""
+    return {
+        path: node
+        for path, node in nodes(tree)
+        if type(node) is LinearNode
+        and plan.is_frozen(f"{path}.weight")
+        and not any(matches(pattern, path) for pattern in plan.master_dtype)
+    }
+
+
+def _block(path: str, linear: LinearNode, plan: Plan) -> int:
+    """Codes of a block: the most, up to `LARGEST`, that divide the inputs and the unit of a cut along them; 0: none."""
+    cut = plan.cuts_of(f"{path}.weight", 2).get("tp")
+    unit = cut.unit if cut is not None and cut.dim == 1 and cut.unit > 1 else linear.in_features
+    size = LARGEST
+    while size >= SMALLEST:
+        if linear.in_features % size == 0 and unit % size == 0:
+            return size
+        size //= 2
+    return 0
+
+
+def _places(paths: Iterable[str]) -> list[str]:
+    """Paths with a star for each number: one rule for all blocks."""
+    starred = (".".join("*" if part.isdigit() else part for part in path.split(".")) for path in paths)
+    return list(dict.fromkeys(starred))

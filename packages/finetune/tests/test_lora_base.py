@@ -1,0 +1,202 @@
+"""`lora.base`: frozen weights in fewer bits, beside runs whose weights were rounded before."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from small_models import llama, logits, opened
+
+from gangline.cli.main import main
+from gangline.model import Codes, decode, encode
+from gangline.testing import ModelEditSuite, RealRuns
+from gangline.testing.sessions import session
+
+SETTINGS = (
+    "batch.global_size=4",
+    "batch.sequence_length=16",
+    "run.steps=3",
+    "run.sample=0",
+    "validate.every=null",
+    "track=[jsonl]",
+    "precision=fp32",
+    "optimizer.learning_rate=0.02",
+    "schedule=constant",
+    "lora=on",
+    "lora.rank=4",
+)
+# Codes of a block: the inputs of w_down are 48. Those of o_proj are heads of 8 features, which no block of 16 divides.
+BLOCKS = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), 32) | {"down_proj": 16}
+
+
+class TestEightBits(ModelEditSuite):
+    choice = "lora=on"
+    settings = ("lora.rank=3", "lora.base=8bit")
+    model = ("model.dim=64", "model.heads=2", "model.kv_heads=2", "model.hidden=128")
+    can = {"law"}
+    layouts = (1, 2)
+
+
+class TestBf16(ModelEditSuite):
+    choice = "lora=on"
+    settings = ("lora.rank=3", "lora.base=bf16")
+    can = {"law"}
+    layouts = (1, 2)
+
+
+def test_codes_are_those_of_the_definition():
+    torch.manual_seed(0)
+    w = torch.randn(3, 32) * torch.tensor([[1.0], [1e-3], [100.0]])
+    w[1, 16:] = 0
+    codes, scales = encode(w, 16)
+    for row in range(3):
+        for block in range(2):
+            values = w[row, 16 * block : 16 * block + 16].tolist()
+            scale = max(map(abs, values)) / 127
+            assert scales[row, block].item() == pytest.approx(scale, rel=1e-6)
+            wanted = [round(value / scale) if scale else 0 for value in values]
+            assert codes[row, 16 * block : 16 * block + 16].tolist() == wanted
+    error = (decode(codes, scales) - w).abs().view(3, 2, 16)
+    assert bool((error <= scales[..., None] * 0.5000001).all())
+    with pytest.raises(ValueError, match="not finite"):
+        encode(torch.full((1, 16), torch.inf), 16)
+
+
+def test_a_product_with_codes_is_that_with_their_values_and_keeps_no_weights():
+    torch.manual_seed(0)
+    codes = Codes(*encode(torch.randn(24, 32), 16))
+    x, b = torch.randn(2, 5, 32, requires_grad=True), torch.randn(24, requires_grad=True)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.numel()), t)[1], lambda t: t):
+        y = torch.nn.functional.linear(x, codes, b)
+    assert not kept
+    y.backward(torch.ones_like(y))
+    plain, bias = x.detach().clone().requires_grad_(), b.detach().clone().requires_grad_()
+    wanted = torch.nn.functional.linear(plain, codes.decoded(), bias)
+    wanted.backward(torch.ones_like(wanted))
+    assert torch.equal(y, wanted)
+    torch.testing.assert_close(x.grad, plain.grad)
+    torch.testing.assert_close(b.grad, bias.grad)
+    torch.testing.assert_close(x.detach() @ codes.decoded().t(), y.detach() - b.detach(), rtol=1e-4, atol=1e-4)
+
+
+def rounded(base: Path, to: Path, kind: str) -> Path:
+    """The base with its matrices rounded, by the definition and not by the package's plan."""
+    shutil.copytree(base, to)
+    path = to / "model.safetensors"
+    tensors = load_file(path)
+    for name, w in tensors.items():
+        short = name.split(".")[-2]
+        if w.dim() < 2:
+            continue
+        if kind == "8bit" and short in BLOCKS:
+            blocks = w.view(len(w), -1, BLOCKS[short])
+            scales = blocks.abs().amax(-1, keepdim=True) / 127
+            tensors[name] = ((blocks / scales).round() * scales).view_as(w)
+        else:
+            tensors[name] = w.bfloat16().float()
+    save_file(tensors, path, {"format": "pt"})
+    return to
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    with RealRuns(folder, SETTINGS) as found:
+        found.base = llama(folder / "base")
+        yield found
+
+
+def gangline(*words: object) -> None:
+    assert main(list(map(str, words))) == 0
+
+
+@pytest.mark.parametrize("kind", ["bf16", "8bit"])
+def test_a_run_is_that_of_rounded_weights_and_so_are_its_exports(runs, kind):
+    here = runs.directory
+    rounded(here / "base", here / f"rounded-{kind}", kind)
+    other = [word.replace(str(here / "base"), str(here / f"rounded-{kind}")) for word in runs.base]
+    runs.train(f"run.dir={kind}", *runs.base, f"lora.base={kind}")
+    runs.train(f"run.dir=full-{kind}", *other)
+    for ours, theirs in zip(runs.records(kind), runs.records(f"full-{kind}"), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+    for run in (kind, f"full-{kind}"):
+        gangline("export", here / run, here / f"{run}-merged", "--merge")
+        gangline("export", here / run, here / f"{run}-adapter", "--apart", "lora")
+    ours, theirs = (logits(opened(here / f"{run}-merged")) for run in (kind, f"full-{kind}"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(ours, logits(opened(here / "base")), atol=1e-2)
+    beside = PeftModel.from_pretrained(opened(here / f"rounded-{kind}"), here / f"{kind}-adapter")
+    torch.testing.assert_close(logits(beside), ours, rtol=1e-4, atol=1e-4)
+    runs.train(f"resume={kind}", "run.steps=4")
+    runs.train(f"resume=full-{kind}", "run.steps=4")
+    ours, theirs = (runs.records(run)[-1]["loss"] for run in (kind, f"full-{kind}"))
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    gangline("sample", here / kind, "--tokens", "4", "--prompt", "a")
+
+
+def test_bytes_are_those_of_the_closed_form(tmp_path):
+    """What a process holds of weights, and what a checkpoint would: as `explain` says, and as counted by hand."""
+    dim, hidden, vocabulary, layers = 64, 128, 256, 2
+    words = (
+        f"model.dim={dim}",
+        f"model.hidden={hidden}",
+        f"model.layers={layers}",
+        "model.heads=2",
+        "model.kv_heads=2",
+    )
+    words += (f"model.vocab_size={vocabulary}", "model.tied=false", "precision=bf16", "lora=on", "lora.rank=2")
+    linears = layers * (4 * dim * dim + 3 * dim * hidden)
+    scales = layers * (3 * dim * dim // 64 + dim * dim // 32 + 3 * dim * hidden // 64)  # heads are 32 wide
+    norms, adapters = (2 * layers + 1) * dim, layers * 2 * (4 * 2 * dim + 3 * (dim + hidden))
+    wanted = {
+        "full": 6 * (linears + 2 * vocabulary * dim),
+        "bf16": 2 * (linears + 2 * vocabulary * dim),
+        "8bit": linears + 4 * scales + 2 * 2 * vocabulary * dim,
+    }
+    for base, matrices in wanted.items():
+        made = session(tmp_path / base, *words, f"lora.base={base}")
+        storage = made.runtime.storage
+        tensors = {x.data_ptr(): x.nbytes for x in (*storage.masters.values(), *storage.used.values())}
+        assert sum(tensors.values()) == matrices + 6 * (norms + adapters), base
+        explained = made.run.parallel.explain(made.run, made.mesh)
+        told = explained.ranks[0].bytes
+        assert told["weights"] + told["master weights"] == sum(tensors.values()), base
+
+
+def test_precisions_that_do_not_go_with_it_are_refused(runs):
+    for words, told in (
+        (("lora.base=bf16", "precision=fp16"), "lora.base=bf16 is not had with a run that computes in float16"),
+        (("lora.base=8bit", "precision=fp16"), "lora.base=8bit is not had with a run that computes in float16"),
+        (("lora.base=8bit", "run.compile=true"), "lora.base=8bit is not had with run.compile=true"),
+    ):
+        assert told in runs.refused("run.dir=no", *runs.base, *words)
+
+
+def test_dora_takes_lengths_of_the_weights_that_are_kept(runs):
+    """And an adapter of peft with them is taken, and written, as of those."""
+    here = runs.directory
+    words = ("lora.dora=true", "lora.base=8bit", *runs.base)
+    runs.train("run.dir=dora", *words)
+    gangline("export", here / "dora", here / "dora-adapter", "--apart", "lora")
+    gangline("export", here / "dora", here / "dora-merged", "--merge")
+    runs.train("run.dir=on", *words, "lora.adapter=dora-adapter", "optimizer.learning_rate=0", "run.steps=1")
+    gangline("export", here / "on", here / "on-merged", "--merge")
+    ours, theirs = (logits(opened(here / name)) for name in ("on-merged", "dora-merged"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_that_are_not_finite_are_refused(runs):
+    path = runs.directory / "spoilt" / "model.safetensors"
+    shutil.copytree(runs.directory / "base", path.parent)
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.nan
+    save_file(tensors, path, {"format": "pt"})
+    words = [word.replace(str(runs.directory / "base"), str(path.parent)) for word in runs.base]
+    said = runs.refused("run.dir=no", *words, "lora.base=8bit")
+    assert "blocks.1.feed_forward.w_up.weight cannot be kept in 8 bits: a weight is not finite" in said, said

@@ -1,0 +1,89 @@
+"""Frozen weights in fewer bits: bytes of real storages against the closed form, and what a rank has of codes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gangline import plugins
+from gangline.config import default_run
+from gangline.mesh import Mesh
+from gangline.model import compose_model, decode, keep_in_8_bits
+from gangline.model.build import model_of
+from gangline.model.config import DecoderConfig
+from gangline.model.init import initialise
+from gangline.strategy import Shard, model_array
+from gangline.testing import rank
+from gangline.testing.pool import pool
+from gangline.train.recompute_and_compile import finisher
+from gangline_parallel_megatron_style.config import ThreeD
+from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.cost.memory import state
+
+MODEL = DecoderConfig(vocab_size=64, dim=64, layers=3, heads=4, hidden=256)
+
+
+def made(world: int, tp: int, zero: int, precision: str):
+    """(run, tree, plan) of a model whose blocks are frozen and kept as codes."""
+    parallel = ThreeD(tp=tp, pp=1, zero=zero, dp_replicate=1, dp_shard=world // tp)
+    batch = {"global_size": world, "micro_size": 1, "sequence_length": 8}
+    run = default_run(model=MODEL, parallel=parallel, precision=precision, batch=batch)
+    tree, plan = compose_model(run)
+    tree, plan, paths = keep_in_8_bits(tree, plan.extended(frozen=("blocks",)))
+    assert len(paths) == 7 * MODEL.layers
+    return run, tree, plan
+
+
+def distinct(tensors: list[Tensor]) -> int:
+    """Bytes of the memory behind these tensors, each piece of it once."""
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+    storages.pop(0, None)  # given back
+    return sum(storages.values())
+
+
+def body(tp: int, zero: int, precision: str):
+    """(bytes of weights, bytes of masters beside them, what this rank has of one linear's codes and scales)."""
+    run, tree, plan = made(rank.world, tp, zero, precision)
+    mesh = Mesh.of(run.parallel.axes(rank.world))
+    runtime = plugins.build(
+        run.parallel,
+        run,
+        model_of(tree, plan),
+        plan,
+        mesh,
+        rank.comms(mesh),
+        plugins.build(run.precision, run),
+        finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams),
+    )
+    initialise(runtime.shards(), plan, run.seed)
+    buffers = runtime.storage.param_buffers
+    weights = distinct([buffer.full for buffer in buffers])
+    both = distinct([x for buffer in buffers for x in (buffer.full, buffer.shard)])
+    place = "model/blocks.1.feed_forward.w_down."
+    parts = [
+        (s.name.removeprefix(place), s.offset, s.local.clone()) for s in runtime.shards() if s.name.startswith(place)
+    ]
+    return weights, both - weights, parts
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("tp", "zero"), [(1, 0), (1, 1), (1, 3), (2, 1)])
+def test_bytes_are_those_of_the_closed_form_and_codes_those_of_the_whole(tp, zero, precision):
+    run, tree, plan = made(2, tp, zero, precision)
+    case = Case.of(run, Mesh.of(run.parallel.axes(2)), (tree, plan))
+    found = pool(2).run(body, tp, zero, precision)
+    told = state(case, 0)
+    for weights, masters, _ in found:
+        assert weights == pytest.approx(told["weights"], rel=0.03)  # filled up to the grain of ranges
+        assert masters == pytest.approx(told["master weights"], rel=0.03)
+    shape = (64, 256)
+    whole = torch.empty(shape)
+    name = "blocks.1.feed_forward.w_down.weight"
+    initialise([Shard(model_array(name), shape, whole.dtype, (0, 0), whole)], plan, run.seed)
+    codes, scales = torch.zeros(shape, dtype=torch.int8), torch.zeros(64, 256 // 64)
+    for _, _, parts in found:
+        for which, (row, column), local in parts:
+            into = codes if which == "weight" else scales
+            into[row : row + len(local), column : column + local.shape[1]] = local
+    assert torch.equal(decode(codes, scales), whole)
