@@ -68,6 +68,7 @@ ENTRIES = (
     KnownPart("data", "mix", _DATA, "A weighted mixture of sources"),
     KnownPart("data", "chat", _FINETUNE, "Conversations, of which what the assistant says is learnt"),
     KnownPart("data", "preferences", _FINETUNE, "Pairs of answers, one chosen and one rejected"),
+    KnownPart("callback", "eval", _FINETUNE, "Tasks of lm-eval while a run lives"),
     KnownPart("data", "dali", _DATA, "Data read and prepared by NVIDIA DALI"),
     KnownPart(
         "health",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         write_whole as write_whole,
     )
     from gangline.sampling.options import Sampling as Sampling, Written as Written
-    from gangline.sampling.sampler import Sampler as Sampler, Text as Text, sample as sample
+    from gangline.sampling.sampler import Sampler as Sampler, Text as Text, Writer as Writer, sample as sample
 
 __getattr__, __all__ = lazily(
     __name__,
@@ -43,7 +43,7 @@ __getattr__, __all__ = lazily(
         "gangline.ending": "RunEnding clear_ending read_ending write_ending",
         "gangline.events": "Events read_events",
         "gangline.sampling.options": "Sampling Written",
-        "gangline.sampling.sampler": "Sampler Text sample",
+        "gangline.sampling.sampler": "Sampler Text Writer sample",
         "gangline.interop": "load_pretrained",
         "gangline.interop.commands": "add_output words_for write_model",
         "gangline.interop.names": "Theirs theirs_of",

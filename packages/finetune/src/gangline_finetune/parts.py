@@ -5,6 +5,7 @@ from __future__ import annotations
 from gangline import Part
 from gangline_finetune.chat.config import ChatConfig
 from gangline_finetune.dpo.config import DpoConfig, PreferencesConfig
+from gangline_finetune.evaluate.config import EvalConfig
 from gangline_finetune.lora.config import LoraConfig
 
 PARTS = (
@@ -21,6 +22,13 @@ PARTS = (
         config=DpoConfig,
         build="gangline_finetune.dpo.edit:edit",
         summary="The loss of direct preference optimization, for data=preferences",
+    ),
+    Part(
+        group="callback",
+        name="eval",
+        config=EvalConfig,
+        build="gangline_finetune.evaluate.callback:build",
+        summary="tasks of lm-eval every so many steps, by the model on its ranks",
     ),
 )
 SOURCES = (

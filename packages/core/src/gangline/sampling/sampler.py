@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,41 +49,25 @@ class Text:
     why: Why
 
 
-class Sampler:
-    """The model of a run, ready to write. Nothing is read of its weights before the first text.
+class Writer(ABC):
+    """Texts in the vocabulary of a run, by its model, wherever that is.
 
-    checkpoint: by default the newest. weights: those under another prefix than the model's own, such as
-    "callback/ema/0.999". device: by default a GPU where there is one. usual: tokens of a text where nobody says how
-    many, if the context has room for them.
-    Raises UserError where there is no run or no checkpoint.
+    usual: tokens of a text where nobody says how many, if the context has room for them.
     """
 
-    def __init__(
-        self,
-        run_dir: str | Path,
-        *,
-        checkpoint: str | None = None,
-        weights: str = MODEL,
-        device: str | None = None,
-        usual: int = USUAL,
-    ) -> None:
-        self.usual = usual
-        self.run = RunDirectory.open(run_dir).run()
-        self._kept: Checkpointer = plugins.build(self.run.checkpoint, self.run, None)
-        self._id = _choose(self._kept, self.run, checkpoint)
-        self._weights, self._device = weights, device
-        self.codec = codec_of(self.run)
-        self.ends = ends_of(self.run, self.codec)
-        self.context = self.run.batch.sequence_length
+    def __init__(self, run: Run, usual: int = USUAL) -> None:
+        self.run, self.usual = run, usual
+        self.codec = codec_of(run)
+        self.ends = ends_of(run, self.codec)
+        self.context = run.batch.sequence_length
 
-    @cached_property
-    def model(self) -> Decoder:
-        return load_model(self.run, self._kept, self._id, self._device, self._weights)
+    @abstractmethod
+    def generate(self, starts: Sequence[Sequence[int]], sampling: Sampling, stop: Sequence[str] = ()) -> list[Written]:
+        """What the model writes after each row of tokens; a text is done where one of the words `stop` is in it."""
 
-    @cached_property
-    def recomputed(self) -> list[str]:
-        """What keeps the model from going on from what it has computed: empty where nothing does."""
-        return recomputed(compose_model(self.run)[0])
+    def done(self, stop: Sequence[str]) -> Stop | None:
+        """Whether one of these words is in a text."""
+        return (lambda written: any(word in spelled(self.codec, written) for word in stop)) if stop else None
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -129,17 +114,49 @@ class Sampler:
             seed=seed,
             ends=self.ends,
         )
-        stopped: Stop | None = None
-        if stop:
-            stopped = lambda written: any(word in spelled(self.codec, written) for word in stop)  # noqa: E731
-        cached = not self.recomputed
-        written = generate(self.model, starts, sampling, cached=cached, stop=stopped)
+        written = self.generate(starts, sampling, stop)
         texts = []
         for prompt, start, one in zip(prompts, starts, written, strict=True):
             kept, rest = unstopped(self.codec, one.tokens, stop) if one.why == "stop" else (one.tokens, "")
             asked = prompt if isinstance(prompt, str) else spelled(self.codec, start)
             texts.append(Text(asked, after(self.codec, start, kept) + rest, one.tokens, one.why))
         return texts
+
+
+class Sampler(Writer):
+    """The model of a run, ready to write. Nothing is read of its weights before the first text.
+
+    checkpoint: by default the newest. weights: those under another prefix than the model's own, such as
+    "callback/ema/0.999". device: by default a GPU where there is one. usual: as `Writer` has it.
+    Raises UserError where there is no run or no checkpoint.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        *,
+        checkpoint: str | None = None,
+        weights: str = MODEL,
+        device: str | None = None,
+        usual: int = USUAL,
+    ) -> None:
+        run = RunDirectory.open(run_dir).run()
+        self._kept: Checkpointer = plugins.build(run.checkpoint, run, None)
+        self._id = _choose(self._kept, run, checkpoint)
+        self._weights, self._device = weights, device
+        super().__init__(run, usual)
+
+    @cached_property
+    def model(self) -> Decoder:
+        return load_model(self.run, self._kept, self._id, self._device, self._weights)
+
+    @cached_property
+    def recomputed(self) -> list[str]:
+        """What keeps the model from going on from what it has computed: empty where nothing does."""
+        return recomputed(compose_model(self.run)[0])
+
+    def generate(self, starts: Sequence[Sequence[int]], sampling: Sampling, stop: Sequence[str] = ()) -> list[Written]:
+        return generate(self.model, starts, sampling, cached=not self.recomputed, stop=self.done(stop))
 
 
 def sample(run_dir: str | Path, prompt: str = "", tokens: int | None = None, **how: Any) -> str:

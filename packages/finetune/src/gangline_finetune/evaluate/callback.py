@@ -1,0 +1,82 @@
+"""`callback=eval`: tasks of lm-eval while a run lives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gangline import UserError
+from gangline.callback import Callback, Metrics
+from gangline.comm import Comms, Store, gather_json
+from gangline.config import Run
+from gangline.strategy import Runtime
+from gangline.track import StepRecord
+from gangline_finetune.evaluate.config import EvalConfig
+from gangline_finetune.evaluate.live_model import LiveWriter, live_lm
+from gangline_finetune.evaluate.tasks import Questions, numbers
+
+
+class EvalCallback(Callback):
+    """Rank 0 asks lm-eval's questions; what is likely, and what is written, all ranks compute, whatever the layout.
+
+    Numbers are of the weights after the step. They are those of `gangline eval`, which computes in float32, but for
+    the rounding of the run's precision and layout.
+    """
+
+    def __init__(self, config: EvalConfig, run: Run) -> None:
+        self.config, self.run = config, run
+        self.failed: Exception | None = None
+
+    def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
+        self.comms, self.device = comms, device
+        self.writer = LiveWriter(self.run, runtime, comms)
+
+    def begin(self, step: int) -> None:
+        """A task that cannot be asked ends the run before its first step."""
+        config = self.config
+        if self.comms.rank == 0:
+            try:
+                self.questions = Questions(
+                    [*config.tasks, *config.files], shots=config.shots, limit=config.limit, chat=config.chat
+                )
+                self.model = live_lm(self.writer, config.batch, self.questions.likelihoods_alone())
+            except Exception as error:
+                self.failed = error
+        (why, *_) = gather_json(self.comms.world, self.device, _said(self.failed))
+        self._raise(why)
+
+    def after_step(self, record: StepRecord, applied: bool) -> Metrics | None:
+        if record.step % self.config.every:
+            return None
+        answer = self._ask() if self.comms.rank == 0 else self.writer.serve()
+        self._raise(answer.get("failed"))
+        return answer["numbers"]
+
+    def _ask(self) -> dict[str, Any]:
+        """What ends the others' wait: numbers, or what was raised here, before any of it reaches the run."""
+        try:
+            answer: dict[str, Any] = {"numbers": numbers(self.questions.answered_by(self.model))}
+        except Exception as error:
+            if self.writer.broken:  # the others have raised it, too, and wait for nothing
+                raise
+            self.failed, answer = error, {"failed": _said(error)}
+        return self.writer.tell(answer)
+
+    def _raise(self, why: list[str] | None) -> None:
+        """The same end on all ranks, on rank 0 with its own trace."""
+        if self.comms.rank == 0 and self.failed is not None:
+            raise self.failed
+        if why is not None:
+            raise UserError(*why)
+
+
+def _said(error: Exception | None) -> list[str] | None:
+    if error is None:
+        return None
+    return [error.what, *error.details] if isinstance(error, UserError) else [f"{type(error).__name__}: {error}"]
+
+
+def build(config: EvalConfig, run: Run) -> EvalCallback:
+    """The callback `eval`."""
+    return EvalCallback(config, run)

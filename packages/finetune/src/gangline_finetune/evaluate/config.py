@@ -1,0 +1,74 @@
+"""The options of `callback=eval`, and names of tasks. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from gangline import Problem, UserError
+from gangline.config import CallbackConfig, NonNegativeInt, PositiveInt
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+
+
+@dataclass
+class EvalConfig(CallbackConfig):
+    """Tasks of lm-eval every so many steps, by the model on its ranks: what `gangline eval` asks after the run.
+
+    In the step's record, and so in every tracker, are `eval/TASK/METRIC`.
+    """
+
+    file_options: ClassVar[tuple[str, ...]] = ("files",)
+
+    every: PositiveInt = 100  # steps between evaluations
+    tasks: list[str] = field(default_factory=list)  # names of lm-eval's
+    files: list[str] = field(default_factory=list)  # YAML files that describe one task each
+    shots: NonNegativeInt | None = None  # examples before each question; null: as the task has it
+    limit: PositiveInt | None = None  # questions of each task; null: all
+    batch: PositiveInt = 8  # texts at a time, on each data rank
+    chat: bool = False  # ask by the chat template of the run's data
+
+    def check(self, run: Run) -> list[Problem]:
+        if not self.tasks and not self.files:
+            return [
+                Problem("callback=eval has nothing to ask.", "", "callback.eval.tasks=[NAME], or .files=[FILE.yaml]")
+            ]
+        try:
+            check_installed("callback=eval")
+            named(self.files)
+        except UserError as error:
+            return [error.problem()]
+        return []
+
+
+def check_installed(who: str = "gangline eval") -> None:
+    """Raises UserError where there is no lm-eval."""
+    if find_spec("lm_eval") is None:
+        raise UserError(f"{who} needs lm-eval.", "", "pip install 'gangline-finetune[eval]'")
+
+
+def named(tasks: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(names of tasks, folders with tasks beside lm-eval's own). tasks: names, and YAML files that describe one each.
+
+    Raises UserError for a file that is not there or describes none.
+    """
+    names, folders = [], []
+    for task in tasks:
+        path = Path(task)
+        if path.suffix not in (".yaml", ".yml"):
+            names.append(task)
+            continue
+        try:
+            found = re.search(r"^task:\s*[\"']?([\w.-]+)", path.read_text(), re.MULTILINE)
+        except OSError as error:
+            raise UserError(f"{task} cannot be read.", error.strerror or str(error)) from error
+        if found is None:
+            raise UserError(f"{task} is no task of lm-eval.", "It has no line `task: NAME`.")
+        names.append(found[1])
+        folders.append(str(path.resolve().parent))
+    return names, list(dict.fromkeys(folders))

@@ -1,0 +1,123 @@
+"""The model of a run that is under way, on all of its ranks: rank 0 asks, and all of them compute.
+
+T tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from gangline.comm import Comms, gather_json
+from gangline.config import Run
+from gangline.strategy import Batch, Runtime
+from gangline.tools import Sampling, Writer, Written
+from gangline_finetune.evaluate.text_model import AskedRow, TextModel, as_lm
+
+
+class LiveWriter(Writer):
+    """Rank 0's calls are answered by `serve` of the others, which gives them what it gives rank 0.
+
+    What the runtime raises it raises on all ranks; `broken` says that it did.
+    """
+
+    def __init__(self, run: Run, runtime: Runtime, comms: Comms) -> None:
+        super().__init__(run)
+        self.runtime, self.comms, self.device = runtime, comms, comms.device
+        self.broken = False
+
+    # --- what all ranks do ------------------------------------------------------------------------------------------
+
+    def _score(self, rows: list[AskedRow]) -> list[float]:
+        index, width = self.runtime.data_coordinate
+        share = -(-len(rows) // width)
+        filled = [*((tokens, count) for tokens, count, _ in rows), *[([0, 0], 0)] * (share * width - len(rows))]
+        batches = [self._batch(*row) for row in filled[index * share : (index + 1) * share]]
+        return self.runtime.score(batches)[: len(rows)].tolist()
+
+    def _batch(self, tokens: list[int], count: int) -> Batch:
+        """One row, filled up to the length that the run trains with, of which the last `count` tokens count."""
+        T, stop = self.context, len(tokens) - 1
+        tokens_1T, targets_1T = torch.zeros(1, T, dtype=torch.int64), torch.zeros(1, T, dtype=torch.int64)
+        tokens_1T[0, :stop], targets_1T[0, :stop] = torch.tensor(tokens[:-1]), torch.tensor(tokens[1:])
+        place_1T = torch.arange(T)[None]
+        counts_1T = (place_1T >= stop - count) & (place_1T < stop)
+        batch = Batch(
+            tokens=tokens_1T,
+            targets=targets_1T,
+            loss_mask=counts_1T,
+            position=place_1T,
+            sample=torch.zeros(1, dtype=torch.int64),
+        )
+        return batch.to(self.device)
+
+    def _write(self, starts: list[list[int]], how: dict[str, Any], stop: list[str]) -> list[Written]:
+        sampling = Sampling(**{**how, "ends": frozenset(how["ends"])})
+        return self.runtime.generate(starts, sampling, stop=self.done(stop))
+
+    # --- who asks, and who answers ----------------------------------------------------------------------------------
+
+    def score(self, rows: list[AskedRow]) -> list[float]:
+        """Log-likelihoods of the last tokens of each row. On rank 0."""
+        return self._together("score", rows)
+
+    def generate(self, starts: Sequence[Sequence[int]], sampling: Sampling, stop: Sequence[str] = ()) -> list[Written]:
+        how = vars(sampling) | {"ends": sorted(sampling.ends)}
+        return self._together("write", [list(start) for start in starts], how, list(stop))
+
+    def tell(self, answer: Any) -> Any:
+        """End `serve` of the other ranks, and give them this."""
+        return gather_json(self.comms.world, self.device, ["end", answer])[0][1]
+
+    def serve(self) -> Any:
+        """Compute what rank 0 asks for until it tells the answer. On every other rank."""
+        while True:
+            what, *asked = gather_json(self.comms.world, self.device, None)[0]
+            if what == "end":
+                return asked[0]
+            self._function(what)(*asked)
+
+    def _together(self, what: str, *asked: Any) -> Any:
+        gather_json(self.comms.world, self.device, [what, *asked])
+        try:
+            return self._function(what)(*asked)
+        except BaseException:
+            self.broken = True
+            raise
+
+    def _function(self, what: str) -> Callable[..., Any]:
+        return self._score if what == "score" else self._write
+
+
+class LiveModel(TextModel):
+    """lm-eval's questions, on rank 0. batch: rows at a time on each data rank."""
+
+    writer: LiveWriter
+
+    def __init__(self, writer: LiveWriter, batch: int, likelihoods_alone: Collection[str]) -> None:
+        super().__init__(writer, batch * writer.runtime.data_coordinate[1], likelihoods_alone)
+
+    def scored(self, rows: list[AskedRow]) -> list[tuple[float, bool]]:
+        """Whether a continuation is the likeliest the model says by writing one as long."""
+        values = [value for part in self._parts(rows) for value in self.writer.score(part)]
+        return list(zip(values, self._likeliest(rows), strict=True))
+
+    def _likeliest(self, rows: list[AskedRow]) -> list[bool]:
+        found = [not row.asked for row in rows]
+        for count in sorted({row.asked for row in rows if row.greedy and row.asked}):
+            of_length = [number for number, row in enumerate(rows) if row.greedy and row.asked == count]
+            for part in self._parts(of_length):
+                written = self.writer.generate([rows[n].tokens[:-count] for n in part], Sampling(tokens=count))
+                for number, one in zip(part, written, strict=True):
+                    found[number] = one.tokens == rows[number].tokens[-count:]
+        return found
+
+    def _parts(self, rows: list[Any]) -> list[list[Any]]:
+        return [rows[start : start + self.batch] for start in range(0, len(rows), self.batch)]
+
+
+def live_lm(writer: LiveWriter, batch: int, likelihoods_alone: Collection[str]) -> Any:
+    """As lm-eval's `LM`."""
+    return as_lm(LiveModel)(writer, batch, likelihoods_alone)

@@ -1,0 +1,92 @@
+"""Tasks of lm-eval, and what it says of a model by them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import lm_eval
+import numpy as np
+import torch
+from lm_eval.tasks import TaskManager
+
+from gangline import UserError
+from gangline_finetune.evaluate.config import named
+
+LARGEST = 1e15  # that a table shows in full
+
+
+class Questions:
+    """tasks: names of lm-eval, and YAML files. shots, limit, chat: as `gangline eval` has them.
+
+    Raises UserError for a task that there is not.
+    """
+
+    def __init__(self, tasks: Sequence[str], *, shots: int | None, limit: int | None, chat: bool) -> None:
+        self.names, folders = named(tasks)
+        self.shots, self.limit, self.chat = shots, limit, chat
+        self._manager = TaskManager(include_path=folders or None)
+        if unknown := [name for name in self.names if name not in self._manager.all_tasks]:
+            what = f"lm-eval has no task {unknown[0]}."
+            raise UserError(what, "lm-eval ls tasks  lists them; a YAML file is one, too.")
+
+    def likelihoods_alone(self) -> set[str]:
+        """Names of the tasks with choices, of which the likelihoods count, and not whether one is the likeliest text.
+
+        What the tasks ask is read for it, so that what is missing shows now. Raises what lm-eval raises.
+        """
+        tasks = self._manager.load(self.names)["tasks"]
+        return {
+            name
+            for name, task in tasks.items()
+            if task.OUTPUT_TYPE == "multiple_choice" and "exact_match" not in task.aggregation()
+        }
+
+    def answered_by(self, model: Any) -> dict[str, Any]:
+        """All that lm-eval says of the model. model: one of its `LM`."""
+        with _own_draws():
+            return lm_eval.simple_evaluate(
+                model=model,
+                tasks=self.names,
+                num_fewshot=self.shots,
+                limit=self.limit,
+                apply_chat_template=self.chat,
+                task_manager=self._manager,
+                bootstrap_iters=0,
+                log_samples=False,
+            )
+
+
+def numbers(found: dict[str, Any]) -> dict[str, float]:
+    """ "TASK/METRIC" -> number, without errors; a filter other than lm-eval's "none" is named behind the metric."""
+    flat = {}
+    for task, of_task in found["results"].items():
+        for key, value in of_task.items():
+            metric, _, chosen = key.partition(",")
+            if isinstance(value, float | int) and not metric.endswith("_stderr") and metric != "sample_len":
+                flat[f"{task}/{metric}" if chosen in ("", "none") else f"{task}/{metric}/{chosen}"] = float(value)
+    return flat
+
+
+def printable(found: dict[str, Any]) -> dict[str, Any]:
+    """The same for lm-eval's table, which fails at numbers that are too large, or not finite."""
+
+    def shown(value: Any) -> Any:
+        return f"~{value:.4g}" if isinstance(value, float) and not abs(value) < LARGEST else value
+
+    results = {task: {key: shown(value) for key, value in said.items()} for task, said in found["results"].items()}
+    return {**found, "results": results}
+
+
+@contextmanager
+def _own_draws() -> Iterator[None]:
+    """lm-eval seeds the generators of the process; they go on as if it had not."""
+    python, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)

@@ -1,0 +1,158 @@
+"""A model as lm-eval's `LM`: likelihoods of texts, and greedy answers, whoever computes them."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gangline import UserError
+from gangline.tools import Writer
+
+Asked = tuple[tuple[str, str], list[int], list[int]]  # texts, and tokens of context and continuation
+
+
+class AskedRow(NamedTuple):
+    """A row of tokens. asked: how many of the last of them are asked for; greedy: whether these are the likeliest, too.
+
+    Where that is not asked, the answer may be anything.
+    """
+
+    tokens: list[int]
+    asked: int
+    greedy: bool
+
+
+def as_lm(model: type[TextModel]) -> type[Any]:
+    """The class as one of lm-eval's `LM`."""
+    from lm_eval.api.model import TemplateLM
+
+    return type(model.__name__, (model, TemplateLM), {})
+
+
+class TextModel(ABC):
+    """What lm-eval's `TemplateLM` wants of a model.
+
+    batch: rows at a time. likelihoods_alone: names of tasks that do not ask whether an answer is the likeliest text.
+    Raises UserError for a run whose data is not text.
+    """
+
+    def __init__(self, writer: Writer, batch: int, likelihoods_alone: Collection[str] = ()) -> None:
+        super().__init__()
+        self.writer, self.batch, self.likelihoods_alone = writer, batch, likelihoods_alone
+        self.codec: Any = writer.codec
+        if self.codec.encode("a") is None:
+            raise UserError(f"the data of {writer.run.run.dir} is not text.", "Its model cannot be asked in words.")
+        self.max_length = writer.context
+        self.path: str | None = getattr(self.codec, "path", None)
+        self._special = _special_of(self.path)
+        self._greedy: list[bool] | None = None  # of the requests at hand; None: of none
+
+    @abstractmethod
+    def scored(self, rows: list[AskedRow]) -> list[tuple[float, bool]]:
+        """Of each row's last tokens the log-likelihood, and whether each is the likeliest."""
+
+    # --- tokens ------------------------------------------------------------------------------------------------------
+
+    @property
+    def eot_token_id(self) -> int:
+        """What ends a text: the tokenizer's own end, else what stands between files."""
+        found = self._token("eos_token")
+        found = getattr(self.codec, "separator", None) if found is None else found
+        return 0 if found is None else found
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text that has nothing before it."""
+        found = self._token("bos_token")
+        return self.eot_token_id if found is None else found
+
+    def _token(self, name: str) -> int | None:
+        word = self._special.get(name)
+        return None if word is None else self.codec.tokenizer.token_to_id(word)
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.path)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        return list(self.codec.encode(string))
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return self.writer.template.render(chat_history, prompt=add_generation_prompt)
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        return self.writer.template.source if chat_template else None
+
+    # --- what lm-eval asks -------------------------------------------------------------------------------------------
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """As `TemplateLM` has it."""
+        self._greedy = [request.task_name not in self.likelihoods_alone for request in requests]
+        return super().loglikelihood(requests, disable_tqdm)  # type: ignore[misc]
+
+    def _loglikelihood_tokens(self, requests: list[Asked], **_: Any) -> list[tuple[float, bool]]:
+        """Of each continuation its log-likelihood, and whether it is what the model would have written.
+
+        Raises UserError for one that is longer than what the model looks at, before anything is computed.
+        """
+        self._check_lengths(requests)
+        asked = [True] * len(requests) if self._greedy is None else self._greedy
+        limit = self.max_length + 1
+        rows = [
+            AskedRow((c + t)[-limit:], len(t), is_asked) for (_, c, t), is_asked in zip(requests, asked, strict=True)
+        ]
+        return self.scored(rows)
+
+    def _check_lengths(self, requests: list[Asked]) -> None:
+        for (_, text), _, continuation in requests:
+            if len(continuation) > self.max_length:
+                raise UserError(
+                    f"the task asks how likely an answer of {len(continuation)} tokens is: {text!r:.60}.",
+                    f"The model sees {self.max_length} tokens at a time.",
+                    "Ask a task with shorter answers, or of a run with a longer batch.sequence_length.",
+                )
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """Of each whole text, in windows of the context that the model was trained with."""
+        from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+        found = []
+        for (text,) in (request.args for request in requests):
+            windows = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1)
+            asked = [(("", ""), *make_disjoint_window(window)) for window in windows]
+            self._greedy = [False] * len(asked)
+            found.append(sum(value for value, _ in self._loglikelihood_tokens(asked)))
+        return found
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """What the model writes, greedily. Raises UserError where a task wants it drawn."""
+        return [self._answer(*request.args) for request in requests]
+
+    def _answer(self, text: str, asked: dict[str, Any]) -> str:
+        if asked.get("do_sample") and asked.get("temperature", 1.0) > 0:
+            raise UserError("the task wants answers that are drawn.", "gangline eval writes the likeliest.")
+        until = asked.get("until") or []
+        until = [until] if isinstance(until, str) else list(until)
+        most = min(int(asked.get("max_gen_toks", 256)), self.max_length - 1)
+        row = self.tok_encode(text)[most - self.max_length :]  # not as text, which may come to more
+        (answer,) = self.writer.write([row or text], most, temperature=0.0, stop=list(filter(None, until)))
+        return answer.text
+
+
+def _special_of(tokenizer: str | None) -> dict[str, str]:
+    """bos_token and eos_token of the tokenizer_config.json beside a tokenizer.json, where it has them."""
+    beside = None if tokenizer is None else Path(tokenizer).expanduser().parent / "tokenizer_config.json"
+    if beside is None or not beside.exists():
+        return {}
+    try:
+        said = json.loads(beside.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{beside} cannot be read.", str(error)) from error
+    if not isinstance(said, dict):
+        raise UserError(f"{beside} cannot be read.", "It is no object with names and values.")
+    words = {name: said.get(name) for name in ("bos_token", "eos_token")}
+    words = {name: word.get("content") if isinstance(word, dict) else word for name, word in words.items()}
+    return {name: word for name, word in words.items() if isinstance(word, str)}

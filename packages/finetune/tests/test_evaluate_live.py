@@ -1,0 +1,90 @@
+"""`callback=eval`: the numbers of a run under way are those of `gangline eval` after it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from chats import tokenizer, write
+from small_models import llama
+from test_evaluate import TASKS
+
+from gangline.cli.main import main
+from gangline.testing import RealRuns
+
+MORE = {
+    "likely": """
+output_type: loglikelihood
+doc_to_text: "{{question}}"
+doc_to_target: "I"
+metric_list: [{metric: acc}, {metric: perplexity}]
+"""
+}
+SETTINGS = ("batch.global_size=4", "batch.sequence_length=64", "run.steps=4", "run.sample=0", "track=[jsonl]")
+SETTINGS += ("precision=fp32", "data=chat", "lora=on", "optimizer.learning_rate=0.02", "schedule=constant")
+SETTINGS += ("validate.every=null", "callback=[eval]", "callback.eval.every=2", "callback.eval.batch=3")
+LAYOUTS = {"single": (), "ddp": ("parallel=ddp", "launch.processes=2")}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("live")
+    base = llama(folder / "base")
+    path = tokenizer(folder / "base")
+    rows = [{"question": f"{n % 7}+{n % 3}?", "answer": n % 3} for n in range(11)]
+    data = write(folder / "rows.jsonl", rows)
+    chats = [
+        {"messages": [{"role": "user", "content": r["question"]}, {"role": "assistant", "content": "It is 3."}]}
+        for r in rows
+    ]
+    write(folder / "chats.jsonl", chats)
+    tasks = TASKS | MORE
+    for name, text in tasks.items():
+        source = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\ntest_split: test\n"
+        (folder / f"{name}.yaml").write_text(f"task: own_{name}\n{source}{text}")
+    files = ",".join(f"{name}.yaml" for name in tasks)
+    with RealRuns(folder, SETTINGS) as found:
+        found.environment["HF_DATASETS_CACHE"] = str(folder / "cache")
+        found.settings = (*SETTINGS, *base, f"data.tokenizer={path}", "data.path=chats.jsonl")
+        found.asked = (f"callback.eval.files=[{files}]",)
+        found.files = [str(folder / f"{name}.yaml") for name in tasks]
+        yield found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_numbers_are_those_of_gangline_eval(runs, layout, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(runs.directory / "cache"))
+    runs.train(f"run.dir={layout}", *runs.asked, *LAYOUTS[layout])
+    records = runs.records(layout)
+    asked = [[name for name in record["metrics"] if name.startswith("eval/")] for record in records]
+    assert [bool(names) for names in asked] == [False, True, False, True]
+    here = runs.directory
+    assert main(["eval", str(here / layout), "--tasks", *runs.files, "--out", str(here / f"{layout}.json")]) == 0
+    after = json.loads((here / f"{layout}.json").read_text())
+    compared = 0
+    for task, numbers in after.items():
+        for key, value in numbers.items():
+            metric = key.removesuffix(",none")
+            if isinstance(value, float) and not metric.endswith("_stderr"):
+                assert records[-1]["metrics"][f"eval/{task}/{metric}"] == pytest.approx(value, rel=1e-4), (task, key)
+                compared += 1
+    assert compared >= 7
+    assert compared == len(asked[-1])
+
+
+def test_asking_changes_nothing_of_the_run(runs):
+    runs.train("run.dir=asked", *runs.asked, "callback.eval.limit=2")
+    runs.train("run.dir=not", *runs.asked, "callback.eval.every=100")  # it is never asked
+    for ours, theirs in zip(runs.records("asked"), runs.records("not"), strict=True):
+        assert (ours["loss"], ours["grad_norm"]) == (theirs["loss"], theirs["grad_norm"])
+
+
+def test_what_cannot_be_asked_is_refused_before_the_first_step(runs):
+    said = runs.refused("run.dir=no")
+    assert "callback=eval has nothing to ask" in said, said
+    said = runs.refused("run.dir=no", "callback.eval.files=[gone.yaml]")
+    assert "gone.yaml cannot be read" in said, said
+    for number, layout in enumerate(LAYOUTS.values()):
+        said = runs.refused(f"run.dir=no{number}", "callback.eval.tasks=[no_such_task_at_all]", *layout)
+        assert "lm-eval has no task no_such_task_at_all" in said, said
+        assert "Traceback" not in said, said
