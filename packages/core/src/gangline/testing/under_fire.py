@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +72,22 @@ def _kill(whom: str) -> None:
         os.kill(pid, signal.SIGKILL)
     if whom != "children":
         os.kill(os.getpid(), signal.SIGKILL)
-    deadline = time.monotonic() + 3  # time to notice: who asks a process in the moment of its death asks in vain
-    while any(Path(f"/proc/{pid}").exists() for pid in killed) and time.monotonic() < deadline:
-        time.sleep(0.005)
+    # Time to notice: who asks a process in the moment of its death asks in vain. It dies when a busy machine lets it;
+    # then somebody should ask how it ended, which need not be before it is missed.
+    _wait(lambda: not any(_lives(pid) for pid in killed), 60.0)
+    _wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in killed), 3.0)
     time.sleep(0.02)
+
+
+def _wait(until: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not until() and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def _lives(pid: int) -> bool:
+    """Not so one that has ended, and that its parent has not asked for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
