@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import tomllib
 import zipfile
 from pathlib import Path
@@ -324,6 +325,8 @@ def nightly(session: nox.Session) -> None:
     """The long tests, a folder after another: every composition, hundreds of kills, compilation."""
     install(session, *everything())
     one_thread(session)
+    # Every process has to draw the same, also where a night has two dates.
+    session.env["GANGLINE_DRAWN_SEED"] = os.environ.get("GANGLINE_DRAWN_SEED") or time.strftime("%Y%m%d")
     # Sweeps of one function are shared out too: of long tests none may be left to one core at the end.
     night = (*PYTEST, "-m", "nightly", *SPREAD[:-1], "worksteal")
     if session.posargs:

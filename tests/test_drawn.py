@@ -32,7 +32,7 @@ from gangline.train.build import build
 from gangline.train.rank import train
 
 SEED = int(os.environ.get("GANGLINE_DRAWN_SEED") or time.strftime("%Y%m%d"))
-COUNT = int(os.environ.get("GANGLINE_DRAWN_COUNT") or 20)
+COUNT = int(os.environ.get("GANGLINE_DRAWN_COUNT") or 8)  # a night; each draws others
 SECONDS = 600.0  # for one command, on a machine with other things to do
 REFUSED = 2
 

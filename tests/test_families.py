@@ -145,18 +145,19 @@ def test_a_text_is_that_of_one_process(family, on):
     assert pool(2).run(write_ranks.texts, cut, prompts, how) == [(alone, 0.0)] * 2
 
 
-MORE = (
-    "tp=2",
-    "cp=2",
-    "tp=2 pp=2",
-    "dp_shard=2 tp=2 zero=3",
-    "tp=2 sequence_parallel=false",
-    "pp=2 schedule=zb_h1 tp=2",
-    "pp=2 dp_shard=2 schedule=dualpipe_v zero=3",
-    "cp=2 tp=2 context=ulysses",
-    "dp_shard=4 zero=2",
-    "pp=2 tp=2 dp_shard=2",
-)
+# layout -> whether it is taken with everything recomputed too: with weights, stages and tokens cut, each once
+MORE = {
+    "tp=2": False,
+    "cp=2": False,
+    "tp=2 pp=2": False,
+    "dp_shard=2 tp=2 zero=3": True,
+    "tp=2 sequence_parallel=false": False,
+    "pp=2 schedule=zb_h1 tp=2": False,
+    "pp=2 dp_shard=2 schedule=dualpipe_v zero=3": True,
+    "cp=2 tp=2 context=ulysses": True,
+    "dp_shard=4 zero=2": False,
+    "pp=2 tp=2 dp_shard=2": False,
+}
 
 
 @pytest.mark.nightly
@@ -165,7 +166,8 @@ MORE = (
     [(family, on) for family in FAMILIES for on in MORE if family not in NO_CP or "cp" not in on],  # refused above
 )
 def test_more_layouts_change_nothing(family, on):
-    on = lawful(family, on)
+    named = lawful(family, on)
     many = ("batch.global_size=16", "batch.micro_size=1") if "pp" in on else ()
-    holds(family, on, *many)
-    holds(family, on, "run.recompute=full", *many)
+    holds(family, named, *many)
+    if MORE[on]:
+        holds(family, named, "run.recompute=full", *many)
