@@ -171,9 +171,8 @@ def test_a_rank_reads_only_its_part(tmp_path, monkeypatch):
     read_boxes = []
     from gangline.interop.tensors import Tensors
 
-    monkeypatch.setattr(
-        Tensors, "read", lambda self, name, box, read=Tensors.read: read_boxes.append(box) or read(self, name, box)
-    )
+    blocks = Tensors.blocks
+    monkeypatch.setattr(Tensors, "blocks", lambda *given: read_boxes.append(given[2]) or blocks(*given))
     load_pretrained(
         tmp_path / "out",
         [Shard("model/blocks.1.attention.wq.weight", (32, 32), torch.float32, (16, 16), local)],
@@ -181,6 +180,44 @@ def test_a_rank_reads_only_its_part(tmp_path, monkeypatch):
     )
     assert torch.equal(local, weight[16:24, 16:32])
     assert read_boxes == [(slice(16, 24), slice(16, 32))]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 100, 1 << 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    ("shape", "box"),
+    [
+        ((9, 7), (slice(2, 8), slice(0, 7))),
+        ((9, 7), (slice(1, 9, 3), slice(2, 6, 2))),
+        ((5, 4, 6), (slice(1, 4), slice(1, 3), slice(0, 5, 2))),
+        ((13,), (slice(3, 11),)),
+        ((6, 3), (slice(2, 2), slice(0, 3))),
+        ((), ()),
+    ],
+)
+def test_a_part_is_read_some_rows_at_a_time(shape, box, dtype, block_bytes, tmp_path, monkeypatch):
+    from gangline.interop import tensor_file
+
+    monkeypatch.setattr(tensor_file, "BLOCK_BYTES", block_bytes)
+    whole = torch.randn(shape).to(dtype)
+    save_file({"before": torch.ones(3), "a": whole}, tmp_path / "x.safetensors")
+    file = tensor_file.TensorFile(tmp_path / "x.safetensors")
+    want = whole[box]
+    found, rows = torch.full_like(want, torch.nan), 0
+    for first, part in file.blocks("a", box):
+        (found[first : first + len(part)] if shape else found).copy_(part)
+        rows = max(rows, len(part) if shape else 1)
+    assert torch.equal(found, want)
+    assert rows == 1 or rows * (whole[0] if shape else whole).nbytes <= block_bytes
+    file.close()
+
+
+def test_numbers_of_a_kind_that_is_not_read_are_named(tmp_path):
+    from gangline.interop.tensor_file import TensorFile
+
+    save_file({"scales": torch.ones(4, dtype=torch.complex64)}, tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match=r"scales has numbers of dtype C64"):
+        list(TensorFile(tmp_path / "x.safetensors").blocks("scales", (slice(0, 4),)))
 
 
 @pytest.mark.parametrize("how", ["same", "transpose"])

@@ -13,13 +13,12 @@ from gangline.plan import Plan
 from gangline.shard import parameter_of
 
 if TYPE_CHECKING:
-    import torch
 
     from gangline.shard import Shard
 
 
 def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, seed: int = 0) -> None:
-    """Fill this rank's `model/...` shards in place from a Hugging Face directory, reading only their boxes.
+    """Fill this rank's `model/...` shards in place from a Hugging Face directory, reading only the rows of their boxes.
 
     Buffers that others have nothing like begin as they do without a directory, drawn by `seed`.
     Raises UserError where a tensor is missing, has another shape, or is one that this model has no place for.
@@ -60,14 +59,12 @@ def _fill(tensors: Tensors, theirs: Theirs, shard: Shard, name: str) -> None:
     if theirs.first is not None:
         dim, every = theirs.dim, theirs.every
         start, stop = box[dim].start * every + theirs.first, box[dim].stop * every + theirs.first
-        box = (*box[:dim], slice(start, max(start, stop - every + 1)), *box[dim + 1 :])
+        box = (*box[:dim], slice(start, max(start, stop - every + 1), every), *box[dim + 1 :])
     found = tensors.shape(theirs.name)
     if found != theirs.shape:
         raise UserError(
             f"{tensors.directory}: {theirs.name} has shape {found}.", f"For {name} it must have shape {theirs.shape}."
         )
-    part: torch.Tensor = tensors.read(theirs.name, box)
-    if theirs.every > 1:
-        part = part[(slice(None),) * theirs.dim + (slice(None, None, theirs.every),)]
     with torch.no_grad():
-        local.copy_(part)
+        for first, rows in tensors.blocks(theirs.name, box):
+            (local[first : first + len(rows)] if local.dim() else local).copy_(rows)

@@ -1,14 +1,16 @@
-"""The tensors of a Hugging Face directory, by their names there; one at a time, or a part of one."""
+"""The tensors of a Hugging Face directory, by their names there."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
+from gangline.interop.tensor_file import TensorFile
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +25,7 @@ class Tensors:
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory).expanduser()
         self._open = ExitStack()
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, TensorFile] = {}
 
     def __enter__(self) -> Tensors:
         return self
@@ -42,16 +44,17 @@ class Tensors:
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{index} is damaged.", f"It has no readable weight_map ({error!r}).") from error
         if (self.directory / ONE_FILE).exists():
-            return dict.fromkeys(self._file(ONE_FILE).keys(), ONE_FILE)
+            return dict.fromkeys(self._file(ONE_FILE).names(), ONE_FILE)
         raise UserError(f"{self.directory} has no weights.", f"Neither {ONE_FILE} nor {INDEX} is in it.")
 
-    def _file(self, name: str) -> Any:
+    def _file(self, name: str) -> TensorFile:
         if name not in self._files:
-            from safetensors import SafetensorError, safe_open
+            from safetensors import SafetensorError
 
             path = self.directory / name
             try:
-                self._files[name] = self._open.enter_context(safe_open(path, framework="pt"))
+                self._files[name] = TensorFile(path)
+                self._open.callback(self._files[name].close)
             except FileNotFoundError:
                 raise UserError(f"{path} is missing.", f"{INDEX} says that weights lie there.") from None
             except (OSError, SafetensorError) as error:
@@ -62,9 +65,11 @@ class Tensors:
         """Global shape. Raises UserError where there is no such tensor."""
         if name not in self.files:
             raise UserError(f"{self.directory} has no tensor {name}.")
-        return tuple(self._file(self.files[name]).get_slice(name).get_shape())
-
-    def read(self, name: str, box: tuple[slice, ...]) -> torch.Tensor:
-        """The part of a tensor that `box` takes of it."""
         file = self._file(self.files[name])
-        return file.get_slice(name)[box] if box else file.get_tensor(name)
+        if name not in file.names():
+            raise UserError(f"{file.path} has no tensor {name}.", f"{INDEX} says that it lies there.")
+        return file.shape(name)
+
+    def blocks(self, name: str, box: tuple[slice, ...]) -> Iterator[tuple[int, torch.Tensor]]:
+        """The part of a tensor that `box` takes of it, a few rows at a time, as `TensorFile.blocks`."""
+        return self._file(self.files[name]).blocks(name, box)

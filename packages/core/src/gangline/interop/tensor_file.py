@@ -1,0 +1,99 @@
+"""A safetensors file, read a few rows at a time into one small buffer.
+
+It is not mapped: pages that are come one by one from the disk, and count as memory of the process that looks at them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gangline.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK_BYTES = 1 << 20  # read at once: what is converted then still lies in the processor's cache
+DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+class TensorFile:
+    """Open until `close`. Raises what `safetensors.safe_open` raises, where the file is damaged or missing."""
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt"):  # it holds header and size of the file against each other
+            pass
+        self.path = path
+        self._file = path.open("rb", buffering=0)
+        size = int.from_bytes(self._file.read(8), "little")
+        self._entries = json.loads(self._file.read(size))
+        self._entries.pop("__metadata__", None)
+        self._begin = 8 + size
+
+    def close(self) -> None:
+        self._file.close()
+
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._entries[name]["shape"])
+
+    def blocks(self, name: str, box: tuple[slice, ...]) -> Iterator[tuple[int, torch.Tensor]]:
+        """The part of a tensor that `box` takes of it, a few rows at a time: (number of the first of them, the rows).
+
+        Rows run along all dims but the first. They are of the buffer, and gone with the next ones. A tensor of no dim
+        comes as it is, with number 0. Raises UserError for numbers of a kind that is not read.
+        """
+        import torch
+
+        entry, shape = self._entries[name], self.shape(name)
+        if entry["dtype"] not in DTYPES:
+            raise UserError(f"{self.path}: {name} has numbers of dtype {entry['dtype']}, which are not read.")
+        dtype: torch.dtype = getattr(torch, DTYPES[entry["dtype"]])
+        offset = self._begin + entry["data_offsets"][0]
+        if not shape:
+            scalar = torch.empty(1, dtype=dtype)
+            self._read(offset, scalar)
+            yield 0, scalar.squeeze(0)
+            return
+        rows = range(*box[0].indices(shape[0]))
+        row_bytes = prod(shape[1:]) * dtype.itemsize
+        if not rows or not row_bytes:
+            return
+        at_once = min(len(rows), max(1, BLOCK_BYTES // (row_bytes * rows.step)))
+        buffer = torch.empty((at_once - 1) * rows.step + 1, *shape[1:], dtype=dtype)
+        for first in range(0, len(rows), at_once):
+            some = rows[first : first + at_once]
+            held = buffer[: some[-1] - some[0] + 1]
+            self._read(offset + some[0] * row_bytes, held)
+            yield first, held[(slice(None, None, rows.step), *box[1:])]
+
+    def _read(self, offset: int, into: torch.Tensor) -> None:
+        import torch
+
+        view = memoryview(into.view(-1).view(torch.uint8).numpy())
+        while view:
+            count = os.preadv(self._file.fileno(), [view], offset)
+            if not count:
+                raise UserError(f"{self.path} cannot be read.", "It became shorter while it was read.")
+            view, offset = view[count:], offset + count
