@@ -13,7 +13,6 @@ from gangline.plan import Plan
 from gangline.shard import parameter_of
 
 if TYPE_CHECKING:
-
     from gangline.shard import Shard
 
 

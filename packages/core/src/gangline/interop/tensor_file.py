@@ -91,7 +91,7 @@ class TensorFile:
     def _read(self, offset: int, into: torch.Tensor) -> None:
         import torch
 
-        view = memoryview(into.view(-1).view(torch.uint8).numpy())
+        view = into.view(-1).view(torch.uint8).numpy().data
         while view:
             count = os.preadv(self._file.fileno(), [view], offset)
             if not count:

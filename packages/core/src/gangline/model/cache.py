@@ -6,7 +6,7 @@ other features of tokens, `Carried` for a state. Its node says so (`gangline.mod
 of different lengths are filled up on the left; what fills them is another document (0) than the text (1), so whatever
 keeps documents apart keeps it out.
 
-B batch, T tokens, S keys, H query heads, K key-value heads, C width
+B batch, T tokens, S keys, H query heads, K key-value heads, C width, N = B · K, G query heads to a key head
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from gangline.model.calls import AttentionCall
 
-S = TypeVar("S")
+State = TypeVar("State")
+NARROW = (torch.bfloat16, torch.float16)  # whose scores are summed in float32
 
 
 class Cache:
@@ -29,7 +30,7 @@ class Cache:
         self.length = length
         self._states: dict[nn.Module, object] = {}
 
-    def of(self, module: nn.Module, make: Callable[[int], S]) -> S:
+    def of(self, module: nn.Module, make: Callable[[int], State]) -> State:
         """What `module` keeps; on the first call what `make(length)` gives."""
         if module not in self._states:
             self._states[module] = make(self.length)
@@ -140,16 +141,18 @@ def one_query(
     Query heads that share a key head are multiplied together, so keys are read once and never repeated.
     """
     B, H, _, C = q_BH1C.shape
-    K = k_BKSC.shape[1]
-    wide = torch.promote_types(q_BH1C.dtype, torch.float32)
-    q_BKGC = q_BH1C.reshape(B, K, H // K, C) * (C**-0.5 if call.scale is None else call.scale)
-    z_BKGS = (q_BKGC @ k_BKSC.mT).to(wide)
+    K, S = k_BKSC.shape[1:3]
+    q_NGC = q_BH1C.reshape(B * K, H // K, C) * (C**-0.5 if call.scale is None else call.scale)
+    z_NGS = torch.bmm(q_NGC, k_BKSC.flatten(0, 1).mT)
+    if z_NGS.dtype in NARROW:
+        z_NGS = z_NGS.float()
     if call.soft_cap is not None:
-        z_BKGS = call.soft_cap * (z_BKGS / call.soft_cap).tanh()
+        z_NGS = call.soft_cap * (z_NGS / call.soft_cap).tanh()
     if seen_B11S is not None:
-        z_BKGS = z_BKGS.masked_fill(~seen_B11S, -torch.inf)
+        z_NGS = z_NGS.view(B, H, 1, S).masked_fill(~seen_B11S, -torch.inf).view(B * K, H // K, S)
     if sinks_H is not None:
-        sinks = sinks_H.to(wide).view(1, K, H // K, 1).expand(B, -1, -1, -1)
-        z_BKGS = torch.cat((z_BKGS, sinks), dim=-1)
-    p_BKGS = z_BKGS.softmax(-1)[..., : k_BKSC.shape[2]]
-    return (p_BKGS.to(v_BKSC.dtype) @ v_BKSC).reshape(B, H, 1, -1)
+        sinks = sinks_H.to(z_NGS.dtype).view(1, K, H // K, 1).expand(B, -1, -1, -1).flatten(0, 1)
+        p_NGS = torch.cat((z_NGS, sinks), dim=-1).softmax(-1)[..., :S]
+    else:
+        p_NGS = z_NGS.softmax(-1)
+    return torch.bmm(p_NGS.to(v_BKSC.dtype), v_BKSC.flatten(0, 1)).view(B, H, 1, -1)

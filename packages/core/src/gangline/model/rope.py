@@ -62,4 +62,7 @@ def rotated(
     else:
         recall = _recall_of(rates, magnitude)
         cos, sin = recall(dtype, position_BT, lambda: angles(position_BT, rates, dtype, magnitude))
+    if q.shape[2] == 1 and q.dtype == k.dtype:  # of one token, calls cost more than numbers
+        both = rotate(torch.cat((q, k), dim=1), cos, sin)
+        return both[:, : q.shape[1]], both[:, q.shape[1] :]
     return rotate(q, cos, sin), rotate(k, cos, sin)

@@ -18,11 +18,12 @@ def draw(logits_BV: Tensor, sampling: Sampling, numbers_B: Tensor, step: int) ->
 
     Raises UserError where a logit or a probability is not a number.
     """
-    logits_BV = logits_BV.double().cpu()
-    if logits_BV.isnan().any():
+    logits_BV = logits_BV.detach().cpu()
+    if logits_BV.amax(-1).isnan().any():
         raise UserError("the model's logits are not numbers.", "Its weights, or what it computes, are not finite.")
     if sampling.temperature == 0:
-        return logits_BV.argmax(-1).tolist()
+        return logits_BV.numpy().argmax(-1).tolist()  # ten times as fast as torch's on a CPU
+    logits_BV = logits_BV.double()
     p_BV = _probabilities(logits_BV / sampling.temperature, sampling)
     if p_BV.isnan().any():  # an infinite logit, or one that such a small temperature makes infinite
         raise UserError(
