@@ -141,6 +141,23 @@ def test_a_base_that_tp_would_cut_inside_a_block_is_refused(runs):
     assert "scales" in said, said
 
 
+def test_the_load_of_experts_is_not_of_padding(runs):
+    """Pairs in rows of another length, on one process and on several: the bias and the choices are the same."""
+    router = ("moe=on", "moe/router=sigmoid", "moe.router.bias_rate=0.1", "moe.router.sequence_loss=0")
+    asked = (*KINDS["preferences"], *router, "validate.every=null")
+    lengths = {"row": (), "long-row": ("batch.sequence_length=160",), "row-in-parts": LAYOUTS["cp and pp"]}
+    for name, words in lengths.items():
+        runs.train(f"run.dir={name}", *asked, *words)
+    wanted = runs.records("row")
+    loads = [key for key in wanted[0]["metrics"] if key.endswith("/load")]
+    assert len(loads) == 4
+    for name in lengths:
+        for ours, theirs in zip(runs.records(name), wanted, strict=True):
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-10), name
+            for key in loads:
+                assert ours["metrics"][key] == theirs["metrics"][key], (name, key)
+
+
 @pytest.mark.nightly
 def test_from_a_directory_of_others_to_one_that_transformers_writes_with(tmp_path):
     """Import, fine-tune with adapters on eight processes, export: the same tokens as `gangline sample`."""

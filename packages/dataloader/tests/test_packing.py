@@ -95,6 +95,7 @@ def test_an_epoch_shows_every_document_once(store, split, apart):
         assert np.array_equal(sample["tokens"][:used], np.concatenate([tokens[0, a:b] for a, b in row]))
         assert (sample["tokens"][used:] == 0).all()
         assert not sample["loss_mask"][used - 1 :].any()
+        assert int(sample["filled"]) == min(used, 48)
         if apart:
             sizes = [stop - start for start, stop in row]
             numbers = np.repeat(np.arange(len(row) + 1), [*sizes, 49 - used])
@@ -102,7 +103,7 @@ def test_an_epoch_shows_every_document_once(store, split, apart):
             assert (sample["position"][np.flatnonzero(np.diff(numbers[:-1], prepend=-1))] == 0).all()
             assert sample["loss_mask"].sum() == used - len(row)
         else:
-            assert set(sample) == {"tokens", "loss_mask"}
+            assert set(sample) == {"tokens", "loss_mask", "filled"}
             assert sample["loss_mask"].sum() == used - 1
         found += row
     ends = whole.ends(0, whole.total)

@@ -112,3 +112,20 @@ def test_the_summary_of_a_step():
     told = MoeOptions().summary({"blocks.0/load": [3.0, 1.0], "blocks.1/load": [2.0, 2.0], "blocks.1/entropy": 0.1})
     assert told == {"blocks.0/imbalance": 1.5, "blocks.1/imbalance": 1.0, "moe/imbalance": 1.5}
     assert MoeOptions().summary({"blocks.0/load": [0.0, 0.0]}) == {}
+
+
+def test_the_load_is_of_all_tokens_but_padding():
+    """So the bias moves as if each row were no longer than what is in it, whatever a prompt's targets count for."""
+    module, x = layer(Sigmoid(bias_rate=0.1, step_loss=0.1)), x_of()
+    B, T, D = x.shape
+    _, alone = collected(module, x)
+    padded = torch.cat((x, x.new_full((B, 3 * T, D), 5.0)), 1)
+    behind = torch.arange(4 * T).expand(B, 4 * T) >= T
+    for counts in (~behind, torch.zeros_like(behind)):
+        _, told = collected(module, padded, loss_mask=counts, padding=behind)
+        assert told["load"].tolist() == alone["load"].tolist()
+    _, without = collected(module, padded)
+    assert without["load"].sum() == 4 * alone["load"].sum(), "what only fills up would weigh most"
+    assert (
+        collected(module, x, padding=torch.zeros(B, T, dtype=torch.bool))[1]["load"].tolist() == alone["load"].tolist()
+    )

@@ -20,6 +20,7 @@ class Batch:
     loss_mask  (B, T) bool     which targets count
     position   (B, T) int64    of the token within its document
     document   (B, T) int64    number of the document within the sequence, or None where the data doesn't separate them
+    padding    (B, T) bool     which tokens only fill their row up; None: none does
     sample     (B,)   int64    global sample number
     ends       (n,)   int32    in the host's memory: where the documents of all rows, one after another, end (b·T + e,
                                ascending, every row's end among them); None: nobody counted
@@ -35,6 +36,7 @@ class Batch:
     position: torch.Tensor
     sample: torch.Tensor
     document: torch.Tensor | None = None
+    padding: torch.Tensor | None = None
     step: int = 0
     valid: int | None = None
     ends: torch.Tensor | None = None

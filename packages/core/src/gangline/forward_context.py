@@ -43,6 +43,7 @@ class Frame:
     sample, document, position  the key of random draws, shaped like the hidden state's leading dims (B, T)
     inner                       the same three of all tokens, where modules between cut products see more of them
     loss_mask                   (B, T) which tokens have a target that counts; None: nobody says
+    padding                     (B, T) which tokens only fill their row up; None: none does
     coefficient                 d(objective)/d(term): loss scale / global token count, read in the backward pass
     over_sequence               differentiable sum over the ranks that hold the rest of the same sequences
     for_all_heads               of `for_all_heads`, where heads are cut
@@ -56,6 +57,7 @@ class Frame:
     position: Tensor | None = None
     inner: tuple[Tensor | None, Tensor | None, Tensor | None] | None = None
     loss_mask: Tensor | None = None
+    padding: Tensor | None = None
     coefficient: float = 1.0
     collected: Collected | None = None
     over_sequence: Callable[[Tensor], Tensor] | None = None
@@ -173,6 +175,11 @@ def loss_mask(like: Tensor) -> Tensor:
     if current is None or current.loss_mask is None:
         return torch.ones(like.shape[:2], dtype=torch.bool, device=like.device)
     return current.loss_mask
+
+
+def padding() -> Tensor | None:
+    """(B, T) bool: which tokens of the hidden state that a block is given only fill their row up; None: none does."""
+    return None if _frame is None else _frame.padding
 
 
 def emit_metric(name: str, value: Tensor, reduce: MetricReduce = "sum") -> None:

@@ -1,7 +1,8 @@
 """Losses that even the load of the experts, and the metrics that a layer with experts emits.
 
-All are means over the tokens whose targets count: a term is the sum over this rank's own, which the strategy divides by
-the step's count of them. So padding and what is only read (a prompt) weigh nothing. Metrics are of all tokens.
+Losses are means over the tokens whose targets count: a term is the sum over this rank's own, which the strategy divides
+by the step's count of them. So padding and what is only read (a prompt) weigh nothing. The load, which the bias and the
+next step's shares follow, is of all tokens but padding: experts compute prompts, too. Other metrics are of all tokens.
 
 B sequences of T tokens, N = B·T, E experts, k of them for a token
 """
@@ -11,14 +12,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gangline.forward_context import emit_loss, emit_metric, loss_mask, over_sequence
+from gangline.forward_context import emit_loss, emit_metric, loss_mask, over_sequence, padding
 from gangline_moe.routers.base import Choice, Router
 
 
 def balanced(hidden_BTD: Tensor, router: Router, choice: Choice, load_E: Tensor) -> Tensor:
     """`hidden_BTD`, whose backward pass now adds the router's losses; emits them, the load and the entropy.
 
-    load_E: how many (token, expert) pairs each expert got on this rank, before any is dropped.
+    load_E: how many (token, expert) pairs each expert got on this rank, padding's among them, before any is dropped.
     """
     node = router.node
     if router.training and node.emits_loss():
@@ -32,9 +33,19 @@ def balanced(hidden_BTD: Tensor, router: Router, choice: Choice, load_E: Tensor)
             hidden_BTD = emit_loss(hidden_BTD, term, "step_loss")
         if node.z_loss:
             hidden_BTD = emit_loss(hidden_BTD, node.z_loss * z_loss(choice.logits_NE, counts_N), "z_loss")
-    emit_metric("load", load_E, "sum")
+    emit_metric("load", without_padding(load_E, choice), "sum")
     emit_metric("entropy", entropy(choice.prob_NE.detach()).mean(), "mean")
     return hidden_BTD
+
+
+def without_padding(load_E: Tensor, choice: Choice) -> Tensor:
+    """The load of tokens that do not only fill their row up."""
+    if (padding_BT := padding()) is None:
+        return load_E
+    own_N = (~padding_BT).reshape(-1).to(load_E.dtype)
+    counts = load_E.new_zeros(len(load_E) + 1)  # the last: no expert
+    counts.scatter_add_(0, choice.expert_Nk.flatten(), own_N.repeat_interleave(choice.expert_Nk.shape[1]))
+    return counts[:-1]
 
 
 def sequence_loss(choice: Choice, counts_BT: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def local_frame(
     over_sequence: Callable[[Tensor], Tensor] | None,
     for_all_heads: Callable[[Tensor], Tensor] | None,
 ) -> Frame:
-    """The frame of a microbatch: keys of draws and which targets count, for the tokens whose hidden state is here.
+    """The frame of a microbatch: keys of draws, which targets count and what is padding, for the tokens that are here.
 
     own_tokens     (B, T) of this rank's part of the sequences -> (B, t) under sequence parallelism
     over_sequence, for_all_heads  as `Frame` has them
@@ -56,7 +56,7 @@ def local_frame(
     frame = frame_of(batch, number, seed, collected)
     frame.over_sequence, frame.for_all_heads = over_sequence, for_all_heads
     whole = frame.sample, frame.document, frame.position
-    for name in ("sample", "document", "position", "loss_mask"):
+    for name in ("sample", "document", "position", "loss_mask", "padding"):
         of_tokens = getattr(frame, name)
         if of_tokens is not None:
             setattr(frame, name, own_tokens(of_tokens))

@@ -24,6 +24,7 @@ class Sample(TypedDict):
     loss_mask  (T,) bool, of the targets; absent: all count
     document   (T,) integers, number of the document within the sequence; absent: one document
     position   (T,) integers, of the token within its document; absent: 0 to T-1
+    filled     () integer: only the first so many of the T inputs are of documents, the others are padding; absent: all
 
     What else a source gives, arrays of one shape in all samples of a batch, is `Batch.extra`: moved with the batch,
     stacked, and never cut.
@@ -33,6 +34,7 @@ class Sample(TypedDict):
     loss_mask: NotRequired[np.ndarray]
     document: NotRequired[np.ndarray]
     position: NotRequired[np.ndarray]
+    filled: NotRequired[np.ndarray]
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,9 @@ def expand(stored: StoredBatch, step: int, device: torch.device) -> Batch:
         document = stored.document.to(device, torch.int64, non_blocking=True, copy=True)
     if stored.position is not None:
         position = stored.position.to(device, torch.int64, non_blocking=True, copy=True)
+    padding = None
+    if stored.filled is not None:
+        padding = torch.arange(T, device=device) >= stored.filled.to(device, torch.int64, non_blocking=True)[:, None]
     if document is not None and ends is not None and stored.document is None:
         tell_ends(document, ends)
     return Batch(
@@ -46,6 +49,7 @@ def expand(stored: StoredBatch, step: int, device: torch.device) -> Batch:
         position=position,
         sample=stored.sample.to(device, copy=True),
         document=document,
+        padding=padding,
         ends=ends,
         step=step,
         valid=None if device.type == "cpu" else count(stored),

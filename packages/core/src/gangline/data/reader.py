@@ -73,6 +73,7 @@ class StoredBatch:
     loss_mask  (B, T)    bool, of the targets; None: all count but those that lie behind an end
     document   (B, T)    numbers of documents where they are not counted from 0 in each sequence; else None
     position   (B, T)    where it is not counted from 0 in each document; else None
+    filled     (B,)      integer, in the host's memory: the other inputs of a row are padding; None: none is
     counted    only the first so many rows count in the loss; None: all
     extra      further tensors (B, ...) by name
     """
@@ -83,6 +84,7 @@ class StoredBatch:
     loss_mask: torch.Tensor | None = None
     document: torch.Tensor | None = None
     position: torch.Tensor | None = None
+    filled: torch.Tensor | None = None
     counted: int | None = None
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
 

@@ -16,7 +16,7 @@ from gangline.data.read_ahead import ReadAhead
 from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
 
 AHEAD = 2  # steps
-_KNOWN = ("tokens", "loss_mask", "document", "position")
+_KNOWN = ("tokens", "loss_mask", "document", "position", "filled")
 _STORED = (np.uint8, np.uint16, np.uint32, np.int8, np.int16, np.int32, np.int64)
 
 
@@ -112,6 +112,8 @@ def stacked(samples: Sequence[Sample], numbers: Sequence[int], memory: KeptMemor
             row[:] = sample.get("loss_mask", True)
     if apart or any("position" in sample for sample in samples):
         _set_documents(stored, samples, T, apart)
+    if any("filled" in sample for sample in samples):
+        stored.filled = torch.tensor([int(sample.get("filled", T)) for sample in samples])
     for name in dict.fromkeys(name for sample in samples for name in sample if name not in _KNOWN):
         stored.extra[name] = _further(name, samples, numbers, memory, slot)
     return stored

@@ -47,6 +47,7 @@ def frame_of(batch: Batch, microbatch: int, seed: int, collected: Collected | No
         document=batch.document,
         position=batch.position,
         loss_mask=batch.loss_mask,
+        padding=batch.padding,
         collected=collected,
     )
 

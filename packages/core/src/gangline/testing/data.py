@@ -90,6 +90,10 @@ class DataSourceSuite(BatchReaderSuite):
             for name in ("loss_mask", "document", "position"):
                 if name in sample:
                     assert sample[name].shape == (32,), f"{name} is {sample[name].shape}; T = 32 are wanted"
+            if "filled" in sample:
+                assert sample["filled"].shape == (), f"filled is {sample['filled'].shape}; a number is wanted"
+                assert 0 <= sample["filled"] <= 32
+                assert not sample.get("loss_mask", np.ones(32, bool))[int(sample["filled"]) :].any()
             if "loss_mask" in sample:
                 assert sample["loss_mask"].dtype == np.bool_
             if "position" in sample:

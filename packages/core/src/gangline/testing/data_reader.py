@@ -21,7 +21,7 @@ from gangline.testing.suite import PartSuite
 
 CPU = torch.device("cpu")
 SIZE, MICRO = 8, 2  # samples of a step and of a microbatch
-FIELDS = ("tokens", "targets", "loss_mask", "position", "document", "sample")
+FIELDS = ("tokens", "targets", "loss_mask", "position", "document", "padding", "sample")
 
 
 class BatchReaderSuite(PartSuite):

@@ -96,6 +96,7 @@ class Reference:
             document=batch.document,
             position=batch.position,
             loss_mask=batch.loss_mask,
+            padding=batch.padding,
             coefficient=coefficient,
             collected=collected,
         )

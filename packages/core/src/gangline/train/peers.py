@@ -19,7 +19,7 @@ from gangline.comm.base import Comm
 from gangline.data.reader import StoredBatch
 from gangline.errors import PeerFailed
 
-_FIELDS = ("tokens", "sample", "ends", "loss_mask", "document", "position")
+_FIELDS = ("tokens", "sample", "ends", "loss_mask", "document", "position", "filled")
 _ALIGNED = 8  # bytes, so that every piece can be looked at in its own dtype
 
 

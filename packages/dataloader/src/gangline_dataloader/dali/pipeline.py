@@ -22,11 +22,12 @@ _NAMES = {"u1": "UINT8", "u2": "UINT16", "u4": "UINT32", "i1": "INT8", "i2": "IN
 
 @dataclass
 class ChunkTensors:
-    """`StoredRows` of a chunk: tokens and mask on the device, in memory of DALI's; ends in the host's."""
+    """`StoredRows` of a chunk: tokens and mask on the device, in memory of DALI's; the rest in the host's."""
 
     tokens: torch.Tensor
     ends: np.ndarray
     loss_mask: torch.Tensor | None
+    filled: np.ndarray | None
 
 
 class ChunkPipeline:
@@ -44,7 +45,8 @@ class ChunkPipeline:
 
         self._read, self._masked, self._device, self._taken = read, masked, device, 0
         self._failed: tuple[int, BaseException] | None = None
-        self._ends: dict[int, np.ndarray] = {}  # of chunks that were read: few numbers, and only the host wants them
+        # ends and filled of chunks that were read: few numbers, and only the host wants them
+        self._rest: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
         self._spare = StoredRows(np.zeros((1, 1), dtype), np.zeros(0, np.int32), np.zeros((1, 1), bool))
         number = None if device.type == "cpu" else device.index or 0
         stored = [np.dtype(dtype), *([np.dtype(np.uint8)] if masked else [])]
@@ -67,9 +69,9 @@ class ChunkPipeline:
             given = self._pipeline.run(torch.cuda.current_stream(self._device).cuda_stream)
         self._raise_failed()
         tokens, *mask = (torch.from_dlpack(one[0]) for one in given)
-        ends = self._ends.pop(self._taken)
+        ends, filled = self._rest.pop(self._taken)
         self._taken += 1
-        return ChunkTensors(tokens, ends, mask[0].view(torch.bool) if mask else None)
+        return ChunkTensors(tokens, ends, mask[0].view(torch.bool) if mask else None, filled)
 
     def _raise_failed(self) -> None:
         if self._failed is not None and self._taken >= self._failed[0]:
@@ -82,7 +84,7 @@ class ChunkPipeline:
                 found = self._read(chunk)
             except BaseException as error:
                 self._failed = (chunk, error)
-        self._ends[chunk] = found.ends
+        self._rest[chunk] = found.ends, found.filled
         if not self._masked:
             return ([found.tokens],)
         assert found.loss_mask is not None, "a source that is masked gives a mask with every chunk"

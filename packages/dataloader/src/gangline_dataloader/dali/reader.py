@@ -59,7 +59,8 @@ class DaliReader(BatchReader):
             found = self._pipeline.take()
             numbers = self._chunks.numbers(self._taken)[: len(found.tokens)]
             self._taken += 1
-            batches = microbatches(self.source, self.place, numbers, found.tokens, found.ends, found.loss_mask)
+            rest = (found.tokens, found.ends, found.loss_mask, found.filled)
+            batches = microbatches(self.source, self.place, numbers, *rest)
             self._chunk = in_steps(batches, self.place)
             step = next(self._chunk)
         return step
@@ -71,7 +72,7 @@ class DaliReader(BatchReader):
             found = self.source.fill(np.array(numbers))
             mask = None if found.loss_mask is None else torch.from_numpy(found.loss_mask)
             tokens = torch.from_numpy(found.tokens)
-            (one,) = microbatches(self.source, self.place, np.array(numbers), tokens, found.ends, mask)
+            (one,) = microbatches(self.source, self.place, np.array(numbers), tokens, found.ends, mask, found.filled)
             one.counted = None if counted >= len(numbers) else counted
             yield one
 

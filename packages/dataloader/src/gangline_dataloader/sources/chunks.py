@@ -100,6 +100,7 @@ def microbatches(
     tokens: torch.Tensor,
     ends: np.ndarray,
     loss_mask: torch.Tensor | None,
+    filled: np.ndarray | None,
 ) -> list[StoredBatch]:
     """Samples (N,) in microbatches; the rest as StoredRows has it."""
     T, B, N = source.sequence_length, place.micro_size, len(numbers)
@@ -109,6 +110,9 @@ def microbatches(
     if loss_mask is not None:
         for stored, mask in zip(batches, loss_mask.view(count, B, T).unbind(), strict=True):
             stored.loss_mask = mask
+    if filled is not None:
+        for stored, rooms in zip(batches, torch.from_numpy(filled).view(count, B).unbind(), strict=True):
+            stored.filled = rooms
     if source.documents:
         borders = np.arange(count + 1, dtype=np.int32) * (B * T)
         cuts = np.diff(np.searchsorted(ends, borders, side="right"))

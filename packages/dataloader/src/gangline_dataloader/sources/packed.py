@@ -41,7 +41,7 @@ class PackedSource(WindowSource, ABC):
         tokens = np.empty((N, T + 1), self.dtype) if out is None else out
         learnt = np.ones((N, T + 1), np.uint8)
         flat, flat_learnt = tokens.reshape(-1), learnt.reshape(-1)
-        borders, paddings = [], []
+        borders, paddings, room = [], [], np.full(N, T)
         for k, here in self._by_source(place.source):
             store, found = self.stores[k], self._plan(k).pieces(place.row[here])
             first = np.arange(N)[here] * (T + 1)
@@ -51,6 +51,7 @@ class PackedSource(WindowSource, ABC):
                 store.copy_learnt(found.start, found.stop, flat_learnt, at)
             ends = at + found.stop - found.start
             filled = ends[np.cumsum(found.count) - 1]
+            room[here] = np.minimum(filled - first, T)
             borders.append(ends)
             paddings.append((ranges(filled, first + T + 1 - filled), store.end_of_text or 0))
         for places, token in paddings:
@@ -63,7 +64,7 @@ class PackedSource(WindowSource, ABC):
             flat[places], flat_learnt[places] = token, 0
         row, end = np.divmod(border, T + 1)
         inside = (row * T + end)[end > 0].astype(np.int32) if self.documents else np.empty(0, np.int32)
-        return StoredRows(tokens, inside, mask_of(learnt, inside))
+        return StoredRows(tokens, inside, mask_of(learnt, inside), room)
 
     def _by_source(self, source: np.ndarray) -> list[tuple[int, np.ndarray | slice]]:
         if len(self.stores) == 1:

@@ -58,7 +58,8 @@ class WindowReader(BatchReader):
             tokens, rows = self._memory("held out", shape, self.source.dtype)
             found = self.source.fill(np.array(numbers), rows)
             mask = None if found.loss_mask is None else torch.from_numpy(found.loss_mask)
-            (stored,) = microbatches(self.source, self.place, np.array(numbers), tokens, found.ends, mask)
+            rest = (tokens, found.ends, mask, found.filled)
+            (stored,) = microbatches(self.source, self.place, np.array(numbers), *rest)
             yield replace(stored, counted=counted if counted < len(numbers) else None)
 
     def close(self) -> None:
@@ -74,4 +75,5 @@ class WindowReader(BatchReader):
         tokens, _ = memory(slot, found.tokens.shape, dtype)
         mask = None if found.loss_mask is None else torch.from_numpy(found.loss_mask)
         numbers = chunks.numbers(chunk)[: len(found.tokens)]
-        return in_steps(microbatches(self.source, self.place, numbers, tokens, found.ends, mask), self.place)
+        batches = microbatches(self.source, self.place, numbers, tokens, found.ends, mask, found.filled)
+        return in_steps(batches, self.place)

@@ -55,11 +55,13 @@ class StoredRows:
     ends       (n,) int32, ascending: n·T + e of a document that ends before token e of row n, 0 < e <= T; empty where
                nobody separates them
     loss_mask  (N, T) bool, of the targets; None: all count but those that lie behind an end
+    filled     (N,) of the T inputs so many are of documents, the others padding; None: all are
     """
 
     tokens: np.ndarray
     ends: np.ndarray
     loss_mask: np.ndarray | None = None
+    filled: np.ndarray | None = None
 
 
 class WindowSource(DataSource, ABC):
@@ -197,6 +199,8 @@ class WindowSource(DataSource, ABC):
         sample: Sample = {"tokens": found.tokens[0]}
         if found.loss_mask is not None:
             sample["loss_mask"] = found.loss_mask[0]
+        if found.filled is not None:
+            sample["filled"] = np.asarray(found.filled[0])
         if self.documents:
             places = np.arange(T)
             number = np.searchsorted(found.ends, places, side="right")

@@ -41,12 +41,7 @@ class ChatSource(TemplatedSource):
 
     def sample(self, i: int) -> Sample:
         row = self.filled(self.order.row(i))
-        return {
-            "tokens": row.tokens,
-            "loss_mask": row.learnt[1:] & (row.document[1:] == row.document[:-1]),
-            "document": row.document[:-1],
-            "position": row.position[:-1],
-        }
+        return row.inputs(row.learnt[1:] & (row.document[1:] == row.document[:-1]))
 
     def describe(self) -> str:
         tokens = sum(len(chat.tokens) for chat in self.chats)

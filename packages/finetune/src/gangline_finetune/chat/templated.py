@@ -20,6 +20,7 @@ from gangline.data import (
     DataSource,
     MaskedTokens,
     RenderedChat,
+    Sample,
     Split,
     TemplateRefusal,
     TokenizerCodec,
@@ -64,12 +65,26 @@ def encoded_rows(config: TemplatedConfig, run: Run, split: Split) -> EncodedRows
 
 @dataclass(frozen=True)
 class FilledRow:
-    """Chats one behind another, document 0, 1, ..., and then padding, a document of its own; each (T + 1,)."""
+    """Chats one behind another, document 0, 1, ..., and then padding, a document of its own; each (T + 1,).
+
+    filled: how many of the first T are of chats.
+    """
 
     tokens: np.ndarray
     learnt: np.ndarray
     document: np.ndarray
     position: np.ndarray
+    filled: int
+
+    def inputs(self, counts: np.ndarray) -> Sample:
+        """A sample of the row, of whose targets `counts` (T,) do."""
+        return {
+            "tokens": self.tokens,
+            "loss_mask": counts,
+            "document": self.document[:-1],
+            "position": self.position[:-1],
+            "filled": np.asarray(self.filled),
+        }
 
 
 class TemplatedSource(DataSource, ABC):
@@ -99,6 +114,7 @@ class TemplatedSource(DataSource, ABC):
             np.zeros(T + 1, bool),
             np.full(T + 1, len(numbers)),
             np.zeros(T + 1, np.int64),
+            min(T, sum(len(self.chats[number].tokens) for number in numbers)),
         )
         for document, chat in enumerate(self.chats[number] for number in numbers):
             here = slice(at, at := at + len(chat.tokens))

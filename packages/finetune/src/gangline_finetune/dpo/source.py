@@ -13,7 +13,7 @@ import numpy as np
 
 from gangline import UserError
 from gangline.data import FirstModel, MaskedTokens, Sample, Split, TokenizerCodec
-from gangline_finetune.chat.templated import FilledRow, TemplatedSource, encoded_rows
+from gangline_finetune.chat.templated import TemplatedSource, encoded_rows
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -50,7 +50,7 @@ class PreferenceSource(TemplatedSource):
         row, counts = self.filled(number), np.zeros(self.sequence_length, bool)
         counts[self.answers[number, 0, 0, 0]] = True
         return {  # type: ignore[typeddict-unknown-key]
-            **self._inputs(row, counts),
+            **row.inputs(counts),
             "dpo_answers": self.answers[number],
             "dpo_first": self.first[number],
             "dpo_length": np.asarray(self.sequence_length),
@@ -91,15 +91,7 @@ class PreferenceSource(TemplatedSource):
     def _side(self, number: int, side: int) -> Sample:
         """One side of a pair: the targets of its answers count."""
         row = self.filled(number)
-        return self._inputs(row, row.learnt[1:] & (row.document[1:] == side) & (row.position[1:] > 0))
-
-    def _inputs(self, row: FilledRow, counts: np.ndarray) -> Sample:
-        return {
-            "tokens": row.tokens,
-            "loss_mask": counts,
-            "document": row.document[:-1],
-            "position": row.position[:-1],
-        }
+        return row.inputs(row.learnt[1:] & (row.document[1:] == side) & (row.position[1:] > 0))
 
     def describe(self) -> str:
         return f"{self.length()} pairs of answers{self.told}"
