@@ -56,7 +56,7 @@ def holds(on: str, *settings: str, steps: int = 2, bound: float = FLOAT64) -> No
         ("dp_shard=2 tp=2 sequence_parallel=false", 2, "dp_shard"),
         ("dp_shard=2 cp=2 zero=1", 4, "dp_shard,cp"),
         ("pp=2 dp_shard=2", 2, "dp_shard"),
-        ("pp=2 dp_shard=2 schedule=interleaved_1f1b", 2, "dp_shard"),
+        pytest.param("pp=2 dp_shard=2 schedule=interleaved_1f1b", 2, "dp_shard", marks=pytest.mark.nightly),
         ("pp=2 dp_shard=2 schedule=zb_h1 zero=3", 2, "dp_shard"),
         ("pp=2 dp_shard=2 schedule=dualpipe_v zero=3", 2, "dp_shard"),
     ],

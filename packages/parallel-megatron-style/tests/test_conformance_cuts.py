@@ -28,9 +28,7 @@ class TestPp(StrategySuite):
     can = {"exact"}
     layouts = (
         Layout(2),
-        Layout(2, ("parallel.schedule=interleaved_1f1b",)),
         Layout(4, ("parallel.schedule=zb_h1",)),
-        Layout(2, ("parallel.schedule=zb_v",)),
         Layout(2, ("parallel.schedule=dualpipe_v",)),
     )
 

@@ -20,7 +20,11 @@ class TestFurtherPp(StrategySuite):
     choice = "parallel=pp"
     settings = LONG
     can = {"exact"}
-    layouts = (Layout(4, ("parallel.schedule=gpipe",)),)
+    layouts = (
+        Layout(4, ("parallel.schedule=gpipe",)),
+        Layout(2, ("parallel.schedule=interleaved_1f1b",)),
+        Layout(2, ("parallel.schedule=zb_v",)),
+    )
 
 
 class TestFurtherFsdp(StrategySuite):
