@@ -18,7 +18,7 @@ from gangline_planner.calibrate.command import said, threads_of, written
 from gangline_planner.calibrate.fit import Measured, numbers, stage_time, work_of
 from gangline_planner.calibrate.kernels import ATTENTION, PRODUCTS
 from gangline_planner.calibrate.lines import two_costs
-from gangline_planner.calibrate.links import Sent
+from gangline_planner.calibrate.links import CollectiveCall
 from gangline_planner.calibrate.small_steps import MICROBATCHES, MODELS, STARTS
 from gangline_planner.price.products import BACKWARD
 from gangline_planner.price.sharing import faster, left
@@ -70,7 +70,7 @@ def measurements(known: dict[str, float], ranks: int = 1) -> Measured:
         starts=MICROBATCHES * 3 * work_of(STARTS, "cpu").modules * known["module.seconds"],
         update=1e-3,
         sent={
-            Sent(name, n, size): Sent(name, n, size).rounds * 1e-5 + size / 1e9
+            CollectiveCall(name, n, size): CollectiveCall(name, n, size).rounds * 1e-5 + size / 1e9
             for n in {2, ranks} - {1}
             for name in ("all_reduce", "all_gather")
             for size in (4e3, 4e5, 4e7)

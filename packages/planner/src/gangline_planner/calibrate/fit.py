@@ -18,7 +18,7 @@ from gangline.explain import AttentionProduct, MatrixProduct, StageWork
 from gangline.model import compose_model
 from gangline.strategy import Mesh
 from gangline_planner.calibrate.lines import two_costs
-from gangline_planner.calibrate.links import Sent
+from gangline_planner.calibrate.links import CollectiveCall
 from gangline_planner.calibrate.small_steps import MICROBATCHES, STARTS, SmallModel, run_of
 from gangline_planner.price.products import BACKWARD, Rates
 from gangline_planner.price.step import StageTime
@@ -54,7 +54,7 @@ class Measured:
     update: float = 0.0
     alone: float = 1.0
     late: float = 0.0
-    sent: Mapping[Sent, float] = field(default_factory=dict)
+    sent: Mapping[CollectiveCall, float] = field(default_factory=dict)
     hidden: float = 0.0
 
 
@@ -154,7 +154,7 @@ def steps(seconds: Mapping[SmallModel, float], known: Numbers, device: str) -> N
     return {"matmul.half": half, "elementwise.passes": passes, "elementwise.passes_apart": passes}
 
 
-def links(seconds: Mapping[Sent, float]) -> Numbers:
+def links(seconds: Mapping[CollectiveCall, float]) -> Numbers:
     """One latency for a round and one bandwidth, over all operations and numbers of ranks."""
     points = [(float(sent.rounds), sent.bytes, taken, taken) for sent, taken in seconds.items()]
     latency, each = two_costs(points)

@@ -22,7 +22,7 @@ LEAST = 0.02  # of the computation before it: what no clock tells from nothing
 
 
 @dataclass(frozen=True)
-class Sent:
+class CollectiveCall:
     """A collective. bytes: that leave a rank."""
 
     operation: str
@@ -35,7 +35,7 @@ class Sent:
         return ceil(log2(self.ranks)) * (2 if self.operation == "all_reduce" else 1)
 
 
-def collectives(groups: Sequence[Comm], world: Comm, device: torch.device) -> Mapping[Sent, float]:
+def collectives(groups: Sequence[Comm], world: Comm, device: torch.device) -> Mapping[CollectiveCall, float]:
     """Seconds by what is sent among these groups, by all of their kind at once."""
     found, compute = {}, computation(device)
     for comm in groups:
@@ -62,15 +62,15 @@ def computation(device: torch.device) -> Callable[[], None]:
     return work
 
 
-def _calls(comm: Comm, size: int, device: torch.device) -> list[tuple[Sent, Callable[[], object]]]:
+def _calls(comm: Comm, size: int, device: torch.device) -> list[tuple[CollectiveCall, Callable[[], object]]]:
     n = comm.size
     numbers = size // 4 // n * n
     x, part = torch.zeros(numbers, device=device), torch.zeros(numbers // n, device=device)
     sent = 4 * numbers * (n - 1) / n
     return [
-        (Sent("all_reduce", n, 2 * sent), lambda: comm.all_reduce(x)),
-        (Sent("all_gather", n, sent), lambda: comm.all_gather(part)),
-        (Sent("reduce_scatter", n, sent), lambda: comm.reduce_scatter(x)),
+        (CollectiveCall("all_reduce", n, 2 * sent), lambda: comm.all_reduce(x)),
+        (CollectiveCall("all_gather", n, sent), lambda: comm.all_gather(part)),
+        (CollectiveCall("reduce_scatter", n, sent), lambda: comm.reduce_scatter(x)),
     ]
 
 
