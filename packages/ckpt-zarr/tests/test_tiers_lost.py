@@ -99,7 +99,10 @@ def lines(run_dir: Path) -> list[dict]:
 
 
 def held(runs: Runs, beyond: int) -> int:
-    """Some step beyond that one, once it is the last that was done, is in every node's memory, and no rank goes on."""
+    """Some step beyond that one, once it is the last that was done, is in every node's memory, and no rank goes on.
+
+    Whether its record is out by then, or waits for the next look of rank 0, is open.
+    """
     out, hold = runs.directory / "out", runs.directory / "hold"
     wait_for(lambda: (found := lines(out)) and found[-1]["step"] > beyond)
     (runs.directory / "hold-before").unlink(missing_ok=True)
@@ -107,9 +110,8 @@ def held(runs: Runs, beyond: int) -> int:
 
     def whole() -> int:
         before, nodes = runs.directory / "hold-before", places.directories(out)
-        step = lines(out)[-1]["step"]
-        stands = before.exists() and int(before.read_text()) == step + 1  # without this rank nobody does that step
-        return step if stands and len(nodes) == 2 and all(map(saved(step), nodes)) else 0
+        step = int(before.read_text()) - 1 if before.exists() else 0  # without this rank nobody does the next one
+        return step if step and len(nodes) == 2 and all(map(saved(step), nodes)) else 0
 
     return int(wait_for(whole))  # type: ignore[call-overload]
 

@@ -22,7 +22,8 @@ def told(knowing: int) -> Gathered:
     mine = rank.index == knowing
     verdicts = [Verdict("spike", "step 3", 0.5, "the loss", Action.WARN)] if mine else []
     phases = [0.25 * rank.index] * len(ROWS)
-    return agree(world, CPU, 1.0 + rank.index, "SIGTERM" if mine else None, verdicts, mine, phases)
+    loss = None if rank.index == 1 else 2.0 + rank.index
+    return agree(world, CPU, 1.0 + rank.index, "SIGTERM" if mine else None, verdicts, mine, phases, loss)
 
 
 def test_a_signal_a_verdict_and_a_wish_for_a_checkpoint_of_one_rank_are_those_of_all() -> None:
@@ -32,6 +33,7 @@ def test_a_signal_a_verdict_and_a_wish_for_a_checkpoint_of_one_rank_are_those_of
             assert [verdict.kind for verdict in agreed.verdicts] == ["spike"]
             assert agreed.due
             assert agreed.rank_seconds == {"min": 1.0, "median": 2.0, "max": 3.0}
+            assert agreed.rank_losses == [2.0, None, 4.0]
             assert agreed.rank_phases == {phase: [0.0, 0.25, 0.5] for phase in ROWS}
 
 

@@ -17,6 +17,9 @@ MUTANTS = [
     Mutant("parallel=averages", "test_gradients", "gradient .* expected", more=TWO),
     Mutant("parallel=forgets-vectors", "test_gradients", "holds other bits of .*norm.weight", more=TWO),
     Mutant("parallel=local-tokens", "test_gradients", "gradient .* expected", more=TWO),
+    Mutant(
+        "parallel=says-the-mean", "test_each_rank_says_what_it_added_to_the_loss", "own loss of .* expected", more=TWO
+    ),
     Mutant("parallel=counts-twice", "test_gradient_norm", "norm is .* expected", more=TWO),
     Mutant("parallel=steps-on-nan", "test_not_finite_on_one_rank_is_known_to_all", "counts as finite", more=TWO),
     Mutant("parallel=shares-folds", "test_a_module_on_a_fold", "gradient .*feed_forward.w_", more=TWO),

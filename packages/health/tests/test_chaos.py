@@ -95,9 +95,10 @@ def test_spoilt_numbers_and_a_full_disk_are_named_and_undone(runs):
 
 
 def test_a_slow_rank_is_named_with_what_it_costs(runs):
-    words = ("parallel=ddp", "launch.processes=4", "run.steps=60", "health=[on,chaos]", "health.chaos.slow_steps=45")
+    words = ("parallel=ddp", "launch.processes=4", "run.steps=30", "health=[on,chaos]", "health.chaos.slow_steps=16")
     # a busy machine makes a rank slow by itself, though not by so much
-    runs.train("run.dir=out", *words, "health.chaos.at=[slow@12:3]", "health.on.stragglers.least_seconds=0.2")
+    window = ("health.on.stragglers.window=8", "health.on.stragglers.least_seconds=0.2")
+    runs.train("run.dir=out", *words, "health.chaos.at=[slow@12:3]", *window)
     found = [
         verdict
         for record in runs.records("out")

@@ -67,17 +67,21 @@ class ZarrCheckpointer(Checkpointer):
     # --- when --------------------------------------------------------------------------------------------------------
 
     def due(self, step: int, seconds: float, every: str | int | None) -> SaveRequest | None:
-        """The tiers that are due, too; every tier after the last step, where the run saves then."""
+        """The tiers that are due, too; every tier after the last step, where the run saves then.
+
+        Where memory has every step, people are told of one when it is there: a kill takes the run back no further.
+        """
+        kept = self.memory is not None and self.memory.every == 1
         last = step == self._steps
         if last and self._handle is not None:
             self._handle.last = True  # who waits for a save waits for its copy too: no later save would report it
         if last and self.config.at_end:
-            return SaveRequest(step)
+            return SaveRequest(step, record_waits=kept)
         if self._near_due(step, seconds, every):
             due = [tier for tier in self.tiers if tier is self.memory or tier.every is None or step % tier.every == 0]
-            return SaveRequest(step, tiers=tuple(tier.name for tier in due))
+            return SaveRequest(step, tiers=tuple(tier.name for tier in due), record_waits=kept)
         if self.memory is not None and self.memory.every is not None and step % self.memory.every == 0:
-            return SaveRequest(step, tiers=(self.memory.name,))
+            return SaveRequest(step, tiers=(self.memory.name,), record_waits=kept)
         return None
 
     def _near_due(self, step: int, seconds: float, every: str | int | None) -> bool:

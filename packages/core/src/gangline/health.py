@@ -153,8 +153,8 @@ class HealthCheck(Callback, ABC):
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
         """Verdicts on the step just done. No collectives here.
 
-        What ranks tell each other (`rank_seconds`, `rank_phases`) is gathered together with the verdicts: it comes into
-        this same record after the call, and can be looked at in the next one.
+        What ranks tell each other (`rank_seconds`, `rank_phases`, `rank_losses`) is gathered together with the
+        verdicts: it comes into this same record after the call, and can be looked at in the next one.
         """
 
     def before_run(self) -> Iterable[Verdict]:

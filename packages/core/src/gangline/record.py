@@ -29,6 +29,8 @@ class StepRecord:
     # Where each rank's time went since the ranks agreed on the step before: by phase (`gangline.pulse.ROWS`) a list by
     # rank. Every phase is without the waits for other ranks in it, which are "collective".
     rank_phases: dict[str, list[float]] | None = None
+    # Of each rank's own tokens, in nats: null of one that computes no loss. They come from different samples.
+    rank_losses: list[float | None] | None = None
     rank_seconds: dict[str, float] | None = None  # min, median, max of step_seconds over the ranks
     memory_bytes: int = 0  # peak of this rank: device memory on a GPU, resident set on a CPU
     finite: bool = True  # false: the optimizer left everything as it was

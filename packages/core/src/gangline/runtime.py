@@ -18,18 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step came to: global numbers, equal on all ranks.
+    """What one step came to: global numbers, equal on all ranks but for `own_...`.
 
-    loss_sum  sum of the loss over valid tokens, without emitted terms
-    tokens    how many valid tokens that was
-    finite    loss and every gradient are finite on all ranks
-    metrics   what the modules emitted, reduced: "blocks.3/load" -> number or list of numbers
+    loss_sum      sum of the loss over valid tokens, without emitted terms
+    tokens        how many valid tokens that was
+    finite        loss and every gradient are finite on all ranks
+    metrics       what the modules emitted, reduced: "blocks.3/load" -> number or list of numbers
+    own_loss_sum  what this rank itself added to loss_sum, before any reduction; over all ranks these add up to it
+    own_tokens    of how many valid tokens that is; 0 on a rank whose tokens' loss another one computes
     """
 
     loss_sum: float
     tokens: int
     finite: bool
     metrics: dict[str, float | list[float]] = field(default_factory=dict)
+    own_loss_sum: float = 0.0
+    own_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
@@ -43,6 +44,18 @@ class Later(Done):
         checkpointer, *rest = self.rest
         FilesCheckpointer.save(checkpointer, *rest)
         self.done = True
+
+
+class WholeTooSoon(FilesCheckpointer):
+    """Says that a checkpoint is whole when its arrays are staged and nothing is durable yet."""
+
+    def save(self, request, shards, registry, document):
+        staged = [replace(shard, local=shard.local.detach().clone()) for shard in shards]
+        return Staged(self, request, staged, registry, document)
+
+
+class Staged(Later):
+    whole = True
 
 
 class CommitsEarly(FilesCheckpointer):

@@ -60,6 +60,14 @@ class StepsOnNan(Broken):
         return replace(super().step(microbatches), finite=True)
 
 
+class SaysTheMean(Broken):
+    """A rank's own loss is its share of what all ranks came to."""
+
+    def step(self, microbatches):
+        result = super().step(microbatches)
+        return replace(result, own_loss_sum=result.loss_sum * result.own_tokens / result.tokens)
+
+
 class SharesFolds(Broken):
     """What lives on a fold is divided by the fold's size, as if its ranks held copies."""
 

@@ -13,6 +13,7 @@ from gangline_health.monitors.base import Monitor
 from gangline_health.monitors.corruption import CorruptionMonitor
 from gangline_health.monitors.machine import MachineMonitor
 from gangline_health.monitors.numbers import NumbersMonitor
+from gangline_health.monitors.rank_losses import RankLossesMonitor
 from gangline_health.monitors.saves import SavesMonitor
 from gangline_health.monitors.stragglers import StragglersMonitor
 
@@ -38,6 +39,8 @@ class WatchCheck(HealthCheck):
         if config.corruption.on:
             every = run.checkpoint.every
             self._add(CorruptionMonitor(config.corruption, every if isinstance(every, int) else None))
+        if config.rank_losses.on:
+            self._add(RankLossesMonitor(config.rank_losses))
         if config.stragglers.on:
             self._add(StragglersMonitor(config.stragglers))
         if config.saves.on:

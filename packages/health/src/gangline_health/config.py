@@ -60,6 +60,17 @@ class CorruptionOptions:
 
 
 @dataclass
+class RankLossesOptions:
+    """Ranks whose own loss is not like that of the others."""
+
+    on: bool = True  # whether these are found
+    window: Annotated[int, AtLeast(32)] = 64  # steps that tell how far ranks differ by chance
+    lasting: Annotated[float, MoreThan(1)] = 2.0  # so many robust deviations from the others, in most of the window
+    spike: Annotated[float, MoreThan(3)] = 20.0  # so many of them in one step
+    again: PositiveInt = 500  # steps until the same rank is told again
+
+
+@dataclass
 class SavesOptions:
     """Saves that come to nothing."""
 
@@ -109,6 +120,7 @@ class Playbooks:
     machine: Playbook = field(default_factory=lambda: Playbook(["warn"]))
     not_saved: Playbook = field(default_factory=lambda: Playbook(["warn"]))
     corruption: Playbook = field(default_factory=lambda: Playbook(["roll_back", "exclude", "stop"], skip=False))
+    rank_loss: Playbook = field(default_factory=Playbook)
     straggler: Playbook = field(default_factory=Playbook)
     slow_rank: Playbook = field(default_factory=lambda: Playbook(["note"]))
 
@@ -136,6 +148,7 @@ class WatchedHealth(HealthConfig):
 
     numbers: NumbersOptions = field(default_factory=NumbersOptions)
     corruption: CorruptionOptions = field(default_factory=CorruptionOptions)
+    rank_losses: RankLossesOptions = field(default_factory=RankLossesOptions)
     hangs: HangsOptions = field(default_factory=HangsOptions)
     stragglers: StragglersOptions = field(default_factory=StragglersOptions)
     machine: MachineOptions = field(default_factory=MachineOptions)

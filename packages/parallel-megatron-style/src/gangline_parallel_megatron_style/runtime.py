@@ -82,18 +82,20 @@ class ComposedRuntime(Runtime, RankStages):
         if microbatches:
             self.storage.switch.on = microbatches[0].step >= self.made.compress_after
         losses = self.run_microbatches(microbatches)
-        tokens = self._context.tokens
+        tokens, own = self._context.tokens, self._context.batches
         if not losses or not self._counts_loss:
+            own = []
             losses = [torch.zeros((), dtype=torch.float64, device=self.device) for _ in microbatches]
         self._tally.begin(losses, self._context.collected if self._counts_metrics else Collected())
         self.storage.finish()
         self._grad_norm.unscale(self.made.precision.scale)
-        tallied, (self._norm,) = self._tally.finish(tokens, self._grad_norm.norm())
+        norm, own_tokens = self._grad_norm.norm(), count_tokens(own, self.device)
+        tallied, (self._norm, counted) = self._tally.finish(tokens, norm, own_tokens)
         self._emitted = tallied.by_path
         finite = math.isfinite(tallied.loss_sum) and math.isfinite(self._norm)
         if self.made.records and microbatches:
             tallied.metrics.update(self._recorded(len(microbatches)))
-        return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics)
+        return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics, tallied.own_loss_sum, int(counted))
 
     def run_microbatches(self, microbatches: Sequence[Batch], tokens: int | None = None) -> list[Tensor]:
         """Forward and backward of all microbatches; their losses on the rank that has the head.

@@ -121,6 +121,8 @@ class Delivery(ABC):
             self.agreement.publish(whole, True)
             self._prune(tier)
         self.agreement.wait_for(whole, who if tier.scope else "rank 0")
+        if tier.beside and self.agreement.rank == 0:
+            self.agreement.wait_for(f"{tier.name} whole {tier.beside}", f"the first rank of machine {tier.beside}")
         tier.saved(self.id)
 
     def _prune(self, tier: Tier) -> None:

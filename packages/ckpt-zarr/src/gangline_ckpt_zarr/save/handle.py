@@ -36,6 +36,11 @@ class ZarrHandle(Handle):
         """Whether the next save may begin: the near tiers have it, or it has failed."""
         return self._near.over
 
+    @property
+    def whole(self) -> bool:
+        """Whether the near tiers have it."""
+        return self._near.over and not self._near.why
+
     def join(self) -> None:
         """Wait until the staging memory is free."""
         self._near.join()

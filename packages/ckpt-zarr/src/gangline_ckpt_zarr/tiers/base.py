@@ -23,10 +23,11 @@ class Tier(ABC):
     """A store and how often it is saved to.
 
     `every`: steps between two saves to it; None: each save that is asked for. `scope`: whom one commit is for, "" where
-    it is for all ranks, else the machine.
+    it is for all ranks, else the machine. `beside`: another scope whose commit a save waits for on rank 0, or "".
     """
 
     scope: str = ""
+    beside: str = ""
 
     def __init__(self, name: str, store: ObjectStore, every: int | None = None) -> None:
         self.name, self.store, self.every = name, store, every

@@ -82,6 +82,7 @@ class MemoryTier(Tier):
                     self.store.elsewhere[path] = Peer(self._run_dir, held_by), one.sizes[path]
         nearest = [(self.machine + 1 + number) % self.machines for number in range(min(copies, self.machines - 1))]
         self._copies = Copies([Peer(self._run_dir, agreement.wait_for(f"node {machine}")) for machine in nearest])
+        self.beside = str(nearest[0]) if nearest else ""  # a lost node must not take the only zarr.json with it
         if len(nearest) < copies and self._rank == 0:
             there = f"{self.machines} node{'s are' if self.machines > 1 else ' is'} there"
             self.notes.append(f"checkpoint.memory_copies={copies} needs {copies + 1} nodes, and {there}")

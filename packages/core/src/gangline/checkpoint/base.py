@@ -33,6 +33,7 @@ class SaveRequest:
     last: bool = False  # none follows, so it belongs where it lasts longest; where it is already there all is well
     deadline_seconds: float | None = None  # until the process is killed; None: it may take as long as it takes
     tiers: tuple[str, ...] = ()  # a part's own names of the places that it is for; (): all that there are
+    record_waits: bool = False  # every step is kept: nobody is told of this one before its save is over
 
 
 class Handle(ABC):
@@ -53,6 +54,14 @@ class Handle(ABC):
     @abstractmethod
     def wait(self) -> None:
         """Block until it is."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether a run that is killed now would go on from this checkpoint: some place has all of it. Never raises."""
+        try:
+            return self.poll()
+        except SaveFailed:
+            return False
 
 
 class Checkpointer(ABC):

@@ -24,9 +24,10 @@ Key = tuple[str, str, str, tuple[int, ...]]  # path, name, "loss" | "sum" | "mea
 
 @dataclass
 class Tallied:
-    """What a step came to, equal on all ranks."""
+    """What a step came to, equal on all ranks but for `own_loss_sum`: the losses of this one."""
 
     loss_sum: float
+    own_loss_sum: float
     metrics: dict[str, float | list[float]] = field(default_factory=dict)
     by_path: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # path -> name -> value, float64
 
@@ -48,15 +49,15 @@ class Tally:
         new = float(any(key not in self.agreed for key in self._values))
         zero = torch.zeros((), dtype=torch.float64, device=self.device)
         loss = self._grouped([x.double() for x in losses]) if losses else zero
-        head = torch.stack((loss, zero + new))
+        head, self._own = torch.stack((loss, zero + new)), loss
         self._sums = self.comm.start_all_reduce(torch.cat((head, *self._summed())))
         self._maxima = self._begin_maxima()
 
     def finish(self, tokens: int, *more: Tensor) -> tuple[Tallied, list[float]]:
         """The totals, and `more` (0-d tensors) as numbers: everything comes to the host in one transfer."""
         sums, maxima = self._wait()
-        numbers = _to_host(sums, maxima, *more)
-        extra = numbers[len(sums) + len(maxima) :]
+        numbers = _to_host(sums, maxima, self._own, *more)
+        own, *extra = numbers[len(sums) + len(maxima) :]
         loss_sum, new = numbers[:2]
         if new:
             self._agree()
@@ -64,7 +65,7 @@ class Tally:
             self._maxima = self._begin_maxima()
             sums, maxima = self._wait()
             numbers = _to_host(sums, maxima)
-        tallied = Tallied(loss_sum)
+        tallied = Tallied(loss_sum, own)
         if self.agreed:
             self._read(tallied, torch.cat((sums, maxima)), numbers, len(sums), max(tokens, 1))
         return tallied, extra

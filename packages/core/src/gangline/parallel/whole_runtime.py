@@ -85,7 +85,8 @@ class WholeRuntime(Runtime):
             raise ValueError(f"{len(microbatches)} microbatches do not divide into {self.groups} groups")
         self.storage.refresh()
         self.storage.clear_gradients()
-        counted = self.comm.start_all_reduce(count_on_host(microbatches))
+        own = count_on_host(microbatches)
+        own_tokens, counted = int(own), self.comm.start_all_reduce(own)
         collected, losses, tokens = Collected(), [], None
         last = len(microbatches) - 1
         for index, batch in enumerate(microbatches):
@@ -110,7 +111,7 @@ class WholeRuntime(Runtime):
         tallied, (self._norm_value,) = self._tally.finish(tokens, self._norm)
         self._emitted = tallied.by_path
         finite = math.isfinite(tallied.loss_sum) and math.isfinite(self._norm_value)
-        return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics)
+        return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics, tallied.own_loss_sum, own_tokens)
 
     def evaluate(self, microbatches: Sequence[Batch]) -> tuple[float, int]:
         losses, tokens = self._losses(microbatches), count_tokens(microbatches, self.device)[0]

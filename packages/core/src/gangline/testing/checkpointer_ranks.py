@@ -144,8 +144,11 @@ def save_with(checkpointer: Checkpointer, job: Job, step: int, salt: int, attemp
     handle = checkpointer.save(SaveRequest(step), shards, registry, document(step, attempt, salt))
     for shard in shards:
         shard.local.fill_(-2)  # the next step overwrites them; what is saved is what was there
+    seen = not handle.whole or handle.id in checkpointer.list()
     handle.wait()
+    assert seen, "the save said that the checkpoint was whole when nobody could see it"
     assert handle.poll(), "poll() is false after wait()"
+    assert handle.whole, "after wait() the save says that the checkpoint is not whole"
     assert handle.blocked_seconds >= 0
     return str(handle.id)
 

@@ -34,6 +34,7 @@ class Expected:
     norm: float
     gradients: dict[str, Tensor]
     metrics: dict[str, float | list[float]] = field(default_factory=dict)
+    shares: list[tuple[float, int]] = field(default_factory=list)  # loss sum and tokens of each group
 
 
 class Reference:
@@ -106,6 +107,7 @@ class Reference:
         tokens = sum(int(batch.loss_mask.sum()) for group in groups for batch in group)
         collected, loss_sum, number = Collected(), 0.0, 0
         totals: dict[str, Tensor] = {}
+        shares = []
         for group in groups:
             for weight in self.trained.values():
                 weight.grad = None
@@ -117,6 +119,7 @@ class Reference:
                 share += float(loss.detach().double())
                 number += 1
             loss_sum += share
+            shares.append((share, sum(int(batch.loss_mask.sum()) for batch in group)))
             for name, weight in self.trained.items():
                 gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
                 totals[name] = totals[name] + gradient if name in totals else gradient.detach().clone()
@@ -125,7 +128,7 @@ class Reference:
         norm = self.norm()
         metrics = self._reduce(collected, tokens)
         finite = math.isfinite(loss_sum) and math.isfinite(norm)
-        return Expected(loss_sum, tokens, finite, norm, {n: g.clone() for n, g in totals.items()}, metrics)
+        return Expected(loss_sum, tokens, finite, norm, {n: g.clone() for n, g in totals.items()}, metrics, shares)
 
     def norm(self) -> float:
         """Squares of each row in float64, then by name: the order that the law of layouts fixes."""

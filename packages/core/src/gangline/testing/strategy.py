@@ -204,6 +204,18 @@ class StrategySuite(PartSuite):
                 assert one.finite
                 assert one.loss_sum == got[0].steps[of_rank.steps.index(one)].loss_sum, "ranks disagree about the loss"
 
+    def test_each_rank_says_what_it_added_to_the_loss(self, layout: Layout) -> None:
+        """The ranks that read one share of the batch add up to the loss and the tokens of that share."""
+        job = self.job(layout, PLAIN)
+        got = self.trained(job)
+        width = got[0].coordinate[1]
+        for number, want in enumerate(self.expected(job, width)[1]):
+            for index, (loss_sum, tokens) in enumerate(want.shares):
+                owns = [of_rank.steps[number].own for of_rank in got if of_rank.coordinate[0] == index]
+                what = f"own loss of data rank {index}, step {number},"
+                number_close(what, sum(own for own, _ in owns), loss_sum, FLOAT64)
+                assert sum(count for _, count in owns) == tokens, f"own tokens of data rank {index}"
+
     def test_gradients(self, layout: Layout) -> None:
         """Every element, in the global view."""
         job = self.job(layout, PLAIN)

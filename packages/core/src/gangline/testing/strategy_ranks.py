@@ -94,6 +94,7 @@ class Stepped:
     metrics: dict[str, Any]
     norm: float
     held: list[Held]
+    own: tuple[float, int]  # loss sum and tokens of this rank's own
 
 
 @dataclass
@@ -156,7 +157,8 @@ def one_step(runtime: Runtime, microbatches: list[Batch]) -> Stepped:
     """Forward, backward, norm; nothing is scaled and nothing stepped."""
     result = runtime.step(microbatches)
     norm = runtime.clip(None)
-    return Stepped(result.loss_sum, result.tokens, result.finite, result.metrics, norm, gradients(runtime))
+    own, held = (result.own_loss_sum, result.own_tokens), gradients(runtime)
+    return Stepped(result.loss_sum, result.tokens, result.finite, result.metrics, norm, held, own)
 
 
 def apply(runtime: Runtime, velocities: dict[int, Tensor]) -> None:

@@ -25,6 +25,7 @@ class Gathered:
 
     rank_seconds: dict[str, float] | None  # min, median, max; None on one rank
     rank_phases: dict[str, list[float]] | None  # by phase and rank, to a microsecond; None where no rank said it
+    rank_losses: list[float | None] | None  # nats a token by rank; None on one rank, or of one that computes no loss
     signal: str  # the stop signal that some rank got, or ""
     verdicts: list[Verdict]  # of all ranks, in rank order
     due: bool  # whether some rank wants a checkpoint
@@ -39,23 +40,25 @@ def agree(
     verdicts: list[Verdict],
     due: bool,
     own_phases: Sequence[float] = (),
+    own_loss: float | None = None,
 ) -> Gathered:
-    """Gather seconds of the step and of its phases, stop signals, verdicts and wishes for a checkpoint.
+    """Gather seconds of the step and of its phases, losses, stop signals, verdicts and wishes for a checkpoint.
 
-    own_phases: seconds of this rank, of each of `gangline.pulse.ROWS`.
+    own_phases: seconds of this rank, of each of `gangline.pulse.ROWS`. own_loss: nats a token, of this rank's own.
     """
     if world.size == 1:
-        return Gathered(None, by_phase([own_phases]), signal or "", verdicts, due, time.time())
+        return Gathered(None, by_phase([own_phases]), None, signal or "", verdicts, due, time.time())
     number = _SIGNALS.index(signal) if signal in _SIGNALS else 0
-    row = [seconds, float(number), float(len(verdicts)), float(due), time.time(), *own_phases]
+    none = -1.0 if own_loss is None else 0.0  # NaN is a loss, too
+    row = [seconds, float(number), float(len(verdicts)), float(due), time.time(), none, own_loss or 0.0, *own_phases]
     mine = torch.tensor([row], dtype=torch.float64, device=device)
     rows = world.all_gather(mine).tolist()
     times = [row[0] for row in rows]
     spread = {"min": min(times), "median": statistics.median(times), "max": max(times)}
     found = _told(world, device, verdicts) if any(row[2] for row in rows) else []
     signalled = _SIGNALS[int(max(row[1] for row in rows))]
-    phases = by_phase([row[5:] for row in rows])
-    return Gathered(spread, phases, signalled, found, any(row[3] for row in rows), rows[0][4])
+    phases, losses = by_phase([row[7:] for row in rows]), [None if row[5] else row[6] for row in rows]
+    return Gathered(spread, phases, losses, signalled, found, any(row[3] for row in rows), rows[0][4])
 
 
 def by_phase(rows: Sequence[Sequence[float]]) -> dict[str, list[float]] | None:

@@ -7,7 +7,6 @@ import time
 
 from gangline import attempts
 from gangline.checkpoint.id import CheckpointId
-from gangline.generation import hold
 from gangline.health import Action, Verdict
 from gangline.launch.signals import stop_requested
 from gangline.record import StepRecord
@@ -19,6 +18,7 @@ from gangline.train.orders import Ending, announce, carry_out
 from gangline.train.report import Clock, peak_memory
 from gangline.train.save import asked, poll, save, tell
 from gangline.train.session import Session
+from gangline.train.unreported import flush, report
 from gangline.train.validate import validate
 
 
@@ -35,8 +35,9 @@ def loop(s: Session) -> Ending:
     clock = Clock()
     while s.step < s.run.steps:
         clock.pulse.step(s.step + 1)
+        flush(s)
         each(s, "before_step", s.step + 1)
-        record, before = step(s, clock)
+        record, own_loss, before = step(s, clock)
         if s.members:
             with clock("callback"):
                 record.metrics |= each(s, "after_step", record, not record.skipped)
@@ -45,8 +46,9 @@ def loop(s: Session) -> Ending:
         own = record.step_seconds - clock.seconds.get("agree", 0.0)  # without the wait for slower ranks
         due, ahead = request is not None, Clock()
         with ahead("agree"):  # on a GPU also the wait for the optimizer: it counts to the step that comes
-            agreed = agree(s.comms.world, s.device, own, stop_requested(), mine, due, clock.pulse.rows())
+            agreed = agree(s.comms.world, s.device, own, stop_requested(), mine, due, clock.pulse.rows(), own_loss)
         record.rank_seconds, record.rank_phases = agreed.rank_seconds, agreed.rank_phases
+        record.rank_losses = agreed.rank_losses
         order, found = verdicts.judged(s, [*before, *agreed.verdicts], agreed.now, record)
         record.verdicts = [verdict.to_dict() for verdict in found.verdicts]
         stays = order.action < Action.ROLL_BACK
@@ -60,11 +62,7 @@ def loop(s: Session) -> Ending:
         record.saving, record.failed_save = s.saving.progress if s.saving else None, s.failed_save
         record.saved, s.fresh = s.fresh, None
         # Before the save: a kill in between must not leave a checkpoint of a step that no tracker has seen.
-        if s.comms.rank == 0:
-            with hold(s.directory.path, s.step):
-                s.reporter.record(record)
-        else:
-            s.reporter.record(record)
+        report(s, record, waits=saves and request is not None and request.record_waits)
         clock = ahead
         if saves:
             with clock("checkpoint"):
@@ -78,8 +76,8 @@ def loop(s: Session) -> Ending:
     return Ending("done")
 
 
-def step(s: Session, clock: Clock) -> tuple[StepRecord, tuple[Verdict, ...]]:
-    """One step: read, forward and backward, clip, update; and what checks found before the update.
+def step(s: Session, clock: Clock) -> tuple[StepRecord, float | None, tuple[Verdict, ...]]:
+    """One step: read, forward and backward, clip, update; this rank's own loss; what checks found before the update.
 
     Where the step is not finite, or an order leaves it out, nothing is updated.
     """
@@ -89,6 +87,7 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, tuple[Verdict, ...]]:
         microbatches = s.batches.take(s.cursor, s.step, size)
     with clock("forward_backward"):
         result = s.runtime.step(microbatches)
+    flush(s)
     loss = result.loss_sum / result.tokens if result.tokens else math.nan
     learning_rate = s.run.optimizer.learning_rate * s.schedule(s.step) * attempts.rate(s.history, s.step + 1)
     with clock("optimizer"):
@@ -125,7 +124,7 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, tuple[Verdict, ...]]:
         monotonic=time.monotonic(),
         generation=s.events.generation,
     )
-    return record, found
+    return record, result.own_loss_sum / result.own_tokens if result.own_tokens else None, found
 
 
 def summed_up(s: Session, metrics: dict[str, float | list[float]]) -> dict[str, float | list[float]]:

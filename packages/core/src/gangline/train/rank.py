@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from gangline.train.loop import loop
 from gangline.train.orders import Ending
 from gangline.train.save import poll, save, tell
 from gangline.train.session import Session
+from gangline.train.unreported import flush, recover
 from gangline.train.verdicts import cut_off
 
 REQUEUED = ("SIGTERM", "SIGUSR1", "SIGUSR2")  # signals that are no person's
@@ -94,11 +95,14 @@ def train(s: Session) -> int:
             what = f"train: the run has ended: step {s.step} is done, and run.steps={s.run.steps}."
             again = f"train resume={s.directory.path} run.steps={2 * s.step}"
             print(f"{what}\n  To go on:  {again}", file=sys.stderr, flush=True)
+        recover(s)
         tell(s)
         try:
             with s.events.ends_with_error():
                 ending = run_loop(s, first)
         except BaseException as error:
+            with suppress(Exception):  # what is not whole yet the next start hands over, or does again
+                flush(s)
             tell_of_error(s, error)
             raise
         finally:
@@ -170,6 +174,7 @@ def requeues(s: Session, ending: Ending) -> bool:
 def run_loop(s: Session, first: int) -> Ending:
     """The loop, the last checkpoint, and a word to every callback."""
     ending = loop(s)
+    flush(s, wait=True)
     current().enter(NUMBER["end"])  # what comes takes as long as the last save does
     keeps = s.run.checkpoint.at_end and s.checkpointer.keeps
     if ending.why == "done" and keeps and (s.step > first or fleeting(s)):

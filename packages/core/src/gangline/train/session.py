@@ -20,6 +20,7 @@ from gangline.health import HealthCheck
 from gangline.mesh import Mesh
 from gangline.optimizer.base import Optimizer
 from gangline.precision.base import Precision
+from gangline.record import StepRecord
 from gangline.rundir import RunDirectory
 from gangline.runtime import Runtime
 from gangline.shard import Registry, Shard
@@ -57,6 +58,7 @@ class Session:
     fresh: str | None = None  # the checkpoint that has become whole since the last record
     other_data: str = ""  # what attempts.jsonl says of data that is not what the checkpoint was made with
     saving: Handle | None = None
+    unreported: StepRecord | None = None  # of rank 0: waits for the save in flight
     failed_save: str | None = None  # why the newest save came to nothing
     cut_off: str = ""  # why this rank has lost the job's store for good, and with it every later save
     first_states: dict[str, dict[str, Any]] = field(default_factory=dict)  # of callbacks and checks, as built

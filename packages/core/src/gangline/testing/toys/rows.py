@@ -145,7 +145,8 @@ class RowsRuntime(Runtime):
         tallied, (value,) = self.tally.finish(tokens, self._norm)
         self._value, self.emitted = value, tallied.by_path
         finite = math.isfinite(tallied.loss_sum) and math.isfinite(value)
-        return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics)
+        own_tokens = int(count_tokens([self.axes.own_tokens(batch) for batch in microbatches], self.device)) * speaks
+        return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics, tallied.own_loss_sum, int(own_tokens))
 
     def _frame(self, batch: Batch, index: int, collected: Collected | None) -> Frame:
         frame = frame_of(self.axes.own_tokens(batch), index, self.seed, collected)

@@ -1,0 +1,50 @@
+"""With every step in memory a run tells people of no step that a kill makes it do again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runs import Runs, ranks
+
+from gangline.testing.processes import children
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    with Runs(tmp_path) as found:
+        yield found
+
+
+def wait_until_it_stands(metrics: Path, seconds: float = 2.0) -> None:
+    """Return when nothing has been added for so long; a run that still comes on then only makes the test weaker."""
+    size, since, end = -1, time.monotonic(), time.monotonic() + 120
+    while time.monotonic() - since < seconds and time.monotonic() < end:
+        now = metrics.stat().st_size
+        if now != size:
+            size, since = now, time.monotonic()
+        time.sleep(0.02)
+
+
+def test_a_step_that_people_were_told_of_is_never_done_again(runs: Runs) -> None:
+    """A rank is killed while its save gets no further: what was told before is whole in memory."""
+    words = ("run.steps=200", "checkpoint.every=null", "parallel=ddp", "launch.processes=2", "run.deterministic=on")
+    process = runs.start("run.dir=out", *words, "checkpoint.memory_every=1", "launch.max_restarts=1")
+    runs.wait_for_step(process, "out", 5)
+    victim = ranks(process.pid)[1]
+    (writer,) = [pid for pid, command in children(victim).items() if "save.writer.process" in command]
+    os.kill(writer, signal.SIGSTOP)
+    wait_until_it_stands(runs.directory / "out" / "metrics.jsonl")
+    os.kill(victim, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(writer, signal.SIGKILL)
+    runs.finish(process)
+    lines = [json.loads(line) for line in (runs.directory / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [*range(1, 201)]
+    assert {line["generation"] for line in lines} == {1, 2}

@@ -1,0 +1,110 @@
+"""Ranks whose own loss is not like that of the others: what only they read or compute is bad. Torch-free.
+
+From `rank_losses` of the step record. Ranks see different samples, so in one step their losses differ by chance: how
+far is learned from all ranks over a window. A single step far beyond that is a batch of a kind that is rare, and a note;
+a rank that stays above or below the others in most steps of a whole window does not differ by chance. The median of its
+differences is what counts, so that no few batches move it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gangline.health import Action, Verdict
+from gangline_health.config import RankLossesOptions
+from gangline_health.monitors.base import Monitor
+from gangline_health.robust import NORMAL
+
+if TYPE_CHECKING:
+    from gangline.track import StepRecord
+
+LEAST_RANKS = 3  # of two that differ nobody knows which one is wrong
+LEAST_LOSS = 0.01  # a deviation below this share of the loss is taken as this
+SURPRISE = 100.0  # nats that a rank's batch may hold together, as of the whole batch (`numbers`)
+FARTHER = 2.0  # and so many times as far as the farthest difference of the window
+
+
+class RankLossesMonitor(Monitor):
+    """Keeps each rank's difference from the median rank over the last steps."""
+
+    name = "rank_losses"
+
+    def __init__(self, options: RankLossesOptions) -> None:
+        self.options = options
+        self.previous: StepRecord | None = None
+        self.load_state({})
+
+    def watches(self) -> str:
+        off = f"{self.options.lasting:g} deviations from that of the others"
+        return f"ranks whose own loss is {off} in most of {self.options.window} steps"
+
+    def observe(self, record: StepRecord) -> Iterable[Verdict]:
+        # what the ranks tell each other of a step is in its record only once all checks have looked at it
+        previous, self.previous = self.previous, record
+        if previous is not None and previous.rank_losses is not None:
+            yield from self._judge(previous, previous.rank_losses)
+
+    def _judge(self, record: StepRecord, losses: Sequence[float | None]) -> Iterable[Verdict]:
+        own = {rank: loss for rank, loss in enumerate(losses) if loss is not None}
+        if len(own) < LEAST_RANKS or not all(map(math.isfinite, own.values())):
+            return
+        if self.rows and self.rows[0].keys() != own.keys():
+            self.load_state({})
+        middle = statistics.median(own.values())
+        row = {rank: loss - middle for rank, loss in own.items()}
+        if len(self.rows) == self.options.window:
+            yield from self._spikes(record, own, row, middle)
+        self.rows = [*self.rows, row][-self.options.window :]
+        if len(self.rows) == self.options.window:
+            yield from self._lasting(record, own, middle)
+
+    def _noise(self, middle: float) -> float:
+        """By how much ranks differ by chance: robust, over all ranks and steps of the window."""
+        apart = [abs(difference) for row in self.rows for difference in row.values()]
+        return max(NORMAL * statistics.median(apart), LEAST_LOSS * abs(middle))
+
+    def _spikes(
+        self, record: StepRecord, own: dict[int, float], row: dict[int, float], middle: float
+    ) -> Iterable[Verdict]:
+        noise = self._noise(middle)
+        farthest = max(abs(difference) for one in self.rows for difference in one.values())
+        tokens = record.tokens / len(own)
+        for rank, difference in row.items():
+            far = abs(difference) / noise if noise else 0.0
+            if far > self.options.spike and abs(difference) > max(FARTHER * farthest, SURPRISE / max(tokens, 1)):
+                evidence = (
+                    f"the own loss of rank {rank} is {own[rank]:.4g}, the median rank's {middle:.4g}: {far:.1f} robust "
+                    f"deviations apart; it read samples of the batch from sample {record.first_sample} on"
+                )
+                details = {"rank": rank, "step": record.step, "first": record.step, "score": far}
+                yield Verdict("rank-loss-spike", f"rank {rank}", 0.7, evidence, Action.NOTE, details=details)
+
+    def _lasting(self, record: StepRecord, own: dict[int, float], middle: float) -> Iterable[Verdict]:
+        noise = self._noise(middle)
+        for rank in own:
+            off = statistics.median(row[rank] for row in self.rows)
+            if not noise or abs(off) < self.options.lasting * noise:
+                self.told.pop(rank, None)
+                continue
+            if record.step - self.told.get(rank, -self.options.again) < self.options.again:
+                continue
+            self.told[rank] = record.step
+            first = max(1, record.step - self.options.window + 1)
+            evidence = (
+                f"the own loss of rank {rank} is {abs(off):.4g} {'above' if off > 0 else 'below'} the median rank's in "
+                f"most of {self.options.window} steps, {abs(off) / noise:.1f} robust deviations of the ranks from each "
+                "other: what it reads or computes is not like theirs"
+            )
+            details = {
+                "rank": rank, "step": record.step, "first": first, "score": abs(off) / noise, "exclude": f"rank {rank}",
+            }  # fmt: skip
+            yield Verdict("rank-loss", f"rank {rank}", 0.8, evidence, Action.WARN, details=details)
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Nothing is kept: another start may have other ranks."""
+        self.previous = None
+        self.rows: list[dict[int, float]] = []  # rank -> its loss less the median rank's, of each step
+        self.told: dict[int, int] = {}  # rank -> the step in which it was said
