@@ -1,8 +1,8 @@
 """Ranks whose own loss is not like that of the others: what only they read or compute is bad. Torch-free.
 
 From `rank_losses` of the step record. Ranks see different samples, so in one step their losses differ by chance: how
-far is learned from all ranks over a window. A single step far beyond that is a batch of a kind that is rare, and a note;
-a rank that stays above or below the others in most steps of a whole window does not differ by chance. The median of its
+far is learned from all ranks over a window. A single step far beyond that is a batch of a rare kind, and a note; a rank
+that stays above or below the others in most steps of a whole window does not differ by chance. The median of its
 differences is what counts, so that no few batches move it.
 """
 
