@@ -82,12 +82,12 @@ def one_step(s) -> None:
     clock = Clock()
     clock.pulse.step(s.step + 1)
     training.each(s, "before_step", s.step + 1)
-    record, before = training.step(s, clock)
+    record, own_loss, before = training.step(s, clock)
     mine = verdicts.after_step(s, record)
-    agreed = training.agree(
-        s.comms.world, s.device, record.step_seconds, training.stop_requested(), mine, False, clock.pulse.rows()
-    )
+    seconds, phases = record.step_seconds, clock.pulse.rows()
+    agreed = training.agree(s.comms.world, s.device, seconds, training.stop_requested(), mine, False, phases, own_loss)
     record.rank_seconds, record.rank_phases = agreed.rank_seconds, agreed.rank_phases
+    record.rank_losses = agreed.rank_losses
     verdicts.judged(s, [*before, *agreed.verdicts], agreed.now, record)
 
 

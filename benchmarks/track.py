@@ -57,7 +57,7 @@ def measure(run_dir: Path, rounds: int, steps: int) -> None:
             others, beside, told = other_threads(), children(), 0.0
             for _ in range(steps):
                 began = time.thread_time()
-                record, _ = training.step(s, Clock())
+                record, *_ = training.step(s, Clock())
                 used.append(time.thread_time() - began)
                 record.time = time.time()
                 if name != "none":

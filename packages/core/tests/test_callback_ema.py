@@ -38,7 +38,7 @@ def test_an_average_is_that_of_the_weights_after_each_applied_step(tmp_path):
     s = session(tmp_path / "out", *EMA)
     seen: list[dict[str, torch.Tensor]] = []
     for number in range(4):
-        record, _ = step(s, Clock())
+        record, *_ = step(s, Clock())
         before = held(s)
         applied = number != 2
         each(s, "after_step", record, applied)

@@ -35,7 +35,8 @@ class RankLossesMonitor(Monitor):
     def __init__(self, options: RankLossesOptions) -> None:
         self.options = options
         self.previous: StepRecord | None = None
-        self.load_state({})
+        self.rows: list[dict[int, float]] = []  # rank -> its loss less the median rank's, of each step
+        self.told: dict[int, int] = {}  # rank -> the step in which it was said
 
     def watches(self) -> str:
         off = f"{self.options.lasting:g} deviations from that of the others"
@@ -106,5 +107,4 @@ class RankLossesMonitor(Monitor):
     def load_state(self, state: dict[str, Any]) -> None:
         """Nothing is kept: another start may have other ranks."""
         self.previous = None
-        self.rows: list[dict[int, float]] = []  # rank -> its loss less the median rank's, of each step
-        self.told: dict[int, int] = {}  # rank -> the step in which it was said
+        self.rows, self.told = [], {}
