@@ -58,6 +58,7 @@ def running(tmp_path_factory):
         "impatient": ("steps", (SAVING,), {}),
         "deaf": ("deaf", (), {"grace_seconds": 1.0}),
         "agent": ("steps", (), {}),
+        "stopped": ("steps", (), {}),
     }
     root = tmp_path_factory.mktemp("running")
     started = {name: Started(root / name, 2, target, args, **more) for name, (target, args, more) in asked.items()}
@@ -125,6 +126,18 @@ def test_ranks_that_do_not_hear_are_killed_when_their_grace_is_over(running):
 def test_no_rank_outlives_a_train_that_was_killed(running):
     one = running["agent"]
     one.wait_for("step")
+    one.process.kill()
+    code, _ = one.end()
+    assert code == -signal.SIGKILL
+
+
+def test_a_stopped_rank_goes_with_a_train_that_was_killed(running):
+    """It cannot end by itself, and would hold its memory, a GPU's too."""
+    one = running["stopped"]
+    one.wait_for("step")
+    found = living(one.process.pid)
+    servers = {pid for pid, process in found.items() if "forkserver" in process.command}
+    os.kill(max(pid for pid in servers if found[pid].parent in servers), signal.SIGSTOP)
     one.process.kill()
     code, _ = one.end()
     assert code == -signal.SIGKILL

@@ -3,16 +3,22 @@
 While it loads torch, a signal or the end of its parent ends it at once; later multiprocessing does that. A notice, such
 as a scheduler's of the end of the time, does not: there is nothing to save yet.
 Once it has forked a rank it stays until the last process that can ask it for more has ended. A signal to the whole
-process group must not end it sooner: the agent hears of its ranks through it.
+process group must not end it sooner: the agent hears of its ranks through it. Ranks end by themselves when their agent
+is gone, but one that is stopped (SIGSTOP) does not: who has started this server being gone, it kills what is left.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
+from pathlib import Path
 
 _PARENT = os.getppid()
+_LOOK_SECONDS = 1.0  # between two looks at the parent, once ranks were forked
+_LOOKS = 3  # that find it gone, before ranks that did not end by themselves are killed
+_gone = 0  # looks that found it gone
 _TOLD = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -26,8 +32,19 @@ def _look(signum: int, frame: object) -> None:
         os._exit(0)
 
 
+def _look_after(signum: int, frame: object) -> None:
+    global _gone
+    _gone = _gone + 1 if os.getppid() != _PARENT else 0
+    if _gone >= _LOOKS:
+        for children in Path("/proc/self/task").glob("*/children"):
+            for pid in children.read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+
+
 def _stay() -> None:
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, _look_after)
+    signal.setitimer(signal.ITIMER_REAL, _LOOK_SECONDS, _LOOK_SECONDS)
     for signum in _TOLD:
         signal.signal(signum, signal.SIG_IGN)
 
