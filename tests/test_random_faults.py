@@ -19,7 +19,9 @@ ELASTIC = ("launch=elastic", "launch.nodes=2:3", "launch.gather_seconds=60", "la
 HEALTH = ("health=[on,chaos]", "health.chaos.slow_seconds=0.05", "health.chaos.slow_steps=5")
 SAVES = ("checkpoint=zarr", "checkpoint.every=20", "checkpoint.memory_every=1", "checkpoint.memory_copies=1")
 KINDS = "health.chaos.kinds=[kill,kill-agent,kill-all,stop,slow,hang,exception]"
-RELATIVE = 1e-12  # of the loss in float64, where a lost node has changed the layout
+# Of loss and gradient norm in float64, once a lost node has changed the layout. From there on steps add up what another
+# order of sums has rounded: measured, ten times as much in 75 steps of this model, which learns its text by heart.
+RELATIVE, TENFOLD = 1e-12, 75
 KILLED = (-9, 137)
 
 
@@ -54,14 +56,16 @@ def test_a_job_survives_random_faults(curves, faults: int, seconds: float, steps
 
 
 def compare(out: Path, straight: Path, steps: int) -> None:
-    """The curve; to the bit as long as every start had the same layout."""
+    """The curve; to the bit until a start had another layout."""
     found, expected = read_records(out / "metrics.jsonl"), read_records(straight / "metrics.jsonl")
     assert [record["step"] for record in found] == [*range(1, steps + 1)]
-    worlds = [line["processes"] for line in read_events(out) if line["event"] == "launch"]
+    worlds = {line["generation"]: line["processes"] for line in read_events(out) if line["event"] == "launch"}
+    since = 0  # steps
     for one, other in zip(found, expected, strict=True):
+        since += bool(since) or worlds.get(one["generation"]) != 8
+        bound = RELATIVE * 10 ** (since / TENFOLD) if since else 0.0
         for name in ("loss", "grad_norm"):
-            exact = set(worlds) == {8}
-            assert one[name] == other[name] if exact else math.isclose(one[name], other[name], rel_tol=RELATIVE), one
+            assert math.isclose(one[name], other[name], rel_tol=bound), (bound, one)
 
 
 def report(out: Path) -> str:
