@@ -135,6 +135,44 @@ def test_a_base_in_fewer_bits_is_the_same_on_every_axis(runs, kind):
     assert runs.records(place)[-1]["loss"] == pytest.approx(runs.records(whole)[-1]["loss"], rel=1e-10)
 
 
+def test_checkpoints_without_the_base_go_from_layout_to_layout(runs):
+    """What one layout has saved of the adapters another goes on with; each rank draws its own part of the base anew."""
+    words = (
+        *KINDS["chat"],
+        *KEPT["8bit"],
+        "checkpoint=zarr",
+        "checkpoint.every=2",
+        "run.steps=4",
+        "validate.every=null",
+    )
+    runs.train("run.dir=all", *words)
+    runs.train("run.dir=alone", *words, "checkpoint.frozen=false", "parallel=fsdp", "launch.processes=2", "run.steps=2")
+    runs.train("resume=alone", "run.steps=3", "parallel=3d", "parallel.tp=2", "parallel.pp=2", "launch.processes=4")
+    runs.train("resume=alone", "run.steps=4", "parallel=single", "launch.processes=1")
+    losses = [[record["loss"] for record in runs.records(name)] for name in ("all", "alone")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-10)
+    sizes = [
+        sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+        for place in (runs.directory / name / "checkpoints" / "step-00000004" for name in ("all", "alone"))
+    ]
+    assert sizes[1] < sizes[0]
+    import torch
+    from safetensors.torch import load_file
+
+    from gangline.cli.main import main
+    from gangline.tools import sample
+
+    here = runs.directory
+    for name in ("all", "alone"):
+        assert main(["ckpt", "export", str(here / name), str(here / f"{name}-out"), "--merge"]) == 0
+    ours, theirs = (load_file(here / f"{name}-out" / "model.safetensors") for name in ("alone", "all"))
+    assert ours.keys() == theirs.keys()
+    for tensor in theirs:
+        torch.testing.assert_close(ours[tensor], theirs[tensor], rtol=1e-6, atol=1e-7)
+    one, other = (sample(here / name, "3?", 6, temperature=0.0) for name in ("all", "alone"))
+    assert one == other
+
+
 def test_a_base_that_tp_would_cut_inside_a_block_is_refused(runs):
     said = runs.refused("run.dir=no", *KINDS["chat"], "lora.base=8bit", "parallel=tp", "launch.processes=2")
     assert "does not divide" in said, said

@@ -26,6 +26,7 @@ class Document:
     states: dict[str, Any] = field(default_factory=dict)  # "optimizer", "precision", "data", "health.nan" -> state()
     data: str = ""  # the source's fingerprint
     model: str = ""  # a fingerprint of the model's arrays: names and shapes
+    base: dict[str, Any] = field(default_factory=dict)  # of what is not trained and not among the arrays, if anything
     mesh: dict[str, int] = field(default_factory=dict)  # the layout that wrote it, for people; no reader needs it
     config: dict[str, Any] = field(default_factory=dict)
 
@@ -39,7 +40,7 @@ class Document:
         for name in ("step", "attempt", "cursor", "seed"):
             if type(known.get(name)) is not int:
                 raise ValueError(f"its {name} is {known.get(name)!r}, not a whole number")
-        for name in ("parts", "states", "mesh", "config"):
+        for name in ("parts", "states", "base", "mesh", "config"):
             if not isinstance(known.get(name, {}), dict):
                 raise ValueError(f"its {name} are {known[name]!r}")
         return cls(**known)

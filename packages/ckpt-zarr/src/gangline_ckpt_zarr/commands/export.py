@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gangline import UserError
-from gangline.checkpoint import Box
+from gangline.checkpoint import Box, with_base
 from gangline.tools import add_output, write_model
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
@@ -31,7 +31,9 @@ def run(argv: Sequence[str]) -> int:
     add_output(words)
     options = words.parse_args(list(argv))
     copy = one(options.place).only(options.tier).copy()
-    count = write_model(options, _run(copy), copy.store.url, copy.held().shapes, partial(_arrays, copy))
+    run, base = _run(copy), copy.meta.document.get("base", {})
+    arrays, read = with_base(run, copy.held().shapes, partial(_arrays, copy), base, copy.store.url)
+    count = write_model(options, run, copy.store.url, arrays, read)
     print(f"{options.out}: {text.place(copy.store.url)}, {count} tensors in {options.dtype}")
     return 0
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         SaveFailed as SaveFailed,
         SaveRequest as SaveRequest,
     )
+    from gangline.checkpoint.base_weights import with_base as with_base
     from gangline.checkpoint.config import TorchCheckpoint as TorchCheckpoint
     from gangline.checkpoint.id import CheckpointId as CheckpointId
     from gangline.checkpoint.retention import Lacks as Lacks, superfluous as superfluous
@@ -41,6 +42,7 @@ __getattr__, __all__ = lazily(
     __name__,
     {
         "gangline.checkpoint.base": "Checkpointer Handle SaveFailed SaveRequest",
+        "gangline.checkpoint.base_weights": "with_base",
         "gangline.checkpoint.id": "CheckpointId",
         "gangline.checkpoint.config": "TorchCheckpoint",
         "gangline.checkpoint.retention": "Lacks superfluous",

@@ -37,6 +37,7 @@ MAY_CHANGE = (
     "checkpoint.every",
     "checkpoint.at_end",
     "checkpoint.keep_last",
+    "checkpoint.frozen",
 )
 
 

@@ -255,6 +255,7 @@ class CheckpointConfig(PartConfig):
 
     every: PositiveInt | Literal["auto"] | None = None  # steps, or "auto" where the part can; null: only at the end
     at_end: bool = True  # save after the last step
+    frozen: bool = True  # save what is not trained, too; false: it is found again where it came from (model.weights)
 
 
 @dataclass

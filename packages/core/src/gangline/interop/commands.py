@@ -39,12 +39,16 @@ def export_run(argv: Sequence[str]) -> int:
     options = parser.parse_args(list(argv))
 
     from gangline import plugins
+    from gangline.checkpoint.base_weights import with_base
     from gangline.rundir import RunDirectory
 
     run = RunDirectory.open(options.run_dir).run()
     kept: Checkpointer = plugins.build(run.checkpoint, run, None)
     id = _choose(kept, options.run_dir, options.checkpoint)
-    count = write_model(options, run, options.run_dir, kept.arrays(id), partial(_arrays, kept, id, _plan_of(run)))
+    stored: Read = partial(_arrays, kept, id, _plan_of(run))
+    base = kept.document(id).get("base", {})
+    arrays, read = with_base(run, kept.arrays(id), stored, base, f"checkpoint {id} of {options.run_dir}")
+    count = write_model(options, run, options.run_dir, arrays, read)
     print(f"{options.out}: {id} of {options.run_dir}, {count} tensors in {options.dtype}")
     return 0
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from gangline import plugins
 from gangline.batch import Batch
 from gangline.checkpoint.base import Checkpointer
+from gangline.checkpoint.base_weights import base_arrays, refill
 from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.weights import weights_under
 from gangline.comm.solo import Solo
@@ -175,11 +176,17 @@ def load_model(
     bind_folds(model, plan, Solo)
     materialise(model, plan, device=_device(device))
     whole = {name: tensor for name, tensor in model.state_dict().items() if plan.owner(name) == name}
-    arrays = weights_under(weights, kept.arrays(id), whole)
+    stored = kept.arrays(id)
+    arrays = weights_under(weights, stored, whole)
     shards = [
         Shard(arrays.get(name, model_array(name)), tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)
         for name, tensor in whole.items()
     ]
+    missing = {name: shape for name, shape in base_arrays(tree, plan).items() if name not in stored}
+    if missing:
+        base = [shard for shard in shards if shard.name in missing]
+        refill(run, plan, missing, [base], kept.document(id).get("base", {}), f"checkpoint {id}")
+        shards = [shard for shard in shards if shard.name not in missing]
     layouts = {shard.name: Layout(shard.global_shape, str(shard.dtype).removeprefix("torch.")) for shard in shards}
     kept.load(id, shards, Registry.of(Mesh.of({}), layouts))
     return model

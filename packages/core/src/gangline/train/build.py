@@ -10,6 +10,7 @@ import torch
 
 from gangline import plugins
 from gangline.checkpoint.base import Checkpointer
+from gangline.checkpoint.base_weights import base_arrays, described, fingerprint
 from gangline.comm.base import Comm, Comms
 from gangline.comm.objects import gather_json
 from gangline.config.schema import Run
@@ -108,7 +109,17 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
             attach(session)
         with events.phase("restore"):
             restore(session)
+            leave_out_base(session)
     return session
+
+
+def leave_out_base(s: Session) -> None:
+    """Where checkpoints are to be without what is never trained: what they say of it instead. Called by all ranks."""
+    if s.run.checkpoint.frozen or not s.checkpointer.keeps:
+        return
+    names = base_arrays(*compose_model(s.run))
+    told = fingerprint(names, s.runtime.shards(), s.comms)
+    s.left_out, s.base = frozenset(names), described(s.run, told, names)
 
 
 def sources_of(session: Session) -> dict[str, DataSource]:

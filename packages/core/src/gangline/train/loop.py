@@ -31,7 +31,7 @@ def loop(s: Session) -> Ending:
     if signal := introduce(s):
         return Ending(signal)
     each(s, "begin", s.step)
-    s.checkpointer.prepare(s.registry)
+    s.checkpointer.prepare(s.saved_registry)
     clock = Clock()
     while s.step < s.run.steps:
         clock.pulse.step(s.step + 1)

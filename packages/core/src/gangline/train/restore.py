@@ -13,11 +13,13 @@ import torch
 from gangline import attempts
 from gangline.attempts import Attempt
 from gangline.checkpoint.base import Checkpointer
+from gangline.checkpoint.base_weights import base_arrays, refill
 from gangline.checkpoint.id import CheckpointId
 from gangline.comm.objects import gather_json
 from gangline.config.serial import to_dict
 from gangline.errors import BadCheckpoint, UserError
 from gangline.generation import hold
+from gangline.model.compose import compose_model
 from gangline.rundir import part_versions
 from gangline.shard import Registry, Shard, in_model
 from gangline.state import Document
@@ -54,6 +56,7 @@ def capture(session: Session) -> Document:
         states={name: state for name, state in states.items() if state} | theirs,
         data=session.source.fingerprint(),
         model=fingerprint(session.registry),
+        base=session.base,
         mesh=dict(session.mesh.sizes),
         config=to_dict(session.run),
     )
@@ -124,6 +127,8 @@ def load(session: Session, id: CheckpointId) -> str | None:
         _check(session, id, document)
         weights_alone = holds_weights_alone(session, id)
         wanted, fresh = _wanted(session, id)
+        missing = _base_missing(session, id)
+        wanted = [shard for shard in wanted if shard.name not in missing]
         if weights_alone:
             session.notes.append(f"checkpoint {id} holds weights alone: the optimizer starts afresh")
             wanted = [shard for shard in wanted if not shard.name.startswith(OPTIMIZER)]
@@ -131,6 +136,10 @@ def load(session: Session, id: CheckpointId) -> str | None:
         bad = f"checkpoint {id}: {error}"
     if told := seen(session, id, bad):  # before the load, which is for all ranks or for none
         return told
+    if missing and document.base.get("fingerprint") != session.base.get("fingerprint", ""):  # else it is there
+        shards = [shard for shard in session.runtime.shards() if shard.name in missing]
+        _, plan = compose_model(session.run)
+        refill(session.run, plan, missing, [shards], document.base, f"checkpoint {id}", session.comms)
     try:
         session.checkpointer.load(id, wanted, session.registry)
     except BadCheckpoint as error:
@@ -203,6 +212,12 @@ def _wanted(session: Session, id: CheckpointId) -> tuple[list[Shard], set[str]]:
         elif shard.name.startswith(LOCAL):
             shard.local.zero_()
     return wanted, fresh
+
+
+def _base_missing(session: Session, id: CheckpointId) -> dict[str, tuple[int, ...]]:
+    """What is not trained and not stored."""
+    stored = session.checkpointer.arrays(id)
+    return {name: shape for name, shape in base_arrays(*compose_model(session.run)).items() if name not in stored}
 
 
 def _places(names: Iterable[str]) -> list[str]:

@@ -29,7 +29,8 @@ def save(s: Session, request: SaveRequest) -> None:
     each(s, "before_save", s.step)
     try:
         with s.phase("save"):
-            s.saving = s.checkpointer.save(request, s.shards(), s.registry, capture(s).to_dict())
+            shards = [shard for shard in s.shards() if shard.name not in s.left_out]
+            s.saving = s.checkpointer.save(request, shards, s.saved_registry, capture(s).to_dict())
     except SaveFailed as error:
         give_up(s, error)
         return

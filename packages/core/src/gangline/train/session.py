@@ -64,6 +64,8 @@ class Session:
     first_states: dict[str, dict[str, Any]] = field(default_factory=dict)  # of callbacks and checks, as built
     untold: dict[str, bool] = field(default_factory=dict)  # what checks raised on this rank -> whether rank 0 knows
     notes: list[str] = field(default_factory=list)
+    left_out: frozenset[str] = frozenset()  # arrays that checkpoints do not hold (`checkpoint.frozen=false`)
+    base: dict[str, Any] = field(default_factory=dict)  # what their documents say of those
     nodes: list[str] = field(default_factory=list)  # the name of each rank's
     history: list[Attempt] = field(default_factory=list)  # the lines of attempts.jsonl
     events: Events = field(default_factory=lambda: Events(None))
@@ -95,6 +97,12 @@ class Session:
         for member in self.members.values():
             found = found if member.registry is None else found | member.registry
         return found
+
+    @property
+    def saved_registry(self) -> Registry:
+        """Those of them that a checkpoint holds."""
+        every = self.registry
+        return Registry(every.mesh, {name: every[name] for name in every if name not in self.left_out})
 
     def shards(self) -> list[Shard]:
         """Every array of the run's state that this rank holds."""

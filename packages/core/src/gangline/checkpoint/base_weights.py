@@ -1,0 +1,166 @@
+"""Checkpoints without the base (`checkpoint.frozen=false`): what is never trained is found again where it came from.
+
+The base of a run are the arrays that its plan freezes. They are a function of the run: drawn by its seed, or read from
+`model.weights`. A checkpoint that leaves them out says in its document what they were, by a fingerprint that no layout
+changes; whoever opens it makes them again, and other weights in their place are refused.
+
+The fingerprint of an array is a sum modulo 2**64 of hashes, of each number and its place: ranks add up theirs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from gangline.errors import UserError
+from gangline.model.tree import parameter_shapes
+from gangline.shard import Shard, model_array, parameter_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from gangline.comm.base import Comms
+    from gangline.config.schema import Run
+    from gangline.interop.adapters import Read
+    from gangline.model.tree import Node
+    from gangline.plan import Plan
+
+ROWS = 1 << 20  # numbers that are hashed at once
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def base_arrays(tree: Node, plan: Plan) -> dict[str, tuple[int, ...]]:
+    """Name and shape of each array of a parameter that no step changes, in order of name. Buffers are always saved."""
+    frozen = ((name, shape) for name, shape in sorted(parameter_shapes(tree).items()) if plan.is_frozen(name))
+    return {model_array(name): shape for name, shape in frozen}
+
+
+def described(run: Run, fingerprint: str, names: Collection[str]) -> dict[str, Any]:
+    """What a document says of a base that the checkpoint leaves out."""
+    return {"fingerprint": fingerprint, "arrays": len(names), "from": run.model.pretrained()}
+
+
+def fingerprint(names: Collection[str], shards: Iterable[Shard], comms: Comms | None = None) -> str:
+    """Of the arrays `names`, of which this rank has `shards`; the same on all ranks and in every layout."""
+    import torch
+
+    names = sorted(names)
+    place = {name: number for number, name in enumerate(names)}
+    sums: torch.Tensor | None = None
+    for shard in shards:
+        if sums is None:
+            sums = torch.zeros(len(names), dtype=torch.int64, device=shard.local.device)
+        if shard.primary and shard.name in place:
+            sums[place[shard.name]] += _sum(shard)
+    if sums is None:
+        sums = torch.zeros(len(names), dtype=torch.int64, device=None if comms is None else comms.device)
+    if comms is not None:
+        sums = comms.world.all_reduce(sums)
+    content = json.dumps(list(zip(names, sums.tolist(), strict=True)))
+    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+
+
+def _sum(shard: Shard) -> torch.Tensor:
+    """Of the hashes of its numbers (floats as float32) and their places in the whole array."""
+    import torch
+
+    from gangline.draws import mixed
+
+    local = shard.local.detach().reshape(-1, shard.local.shape[-1] if shard.local.dim() else 1)
+    places = _places(shard, local.device)
+    total = torch.zeros((), dtype=torch.int64, device=local.device)
+    step = max(1, ROWS // max(1, local.shape[1]))
+    for start in range(0, len(local), step):
+        rows = local[start : start + step]
+        bits = rows.float().contiguous().view(torch.int32) if rows.is_floating_point() else rows
+        columns = torch.arange(rows.shape[1], device=rows.device)
+        total += mixed(bits.to(torch.int64) + mixed(places[start : start + step, None] + columns)).sum()
+    return total
+
+
+def _places(shard: Shard, device: torch.device) -> torch.Tensor:
+    """(rows,) int64: the number in the whole array of the first element of each row of the shard."""
+    import torch
+
+    place = torch.full((1,), shard.offset[-1] if shard.offset else 0, dtype=torch.int64, device=device)
+    for dim, (offset, length) in enumerate(zip(shard.offset[:-1], shard.local.shape[:-1], strict=True)):
+        stride = prod(shard.global_shape[dim + 1 :])
+        along = (torch.arange(length, device=device) + offset) * stride
+        place = (place[:, None] + along).reshape(-1)
+    return place
+
+
+# --- opening such a checkpoint ---------------------------------------------------------------------------------------
+
+
+def refill(
+    run: Run,
+    plan: Plan,
+    names: Collection[str],
+    shards: Iterable[Sequence[Shard]],
+    said: Mapping[str, Any],
+    what: str,
+    comms: Comms | None = None,
+) -> None:
+    """Make the base again. names: all arrays that the checkpoint leaves out; shards: this rank's, some at a time.
+
+    said: what its document says of them; what: names the checkpoint. Raises UserError where the base is gone, or is
+    another.
+    """
+    if not said:
+        raise UserError(f"{what} lacks {', '.join(map(parameter_of, sorted(names)[:3]))}.", "It does not say why.")
+    came = said.get("from")
+    where = f"It came from {came}." if came else "It was drawn by the run's seed."
+
+    from gangline.train.build import draw_weights
+
+    def filled() -> Iterator[Shard]:
+        for some in shards:
+            draw_weights(run, some, plan)
+            yield from some
+
+    try:
+        now = fingerprint(names, filled(), comms)
+    except UserError as error:
+        told = f"{what} holds what is trained alone, and its base cannot be read: {error.what}"
+        raise UserError(told, *error.details, where) from error
+    if now != said.get("fingerprint"):
+        raise UserError(
+            f"{what} was trained on another base than the weights that are there now.",
+            f"Fingerprint {said.get('fingerprint')} then, {now} now. {where}",
+            f"Put the weights back that lay in {came}." if came else "The model is drawn in another way by now.",
+        )
+
+
+def with_base(run: Run, arrays: Shapes, read: Read, said: Mapping[str, Any], what: str) -> tuple[Shapes, Read]:
+    """(arrays, read) of a checkpoint with the base that it leaves out. Raises UserError as `refill` does."""
+    import torch
+
+    from gangline.model.compose import compose_model
+    from gangline.train.build import draw_weights
+
+    tree, plan = compose_model(run)
+    missing = {name: shape for name, shape in base_arrays(tree, plan).items() if name not in arrays}
+    if not missing:
+        return arrays, read
+
+    def shard_of(name: str) -> Shard:
+        codes = plan.dtype_of(parameter_of(name)) == "int8"
+        local = torch.empty(missing[name], dtype=torch.int8 if codes else torch.float32)
+        return Shard(name, missing[name], local.dtype, (0,) * local.dim(), local)
+
+    # One array after another, here and below: the base may be larger than the memory.
+    refill(run, plan, missing, ([shard_of(name)] for name in missing), said, what)
+
+    def whole(wanted: Shapes) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from read({name: shape for name, shape in wanted.items() if name not in missing})
+        for name in (name for name in wanted if name in missing):
+            shard = shard_of(name)
+            draw_weights(run, [shard], plan)
+            yield name, shard.local
+
+    return {**arrays, **missing}, whole

@@ -1,0 +1,141 @@
+"""`checkpoint.frozen=false`: checkpoints hold what is trained, and the base is found where it came from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_models import llama, logits, opened
+
+from gangline.cli.main import main
+from gangline.testing import RealRuns
+from gangline.tools import sample
+
+SETTINGS = (
+    "batch.global_size=4",
+    "batch.sequence_length=16",
+    "run.steps=2",
+    "run.sample=0",
+    "validate.every=null",
+    "track=[jsonl]",
+    "precision=fp32",
+    "optimizer.learning_rate=0.02",
+    "schedule=constant",
+    "lora=on",
+    "lora.rank=4",
+    "checkpoint.every=2",
+)
+ALONE = "checkpoint.frozen=false"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    with RealRuns(folder, SETTINGS) as found:
+        found.base = llama(folder / "base")
+        yield found
+
+
+def nbytes(directory) -> int:
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+
+
+def merged(runs, name: str) -> torch.Tensor:
+    here = runs.directory
+    shutil.rmtree(here / f"{name}-merged", ignore_errors=True)
+    assert main(["export", str(here / name), str(here / f"{name}-merged"), "--merge"]) == 0
+    return logits(opened(here / f"{name}-merged"))
+
+
+@pytest.mark.parametrize("base", ["full", "8bit", "drawn"])
+def test_a_run_goes_on_as_one_whose_checkpoints_hold_all(runs, base):
+    words = ["lora.base=8bit", *runs.base] if base == "8bit" else runs.base if base == "full" else ["recipe=quick"]
+    names = (f"{base}-alone", f"{base}-whole")
+    runs.train(f"run.dir={names[0]}", *words, ALONE)
+    runs.train(f"run.dir={names[1]}", *words)
+    small, large = (nbytes(runs.directory / name / "checkpoints") for name in names)
+    assert small < (0.7 if base == "8bit" else 0.6) * large
+    runs.train(f"resume={names[0]}", "run.steps=4", "parallel=ddp", "launch.processes=2")
+    runs.train(f"resume={names[1]}", "run.steps=4", "parallel=ddp", "launch.processes=2")
+    ours, theirs = map(runs.records, names)
+    assert [record["loss"] for record in ours] == [record["loss"] for record in theirs]
+    if base != "drawn":
+        assert torch.equal(merged(runs, names[0]), merged(runs, names[1]))
+    places = [runs.directory / name for name in names]
+    assert sample(places[0], "a", 8, temperature=0.0) == sample(places[1], "a", 8, temperature=0.0)
+    runs.train(f"resume={names[0]}", "run.steps=5", "checkpoint.frozen=true")  # from then on they hold all
+    assert nbytes(places[0] / "checkpoints" / "step-00000005") > 1.3 * nbytes(
+        places[0] / "checkpoints" / "step-00000004"
+    )
+
+
+def test_a_base_that_is_gone_or_another_is_refused_by_all_who_open_it(runs, capsys):
+    here = runs.directory
+    shutil.copytree(here / "base", here / "moved")
+    words = [word.replace(str(here / "base"), str(here / "moved")) for word in runs.base]
+    runs.train("run.dir=of-moved", *words, ALONE)
+    path = here / "moved" / "model.safetensors"
+    kept = path.read_bytes()
+
+    def told(*verb: str) -> str:
+        capsys.readouterr()
+        assert main(list(verb)) == 2
+        return capsys.readouterr().err
+
+    def refused_by_all(*texts: str) -> None:
+        ways = [
+            told("sample", str(here / "of-moved"), "--tokens", "2"),
+            told("export", str(here / "of-moved"), str(here / "never"), "--merge"),
+            runs.refused("resume=of-moved", "run.steps=4"),
+        ]
+        for said in ways:
+            assert "Traceback" not in said, said
+            for text in texts:
+                assert text in said, said
+
+    tensors = load_file(path)
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 4] += 1e-3
+    save_file(tensors, path, {"format": "pt"})
+    refused_by_all("was trained on another base than the weights that are there now", str(here / "moved"))
+    path.unlink()
+    refused_by_all("holds what is trained alone, and its base cannot be read", str(here / "moved"))
+    path.write_bytes(kept)
+    runs.train("resume=of-moved", "run.steps=4")
+    assert json.loads((here / "of-moved" / "ending.json").read_text())["exit_code"] == 0
+
+
+def test_the_fingerprint_is_of_numbers_and_places_and_not_of_cuts():
+    from gangline.checkpoint.base_weights import fingerprint
+    from gangline.strategy import Shard
+
+    torch.manual_seed(0)
+    w, stack = torch.randn(6, 5), torch.randn(2, 4, 3)
+
+    def shard(name, whole, offset, shape, primary=True):
+        part = whole[tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))].clone()
+        return Shard(name, tuple(whole.shape), part.dtype, offset, part, primary)
+
+    whole = fingerprint(
+        ["model/w", "model/s"], [shard("model/w", w, (0, 0), (6, 5)), shard("model/s", stack, (0, 0, 0), (2, 4, 3))]
+    )
+    parts = [
+        shard("model/s", stack, (1, 0, 0), (1, 4, 3)),
+        shard("model/w", w, (0, 3), (6, 2)),
+        shard("model/w", w, (0, 0), (2, 3)),
+        shard("model/w", w, (2, 0), (4, 3)),
+        shard("model/w", w, (2, 0), (4, 3), primary=False),
+        shard("model/s", stack, (0, 2, 0), (1, 2, 3)),
+        shard("model/s", stack, (0, 0, 0), (1, 2, 3)),
+    ]
+    assert fingerprint(["model/s", "model/w"], parts) == whole
+    assert (
+        fingerprint(["model/w", "model/s"], [shard("model/w", w.flip(0), (0, 0), (6, 5)), *parts[:1], *parts[5:]])
+        != whole
+    )
+    assert (
+        fingerprint(["model/w", "model/s"], [shard("model/w", w.bfloat16(), (0, 0), (6, 5)), *parts[:1], *parts[5:]])
+        != whole
+    )
