@@ -53,11 +53,10 @@ if TYPE_CHECKING:
         in_global_order as in_global_order,
     )
     from gangline.parallel.single import SingleRuntime as SingleRuntime
-    from gangline.parallel.storage import dtype_name as dtype_name, kept_dtype as kept_dtype
+    from gangline.parallel.storage import dtype_name as dtype_name
     from gangline.plan import (
         Cut as Cut,
         Fold as Fold,
-        Kept as Kept,
         Plan as Plan,
         is_matrix as is_matrix,
         matches as matches,
@@ -97,7 +96,7 @@ __getattr__, __all__ = lazily(
         "gangline.runtime": "ParamShard Runtime ShardedParam StepResult",
         "gangline.batch": "Batch",
         "gangline.mesh": "AXES DATA_AXES Mesh",
-        "gangline.plan": "Cut Fold Kept Plan is_matrix matches names",
+        "gangline.plan": "Cut Fold Plan is_matrix matches names",
         "gangline.sampling.decode": "Stop decode",
         "gangline.sampling.on_ranks": "writing",
         "gangline.sampling.options": "Sampling Written",
@@ -112,7 +111,7 @@ __getattr__, __all__ = lazily(
         "gangline.parallel.prepare": "Finish bind_folds full_product refuse_own set_products",
         "gangline.parallel.sample_losses": "check_share evaluated in_global_order",
         "gangline.parallel.single": "SingleRuntime",
-        "gangline.parallel.storage": "dtype_name kept_dtype",
+        "gangline.parallel.storage": "dtype_name",
         "gangline.model.buffers": "buffers_of filled_buffers_of listeners put",
         "gangline.model.build": "model_of",
         "gangline.model.calls": "call_of",
