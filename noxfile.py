@@ -206,7 +206,7 @@ for module in found:
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if not any(extra.split("-")[0] == error.name.split(".")[0] for extra in extras):
+        if not any(error.name.split(".")[0] in (extra.split("-")[0], extra.replace("-", "_")) for extra in extras):
             raise
         print(f"{{module}} wants the extra that brings {{error.name}}")
 print(f"{{len(found)}} modules of {{name}} import")

@@ -135,7 +135,8 @@ def main() -> int:
         place.mkdir(parents=True, exist_ok=True)
         small_text(place / "text")
         for number in asked.layouts:
-            row = measured(number, *LAYOUTS[number], place, asked.steps, asked.turns)
+            processes, words = LAYOUTS[number]
+            row = measured(number, processes, words, place, asked.steps, asked.turns)
             rows.append(row)
             print(
                 f"{row.processes:5} {row.planned:9.4f} {row.measured:9.4f} {row.error:+7.1%} {row.drift:+7.1%} "
