@@ -208,6 +208,8 @@ class HealthCheckSuite(PartSuite):
             replace(plain, step=2, loss=math.inf, grad_norm=math.inf, finite=False),
             replace(plain, step=3, loss=math.nan, grad_norm=math.nan, tokens=0, tokens_per_second=0.0, finite=False),
             replace(plain, step=4, metrics={"blocks.0/load": [1.0, 2.0], "x": math.nan}, step_seconds=0.0),
+            replace(plain, step=5, rank_losses=[1.0, None, math.nan, 2.0]),
+            replace(plain, step=6, rank_losses=[None, None]),
             replace(plain, step=3),  # after a rollback steps come again
         ]
         self.verdicts(strange, check)

@@ -27,7 +27,12 @@ def strange() -> list[StepRecord]:
     return [
         replace(plain, mfu=None, rank_seconds=None, rank_phases=None, seconds={}),
         replace(plain, step=2, loss=math.nan, grad_norm=math.inf, finite=False, skipped="why", verdicts=[verdict]),
-        replace(plain, step=3, metrics={"blocks.0/use": [1.0, 2.0, 3.0], "blocks.0/peak": math.nan}),
+        replace(
+            plain,
+            step=3,
+            metrics={"blocks.0/use": [1.0, 2.0, 3.0], "blocks.0/peak": math.nan},
+            rank_losses=[1.0, None, math.nan],
+        ),
         replace(
             plain,
             step=4,
