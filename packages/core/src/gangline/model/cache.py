@@ -6,7 +6,8 @@ other features of tokens, `Carried` for a state. Its node says so (`gangline.mod
 of different lengths are filled up on the left; what fills them is another document (0) than the text (1), so whatever
 keeps documents apart keeps it out.
 
-B batch, T tokens, S keys, H query heads, K key-value heads, C width, N = B · K, G query heads to a key head
+B batch, T tokens, S keys, H query heads, K key-value heads, C width
+G queries to each key-value head, M rows of a product (here B · K)
 """
 
 from __future__ import annotations
@@ -142,17 +143,17 @@ def one_query(
     """
     B, H, _, C = q_BH1C.shape
     K, S = k_BKSC.shape[1:3]
-    q_NGC = q_BH1C.reshape(B * K, H // K, C) * (C**-0.5 if call.scale is None else call.scale)
-    z_NGS = torch.bmm(q_NGC, k_BKSC.flatten(0, 1).mT)
-    if z_NGS.dtype in NARROW:
-        z_NGS = z_NGS.float()
+    q_MGC = q_BH1C.reshape(B * K, H // K, C) * (C**-0.5 if call.scale is None else call.scale)
+    z_MGS = torch.bmm(q_MGC, k_BKSC.flatten(0, 1).mT)
+    if z_MGS.dtype in NARROW:
+        z_MGS = z_MGS.float()
     if call.soft_cap is not None:
-        z_NGS = call.soft_cap * (z_NGS / call.soft_cap).tanh()
+        z_MGS = call.soft_cap * (z_MGS / call.soft_cap).tanh()
     if seen_B11S is not None:
-        z_NGS = z_NGS.view(B, H, 1, S).masked_fill(~seen_B11S, -torch.inf).view(B * K, H // K, S)
+        z_MGS = z_MGS.view(B, H, 1, S).masked_fill(~seen_B11S, -torch.inf).view(B * K, H // K, S)
     if sinks_H is not None:
-        sinks = sinks_H.to(z_NGS.dtype).view(1, K, H // K, 1).expand(B, -1, -1, -1).flatten(0, 1)
-        p_NGS = torch.cat((z_NGS, sinks), dim=-1).softmax(-1)[..., :S]
+        sinks = sinks_H.to(z_MGS.dtype).view(1, K, H // K, 1).expand(B, -1, -1, -1).flatten(0, 1)
+        p_MGS = torch.cat((z_MGS, sinks), dim=-1).softmax(-1)[..., :S]
     else:
-        p_NGS = z_NGS.softmax(-1)
-    return torch.bmm(p_NGS.to(v_BKSC.dtype), v_BKSC.flatten(0, 1)).view(B, H, 1, -1)
+        p_MGS = z_MGS.softmax(-1)
+    return torch.bmm(p_MGS.to(v_BKSC.dtype), v_BKSC.flatten(0, 1)).view(B, H, 1, -1)

@@ -2,7 +2,7 @@
 
 A cache keeps the last (taps - 1) inputs.
 
-B batch, T tokens, C channels
+B batch, T tokens, F features, here channels
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gangline_models.delta_nodes import ShortConvolutionNode
 
 
 class ShortConvolution(nn.Module):
-    """x (B, T, C) -> silu of the sum over taps of x at earlier tokens of the same document, per channel; (B, T, C)."""
+    """x (B, T, F) -> silu of the sum over taps of x at earlier tokens of the same document, per channel; (B, T, F)."""
 
     def __init__(self, node: ShortConvolutionNode) -> None:
         super().__init__()
@@ -26,30 +26,30 @@ class ShortConvolution(nn.Module):
     def bind(self, axis: Comm) -> None:
         """Channels are cut as heads are, so there is nothing to ask the other ranks."""
 
-    def forward(self, x_BTC: Tensor, document_BT: Tensor | None, cache: Cache | None = None) -> Tensor:
+    def forward(self, x_BTF: Tensor, document_BT: Tensor | None, cache: Cache | None = None) -> Tensor:
         if cache is None:
-            return self.convolved(x_BTC, document_BT)
+            return self.convolved(x_BTF, document_BT)
         carried = cache.of(self, Carried)
         if carried.tensor is None:
-            carried.tensor = self.tail(x_BTC, document_BT)
-            return self.convolved(x_BTC, document_BT)
-        seen_BTC = torch.cat((carried.tensor, x_BTC), dim=1)
-        carried.tensor = seen_BTC[:, 1:]
-        return F.silu((seen_BTC * self.weight.to(x_BTC.dtype).squeeze(1).T).sum(1, keepdim=True))
+            carried.tensor = self.tail(x_BTF, document_BT)
+            return self.convolved(x_BTF, document_BT)
+        seen_BTF = torch.cat((carried.tensor, x_BTF), dim=1)
+        carried.tensor = seen_BTF[:, 1:]
+        return F.silu((seen_BTF * self.weight.to(x_BTF.dtype).squeeze(1).T).sum(1, keepdim=True))
 
-    def tail(self, x_BTC: Tensor, document_BT: Tensor | None) -> Tensor:
-        """What the next token sees beside itself, (B, taps - 1, C): zeros for what its document does not have."""
+    def tail(self, x_BTF: Tensor, document_BT: Tensor | None) -> Tensor:
+        """What the next token sees beside itself, (B, taps - 1, F): zeros for what its document does not have."""
         if document_BT is not None:
-            x_BTC = x_BTC * (document_BT == document_BT[:, -1:])[..., None]
+            x_BTF = x_BTF * (document_BT == document_BT[:, -1:])[..., None]
         seen = self.weight.shape[-1] - 1
-        return F.pad(x_BTC, (0, 0, seen, 0))[:, x_BTC.shape[1] :]
+        return F.pad(x_BTF, (0, 0, seen, 0))[:, x_BTF.shape[1] :]
 
-    def convolved(self, x_BTC: Tensor, document_BT: Tensor | None) -> Tensor:
+    def convolved(self, x_BTF: Tensor, document_BT: Tensor | None) -> Tensor:
         """Of all tokens."""
-        taps = self.weight.to(x_BTC.dtype).squeeze(1).unbind(-1)  # the last one is of the token itself
-        y = x_BTC * taps[-1]
+        taps = self.weight.to(x_BTF.dtype).squeeze(1).unbind(-1)  # the last one is of the token itself
+        y = x_BTF * taps[-1]
         for back, tap in enumerate(reversed(taps[:-1]), start=1):
-            earlier = F.pad(x_BTC, (0, 0, back, 0))[:, : x_BTC.shape[1]]
+            earlier = F.pad(x_BTF, (0, 0, back, 0))[:, : x_BTF.shape[1]]
             if document_BT is not None:
                 same = F.pad(document_BT, (back, 0), value=-1)[:, : document_BT.shape[1]] == document_BT
                 earlier = earlier * same[..., None]
