@@ -12,7 +12,7 @@ from gangline import UserError
 from gangline.cluster import Cluster
 from gangline.figure import Figure
 from gangline_planner.assumed import Planned, refused
-from gangline_planner.choose import Alternative, Beaten, all_words, bounded, planned_as
+from gangline_planner.choose import Alternative, Beaten, all_words, bounded, planned_as, uncollected
 from gangline_planner.forecast import Forecast
 from gangline_planner.pictures.terminal import plane
 
@@ -66,6 +66,7 @@ class SearchResult:
         return front
 
 
+@uncollected()
 def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
     """`shown` of each kind at most. Alternatives come by the least time that they can take, so that none is looked at
     which cannot be among the first. Every one that fits has passed `check`.

@@ -1,0 +1,33 @@
+"""Write docs/costs.md: what training costs, by sizes of models and clusters. Takes some minutes.
+
+python docs/costs.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gangline.cluster import load_cluster
+from gangline_planner.table import rows, text
+
+PAGE = Path(__file__).parent / "costs.md"
+CLUSTER = "h100_ib"
+HEAD = """<!-- written by  python docs/costs.py  from the planner: change it there -->
+
+# What training costs
+
+The table that a budget begins with. [What will it cost](how-to/what-will-it-cost.md) leads from your own model, cluster
+and prices to your own numbers.
+
+"""
+
+
+def page() -> str:
+    """What the page has to hold."""
+    cluster = load_cluster(CLUSTER)
+    return HEAD + text(rows(cluster), cluster) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(PAGE)

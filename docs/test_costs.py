@@ -1,0 +1,27 @@
+"""The page of costs is what the planner says today: a part of it in every run of the tests, all of it at night."""
+
+from __future__ import annotations
+
+import costs
+import pytest
+
+from gangline.cluster import load_cluster
+from gangline_planner.table import MODELS, WORLDS, below, table_row
+
+
+@pytest.mark.parametrize("world", [8, 64])
+def test_a_row_is_what_a_plan_says_today(world):
+    assert table_row("8B", world, load_cluster(costs.CLUSTER)).text in costs.PAGE.read_text().splitlines()
+
+
+def test_the_page_has_all_rows_and_says_where_its_prices_are_from():
+    page = costs.PAGE.read_text()
+    assert all(line in page for line in below(load_cluster(costs.CLUSTER)))
+    for model in MODELS:
+        for world in WORLDS:
+            assert f"| {model} | {world:,} |" in page
+
+
+@pytest.mark.nightly
+def test_the_whole_page_is_current():
+    assert costs.PAGE.read_text() == costs.page(), "python docs/costs.py"
