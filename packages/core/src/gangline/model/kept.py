@@ -7,7 +7,7 @@ quantisation (Dettmers et al., LLM.int8(), arXiv 2208.07339, section 2) in block
 the frozen base of QLoRA (arXiv 2305.14314, section 2), with 8 bits. A block lies in one row and no cut falls into it,
 so codes and scales are functions of the weight alone, whoever holds which part of it.
 
-R rows and F features of a part of a matrix, S scales of a row
+(R, F): rows and features of a part of a matrix; (R, S): the scales of its rows
 """
 
 from __future__ import annotations
