@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from gangline import plugins
-from gangline.batch import Batch
 from gangline.comm import connect
 from gangline.config import Run, default_run
 from gangline.model import DecoderConfig, compose_model
-from gangline.strategy import Mesh, Runtime, Single, finisher, model_of
+from gangline.strategy import Batch, Mesh, Runtime, Single, finisher, model_of
 
 MICROBATCHES = 2
 
