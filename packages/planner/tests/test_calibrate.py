@@ -92,7 +92,9 @@ def test_the_numbers_of_a_machine_are_found_again():
     assert (found["overlap.share"], found["node.alone"], found["host.seconds"]) == (0.25, 2.0, 1e-3)
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize(
+    "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(12, 50))]
+)
 def test_whatever_a_busy_machine_measures_is_a_cluster_file_that_a_plan_takes(tmp_path, seed):
     """Each measurement up to a hundred times as long as it would be, none like its neighbour."""
     draw = random.Random(seed)
