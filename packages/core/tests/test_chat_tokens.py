@@ -96,6 +96,24 @@ def test_an_end_token_that_only_the_files_beside_it_name_ends_an_answer(tokenize
     assert codec.decode_special(found.tokens[found.learnt].tolist()) == "There are 3 of them, é.<|end|>"
 
 
+def test_a_tokenizer_that_was_saved_cutting_and_padding_does_neither(tokenizer, tmp_path):
+    plain, saved = TokenizerCodec(str(tokenizer), None, "replace"), Tokenizer.from_file(str(tokenizer))
+    saved.enable_truncation(7)
+    saved.enable_padding(length=99, pad_token="<s>", pad_id=saved.token_to_id("<s>"))
+    saved.save(str(tmp_path / "tokenizer.json"))
+    codec = TokenizerCodec(str(tmp_path / "tokenizer.json"), None, "replace")
+    text = "There are many dogs.\n" * 40_000  # of several pieces
+    assert codec.encode("a word") == plain.encode("a word")
+    assert np.array_equal(codec.encode_file(text.encode(), "one"), plain.encode_file(text.encode(), "one"))
+    template = ChatTemplate(of("an end token", False), {}, "mine")
+    rendered = [render_chat(template, CHATS[name]) for name in ("one turn", "several turns")]
+    for found, wanted in zip(
+        ChatEncoder(codec, template)(rendered), ChatEncoder(plain, template)(rendered), strict=True
+    ):
+        assert found.tokens.tolist() == wanted.tokens.tolist()
+        assert found.learnt.tolist() == wanted.learnt.tolist()
+
+
 def test_bytes_are_learnt_letter_by_letter():
     template = ChatTemplate(of("an end token and a line's end", False), {}, "mine")
     codec = ByteCodec(None)

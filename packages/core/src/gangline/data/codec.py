@@ -69,7 +69,7 @@ class ByteCodec(TextCodec):
 
 
 class TokenizerCodec(TextCodec):
-    """A tokenizer.json, without the special tokens it may add by itself.
+    """A tokenizer.json, without the special tokens it may add by itself, and without what it may cut or pad.
 
     Raises UserError for a file that cannot be read, a separator that is no token, and text that is not UTF-8.
     """
@@ -145,13 +145,17 @@ def _tokenizer(path: str, content: bytes) -> Tokenizer:
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_buffer(content)
+        opened = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exception
         raise UserError(
             f"data.tokenizer={path} is not a tokenizer.json.",
             str(error).splitlines()[0],
             "It is the file that `Tokenizer.save` of the tokenizers package writes.",
         ) from error
+    # A tokenizer that has once cut or padded a batch is saved with both, and would go on to lose text or to make some.
+    opened.no_truncation()
+    opened.no_padding()
+    return opened
 
 
 def chunks(text: str) -> list[str]:
