@@ -149,6 +149,47 @@ def test_a_template_that_changes_what_came_before_makes_no_conversation(tokenize
     assert encoded(tokenizer, marks_none, talk(3)) == Dropped("chat: nothing to learn")
 
 
+CALLS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.reasoning_content %}{{ m.reasoning_content }}"
+    "{% endif %}{{ m.content }}{% for call in m.tool_calls or () %}{{ call | tojson }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
+)
+CALLING = [
+    {"role": "system", "content": ""},
+    {"role": "user", "content": "Write to me@here.org"},
+    {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "It is me@here.org",
+        "tool_calls": [{"function": {"name": "mail", "arguments": {"to": ["me@here.org"], "at": "10.0.0.1", "n": 1}}}],
+    },
+    {"role": "tool", "content": "sent"},
+    {"role": "assistant", "content": "Done."},
+]
+
+
+def test_messages_without_words_are_learnt(tokenizer):
+    found = encoded(tokenizer, CALLS + PROMPT, CALLING)
+    assert isinstance(found, EncodedDocument)
+    assert found.text.startswith("<|im_start|>system\n<|im_end|>\n")
+    assert '"n": 1' in found.text
+    nothing = [{**message, "content": " "} for message in talk(1)]
+    assert encoded(tokenizer, CALLS + PROMPT, nothing) == Dropped("empty")
+
+
+def test_what_is_private_is_replaced_in_all_that_a_template_writes(tokenizer):
+    (tokenizer.parent / "chat_template.jinja").write_text(CALLS + PROMPT)
+    settings = Settings(tokenizer=str(tokenizer), chat=True, private=("email", "ip"))
+    found = DocumentEncoder(settings, TOKENIZERS)(TextDocument("", "one", CALLING))
+    assert isinstance(found, EncodedDocument)
+    assert "me@here.org" not in found.text
+    assert found.text.count("EMAIL_ADDRESS") == 3
+    assert found.replaced == {"email": 3, "ip": 1}
+    codec = TokenizerCodec(str(tokenizer), None, "replace")
+    assert "here.org" not in codec.decode_special(found.tokens.tolist())
+    assert CALLING[1]["content"] == "Write to me@here.org", "the document itself is as it was"
+
+
 def test_a_template_reaches_nothing_but_its_messages(tokenizer):
     template = "{{ messages.__class__.__mro__[-1].__subclasses__() }}"
     assert isinstance(encoded(tokenizer, template, talk(1)), Dropped)

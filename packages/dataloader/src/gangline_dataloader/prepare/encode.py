@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ class DocumentEncoder:
 
     def __init__(self, settings: Settings, engine: str) -> None:
         self.settings, self.codec = settings, settings.codec(TOKENIZERS if settings.chat else engine)
+        self._of_message = replace(settings, clean=tuple(rule for rule in settings.clean if rule != "length"))
         template = settings.template()
         self._chats = None if template is None else ChatEncoder(self.codec, template)
         self._end = np.asarray([] if self.codec.separator is None else [self.codec.separator])
@@ -57,21 +58,33 @@ class DocumentEncoder:
             tokens = np.concatenate([self._begin, self.codec.encode_file(content, document.name), self._end])
             return EncodedDocument(text, content, tokens, None, counts) if len(tokens) else Dropped("empty")
         messages = []
-        for message in document.messages:
-            text = self._cleaned(message["content"], counts)
+        for message in document.messages:  # of which some have no words: a call of a tool, a system's turn
+            text: str | Dropped = message["content"]
+            if message["content"].strip():
+                text = passed(message["content"], self._of_message)
             if isinstance(text, Dropped):
                 return text
             messages.append({**message, "content": text})
-        return self._conversation(messages, counts)
+        if "length" in self.settings.clean and not any(message["content"].strip() for message in messages):
+            return Dropped("empty")
+        return self._conversation(self._replaced(messages, counts), counts)
 
     def _cleaned(self, text: str, counts: dict[str, int]) -> str | Dropped:
         found = passed(text, self.settings)
-        if isinstance(found, Dropped):
-            return found
-        found, gone = replaced(found, self.settings.private)
+        return found if isinstance(found, Dropped) else str(self._replaced(found, counts))
+
+    def _replaced(self, value: Any, counts: dict[str, int]) -> Any:
+        """A text, or all texts in lists and objects: a template may write any field of a message."""
+        if isinstance(value, list):
+            return [self._replaced(one, counts) for one in value]
+        if isinstance(value, dict):
+            return {self._replaced(name, counts): self._replaced(one, counts) for name, one in value.items()}
+        if not isinstance(value, str):
+            return value
+        text, gone = replaced(value, self.settings.private)
         for kind, count in gone.items():
             counts[kind] = counts.get(kind, 0) + count
-        return found
+        return text
 
     def _conversation(self, messages: list[dict[str, Any]], counts: dict[str, int]) -> EncodedDocument | Dropped:
         """What the assistant said is learnt. The end of text, behind it, is not the assistant's."""
