@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
-from gangline.data import ChatTemplate, TemplateRefusal, template_of
+from gangline.data import ChatTemplate, TemplateRefusal, messages_of, template_of, tools_of, without_nulls
 from gangline.errors import UserError
 
 ASKED = [{"role": "user", "content": "b < a?"}]
@@ -104,3 +104,36 @@ def test_a_list_of_templates_of_another_shape_is_told(tokenizer):
     for found in (None, named[:1]):
         with pytest.raises(UserError, match="has no chat template"):
             template_of(str(tokenizer(found)))
+
+
+TOOL = {"type": "function", "function": {"name": "count", "parameters": {"type": "object", "default": None}}}
+NAMES_TOOLS = "{% for tool in tools or () %}{{ tool | tojson }}{% endfor %}{{ messages[0]['content'] }}"
+
+
+def test_tools_are_rendered_as_by_transformers(tokenizer):
+    transformers = pytest.importorskip("transformers")
+    path = tokenizer(NAMES_TOOLS)
+    theirs = transformers.AutoTokenizer.from_pretrained(path.parent)
+    wanted = theirs.apply_chat_template(ASKED, tools=[TOOL], tokenize=False)
+    template = template_of(str(path))
+    assert template.with_tools([TOOL]).render(ASKED) == wanted
+    assert template.with_tools(None).render(ASKED) == template.render(ASKED) == ASKED[0]["content"]
+
+
+def test_tools_of_a_row_are_objects_or_json():
+    for value in ([TOOL], json.dumps([TOOL]), [json.dumps(TOOL)]):
+        assert tools_of({"tools": value}, "row 1") == [TOOL]
+    for nothing in ({}, {"tools": None}, {"tools": []}, {"tools": ""}, {"tools": "[]"}, {"tools": "null"}):
+        assert tools_of(nothing, "row 1") is None
+    for wrong in ("count", ["count"], [3], 3, TOOL, json.dumps(TOOL)):
+        with pytest.raises(UserError, match="row 1 has tools that are none"):
+            tools_of({"tools": wrong}, "row 1")
+
+
+def test_a_call_of_tools_may_have_no_words():
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "count"}]}
+    assert messages_of([call], "row 1") == [{**call, "content": ""}]
+    assert without_nulls({"a": [{"b": None, "c": 1}], "d": None}) == {"a": [{"c": 1}]}
+    for silent in ({"role": "assistant", "content": None}, {"role": "assistant", "tool_calls": None}):
+        with pytest.raises(UserError, match="whose content is no text"):
+            messages_of([silent], "row 1")

@@ -114,6 +114,19 @@ def test_a_tokenizer_that_was_saved_cutting_and_padding_does_neither(tokenizer, 
         assert found.learnt.tolist() == wanted.learnt.tolist()
 
 
+def test_an_answer_that_comes_first_is_learnt_where_a_template_looks_at_the_first_message(tokenizer):
+    """As those of Llama 3 and Qwen do, which take no empty conversation."""
+    source = "{% if messages[0]['role'] == 'system' %}S{% else %}<s>{% endif %}" + of("an end token", False)
+    codec, template = TokenizerCodec(str(tokenizer), None, "replace"), ChatTemplate(source, {}, "mine")
+    chat = [{"role": "assistant", "content": "Hi!"}, *CHATS["one turn"]]
+    (found,) = ChatEncoder(codec, template)([render_chat(template, chat)])
+    learnt = codec.decode_special(found.tokens[found.learnt].tolist())
+    assert learnt == "Hi!<|end|>There are 3 of them, é.<|end|>"
+    deaf = ChatTemplate("{{ messages[0]['role'] }}", {}, "mine")  # it writes no answer, so none has a place
+    with pytest.raises(TemplateRefusal, match="no element 0"):
+        render_chat(deaf, chat)
+
+
 def test_bytes_are_learnt_letter_by_letter():
     template = ChatTemplate(of("an end token and a line's end", False), {}, "mine")
     codec = ByteCodec(None)

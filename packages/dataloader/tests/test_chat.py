@@ -177,6 +177,35 @@ def test_messages_without_words_are_learnt(tokenizer):
     assert encoded(tokenizer, CALLS + PROMPT, nothing) == Dropped("empty")
 
 
+NAMES_TOOLS = "{% for tool in tools or () %}{{ tool.name }} {{ tool.by }}: {% endfor %}" + CALLS
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_tools_of_a_row_are_in_the_prompt(tokenizer, tmp_path, kind):
+    (tokenizer.parent / "chat_template.jinja").write_text(NAMES_TOOLS + PROMPT)
+    silent = {"role": "assistant", "content": None, "tool_calls": [{"name": "count"}]}
+    rows = [
+        {"messages": talk(1), "tools": [{"name": "count", "by": "me@here.org"}]},
+        {"messages": [*talk(2)[:2], silent], "tools": None},
+    ]
+    path = tmp_path / f"chats.{kind}"
+    if kind == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        pa = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    how = ("--tokenizer", str(tokenizer), "--validation", "0", "--replace", "email")
+    store = LocalTokens(prepared(path, *how))
+    tokens = np.empty((1, store.total), store.dtype)
+    store.windows(np.array([0]), store.total, tokens)
+    codec = TokenizerCodec(str(tokenizer), None, "replace")
+    text = codec.decode_special(tokens[0].tolist())
+    assert text.count("count EMAIL_ADDRESS: <|im_start|>system") == 1
+    assert text.count('{"name": "count"}<|im_end|>') == 1
+
+
 def test_what_is_private_is_replaced_in_all_that_a_template_writes(tokenizer):
     (tokenizer.parent / "chat_template.jinja").write_text(CALLS + PROMPT)
     settings = Settings(tokenizer=str(tokenizer), chat=True, private=("email", "ip"))

@@ -132,6 +132,25 @@ def test_parquet_holds_the_same_chats(tmp_path, words):
     assert source(other).fingerprint() == source(words).fingerprint()
 
 
+def test_calls_of_tools_are_learnt_and_their_prompt_names_the_tools(tmp_path, words):
+    template = (
+        "{% for tool in tools or () %}{{ tool | tojson }}{% endfor %}"
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+        "{% for call in m.tool_calls or () %}{{ call | tojson }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    )
+    tokenizer(tmp_path / "model", template + "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}
+    rows = [{"messages": [*chat(1)[:1], call], "tools": [{"name": "add"}]}, {"messages": chat(1), "tools": []}]
+    write(tmp_path / "chats.jsonl", rows)
+    assert problems(words) == ""
+    assert answers(words) == ['{"name": "add"}<|im_end|>', "It is 2.<|im_end|>"]
+    asked = source([*words, "data.validation_fraction=0"])
+    assert asked.codec.decode_special(asked.chats[0].tokens.tolist()).startswith('{"name": "add"}<|im_start|>user')
+    write(tmp_path / "chats.jsonl", [{**rows[0], "tools": "add"}])
+    assert "line 1 of" in problems(words)
+    assert "has tools that are none" in problems(words)
+
+
 def test_bad_chats_are_refused_with_the_line(tmp_path, words):
     bad = {
         "is empty.": [],

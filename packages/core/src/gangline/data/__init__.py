@@ -23,8 +23,12 @@ if TYPE_CHECKING:
     from gangline.data.chat import (
         ChatTemplate as ChatTemplate,
         TemplateRefusal as TemplateRefusal,
-        messages_of as messages_of,
         template_of as template_of,
+    )
+    from gangline.data.chat_rows import (
+        messages_of as messages_of,
+        tools_of as tools_of,
+        without_nulls as without_nulls,
     )
     from gangline.data.chat_tokens import (
         LEARNT_RULE as LEARNT_RULE,
@@ -50,7 +54,8 @@ __getattr__, __all__ = lazily(
     {
         "gangline.data.answers": "ASSISTANT AnswerSpan Messages RenderedChat render_chat",
         "gangline.data.base": "DataSource FirstModel Sample Split",
-        "gangline.data.chat": "ChatTemplate TemplateRefusal messages_of template_of",
+        "gangline.data.chat": "ChatTemplate TemplateRefusal template_of",
+        "gangline.data.chat_rows": "messages_of tools_of without_nulls",
         "gangline.data.chat_tokens": "ChatEncoder LEARNT_RULE MaskedTokens",
         "gangline.data.codec": "ByteCodec TextCodec TokenizerCodec chunks open_codec",
         "gangline.data.compressed": "COMPRESSED decompressed",

@@ -17,6 +17,7 @@ from gangline.data.chat import ChatTemplate, TemplateRefusal
 Messages = list[dict[str, Any]]
 ASSISTANT = "assistant"  # the role whose words are learnt
 CHANGES = "the template writes earlier turns in another way once more follow"
+_OTHER = ("0" + uuid4().hex, "1" + uuid4().hex)  # two answers that no template knows, and that begin otherwise
 _HALF = re.compile("[\ud800-\udfff]")  # JSON may name one alone
 
 
@@ -53,7 +54,7 @@ def _found(template: ChatTemplate, messages: Messages, first: int) -> RenderedCh
     for number, message in enumerate(messages[first:], first):
         if message["role"] != ASSISTANT:
             continue
-        before, with_it = template.render(messages[:number], prompt=True), template.render(messages[: number + 1])
+        before, with_it = _before(template, messages[: number + 1]), template.render(messages[: number + 1])
         if not (with_it.startswith(before) and whole.startswith(with_it)):
             raise TemplateRefusal(CHANGES)
         behind = _behind(template, messages[: number + 1])
@@ -68,6 +69,22 @@ def _marked(template: ChatTemplate, messages: Messages, first: int) -> RenderedC
     if not whole.startswith(before):
         raise TemplateRefusal(CHANGES)
     return RenderedChat(whole, tuple(AnswerSpan(start, stop, stop) for start, stop in marked if start >= len(before)))
+
+
+def _before(template: ChatTemplate, messages: Messages) -> str:
+    """What the template writes before the last message, an answer.
+
+    Where it takes no conversation that ends there (as those that look at the first message take no empty one), that is
+    how the conversation begins whatever the answer says.
+    """
+    try:
+        return template.render(messages[:-1], prompt=True)
+    except TemplateRefusal:
+        one, other = (template.render([*messages[:-1], {**messages[-1], "content": word}]) for word in _OTHER)
+        differs = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+        if differs is None:
+            raise
+        return one[:differs]
 
 
 def _behind(template: ChatTemplate, messages: Messages) -> str:

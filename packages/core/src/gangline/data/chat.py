@@ -1,15 +1,16 @@
 """Conversations as text: a tokenizer's own chat template.
 
-A template is Jinja as transformers renders it: in a sandbox that changes nothing, with `messages`, no `tools` and no
-`documents`, `add_generation_prompt`, the tokenizer's special tokens and `raise_exception`; it is not told the date, for
-another day would make other tokens of the same text.
+A template is Jinja as transformers renders it: in a sandbox that changes nothing, with `messages`, the `tools` of a
+conversation or none, no `documents`, `add_generation_prompt`, the tokenizer's special tokens and `raise_exception`; it
+is not told the date, for another day would make other tokens of the same text.
 """
 
 from __future__ import annotations
 
 import json
+from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 from gangline.data.special_tokens import CONFIG, read_object, special_tokens
@@ -37,7 +38,7 @@ class ChatTemplate:
         except ImportError as error:
             raise UserError("chat templates need jinja2.", "", "pip install 'gangline[chat]'") from error
         self.source, self.name, self.special, self._error = source, name, special, TemplateError
-        self._mark = MARK
+        self._mark, self._tools = MARK, cast("list[Any] | None", None)
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
         )
@@ -49,6 +50,14 @@ class ChatTemplate:
             raise UserError(f"{name} is no chat template.", str(error)) from error
         tag = environment.extensions[GenerationTag.identifier]
         self.marks = isinstance(tag, GenerationTag) and tag.seen
+
+    def with_tools(self, tools: list[Any] | None) -> ChatTemplate:
+        """The same of conversations whose prompts name these tools (None: none), objects or what tells of them."""
+        if not tools:
+            return self
+        found = copy(self)
+        found._tools = tools
+        return found
 
     def render(self, messages: list[dict[str, Any]], prompt: bool = False) -> str:
         """The conversation as text; `prompt`: up to where the assistant's next answer begins.
@@ -72,7 +81,7 @@ class ChatTemplate:
         said = {**self.special, **more}
         try:
             return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=prompt, **said
+                messages=messages, tools=self._tools, documents=None, add_generation_prompt=prompt, **said
             )
         except Exception as error:  # a template is a program of others: whatever it raises, it does not take this
             known = isinstance(error, self._error)
@@ -126,15 +135,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise UserError("the chat template cannot be read.", f"{path}: {error}") from error
-
-
-def messages_of(value: Any, where: str) -> list[dict[str, Any]]:
-    """A list of {role, content}. Raises UserError that names the row."""
-    if not isinstance(value, list) or not value:
-        raise UserError(f"{where} is no conversation: {value!r:.60}.", 'It is a list of {"role": ..., "content": ...}.')
-    for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise UserError(f"{where} has a message without a role: {message!r:.60}.")
-        if not isinstance(message.get("content"), str):
-            raise UserError(f"{where} has a message whose content is no text: {message!r:.60}.")
-    return [{key: one for key, one in message.items() if one is not None} for message in value]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gangline.data.chat import messages_of
+from gangline.data.chat_rows import messages_of
 from gangline.data.formats import is_lines
 from gangline.errors import UserError
 

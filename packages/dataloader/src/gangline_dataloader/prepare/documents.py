@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, BinaryIO, cast
 
 from gangline import UserError
-from gangline.data import decompressed, messages_of
+from gangline.data import decompressed, messages_of, tools_of, without_nulls
 from gangline_dataloader.prepare.inputs import Input
 
 PROBE = 1 << 13  # bytes that are looked at to tell text from what is not
@@ -22,6 +22,7 @@ class TextDocument:
     text: str
     name: str
     messages: list[dict[str, Any]] | None = None  # a conversation, which is no text yet
+    tools: list[Any] | None = None  # that it may call
 
 
 class NotText(Exception):
@@ -79,10 +80,13 @@ def _rows(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iterator[Tex
     if field not in names:
         raise _no_field(f"{file.path}", field, names)
     number = 0
-    for batch in table.iter_batches(columns=[field]):
-        for value in batch.column(0).to_pylist():
+    wanted = [field, "tools"] if chat and "tools" in names and field != "tools" else [field]
+    for batch in table.iter_batches(columns=wanted):
+        for row in batch.to_pylist():
             number += 1
-            yield _document({field: value}, field, chat, f"{file.path}, row {number},", f"{file.name}:{number}")
+            yield _document(
+                without_nulls(row) if chat else row, field, chat, f"{file.path}, row {number},", f"{file.name}:{number}"
+            )
 
 
 def _document(row: object, field: str, chat: bool, where: str, name: str) -> TextDocument:
@@ -90,7 +94,7 @@ def _document(row: object, field: str, chat: bool, where: str, name: str) -> Tex
         return TextDocument(_text(row, field, where), name)
     if not isinstance(row, dict) or field not in row:
         raise _no_field(where, field, list(row) if isinstance(row, dict) else [])
-    return TextDocument("", name, messages_of(row[field], where))
+    return TextDocument("", name, messages_of(row[field], where), tools_of(row, where))
 
 
 def _text(row: object, field: str, where: str) -> str:

@@ -59,15 +59,15 @@ class DocumentEncoder:
             return EncodedDocument(text, content, tokens, None, counts) if len(tokens) else Dropped("empty")
         messages = []
         for message in document.messages:  # of which some have no words: a call of a tool, a system's turn
-            text: str | Dropped = message["content"]
-            if message["content"].strip():
-                text = passed(message["content"], self._of_message)
-            if isinstance(text, Dropped):
-                return text
-            messages.append({**message, "content": text})
+            words = message["content"]
+            found = passed(words, self._of_message) if words.strip() else words
+            if isinstance(found, Dropped):
+                return found
+            messages.append({**message, "content": found})
         if "length" in self.settings.clean and not any(message["content"].strip() for message in messages):
             return Dropped("empty")
-        return self._conversation(self._replaced(messages, counts), counts)
+        tools = self._replaced(document.tools, counts)
+        return self._conversation(self._replaced(messages, counts), tools, counts)
 
     def _cleaned(self, text: str, counts: dict[str, int]) -> str | Dropped:
         found = passed(text, self.settings)
@@ -86,11 +86,13 @@ class DocumentEncoder:
             counts[kind] = counts.get(kind, 0) + count
         return text
 
-    def _conversation(self, messages: list[dict[str, Any]], counts: dict[str, int]) -> EncodedDocument | Dropped:
+    def _conversation(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, counts: dict[str, int]
+    ) -> EncodedDocument | Dropped:
         """What the assistant said is learnt. The end of text, behind it, is not the assistant's."""
         assert self._chats is not None, "conversations are read where there is a template"
         try:
-            found = render_chat(self._chats.template, messages)
+            found = render_chat(self._chats.template.with_tools(tools), messages)
         except TemplateRefusal as error:
             return Dropped(f"chat: {error}"[:80])
         if not found.answers:

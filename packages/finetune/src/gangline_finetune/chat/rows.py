@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gangline import UserError
-from gangline.data import decompressed, listing
+from gangline.data import decompressed, listing, without_nulls
 
 Row = tuple[str, dict[str, Any]]  # where it stands, for messages; its fields
 LINES, COLUMNS = (".jsonl", ".ndjson", ".json"), ".parquet"
@@ -55,7 +55,7 @@ def _columns(path: str) -> Iterator[Row]:
         raise UserError(f"data.path: {path} is read by pyarrow.", "", why) from error
     try:
         for number, row in enumerate(parquet.read_table(path).to_pylist(), 1):
-            yield f"row {number} of {path}", row
+            yield f"row {number} of {path}", without_nulls(row)
     except (ArrowException, OSError) as error:
         raise UserError(f"data.path: {path} cannot be read.", str(error)) from error
 
@@ -70,6 +70,13 @@ def field_of(row: dict[str, Any], field: str, where: str) -> Any:
             f"data.field={lists[0]}" if lists and field == "messages" else "",
         )
     return row[field]
+
+
+def says(message: dict[str, Any]) -> bool:
+    """Whether there is something in a message: words, or a call of tools and whatever else a template may write."""
+    return any(value for key, value in message.items() if key not in ("role", "name", "content")) or bool(
+        message["content"].strip()
+    )
 
 
 def of_split(every: Sequence[Row], fraction: float, split: str) -> list[Row]:

@@ -36,12 +36,14 @@ class PreferencesConfig(TemplatedConfig):
         return super().check(run)
 
     def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
-        from gangline.data import render_chat
+        from gangline.data import render_chat, tools_of
         from gangline_finetune.dpo.pairs import pair_of
 
         pair = pair_of(row, where)
-        first, sides = len(pair.prompt), (pair.chosen, pair.rejected)
-        return lambda template: [render_chat(template, [*pair.prompt, *side], first) for side in sides]
+        first, sides, tools = len(pair.prompt), (pair.chosen, pair.rejected), tools_of(row, f"data.path: {where}")
+        return lambda template: [
+            render_chat(template.with_tools(tools), [*pair.prompt, *side], first) for side in sides
+        ]
 
 
 @dataclass
