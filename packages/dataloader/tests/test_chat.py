@@ -383,6 +383,21 @@ def test_what_is_put_behind_conversations_is_written_by_their_template(chats, to
     assert read(folder).documents + read(folder / "validation").documents > before
 
 
+def test_what_is_put_behind_conversations_has_their_special_tokens(chats, tokenizer, tmp_path):
+    """A template writes them by name, and the files that name them lie beside the tokenizer, which is the same."""
+    folder = prepared(chats, "--tokenizer", str(tokenizer))
+    kept = (folder / "tokenizer_config.json").read_bytes()
+    config = json.loads((tokenizer.parent / "tokenizer_config.json").read_text())
+    (tokenizer.parent / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": "<|endoftext|>"}))
+    (tmp_path / "more.jsonl").write_text(json.dumps({"messages": talk(99)}))
+    append = ["prepare", str(tmp_path / "more.jsonl"), "--out", str(folder), "--append", "--workers", "1"]
+    with pytest.raises(UserError, match="other special tokens") as error:
+        commands.main([*append, "--tokenizer", str(tokenizer)])
+    assert "There: eos_token <|im_end|>. Here: bos_token <|endoftext|>, eos_token <|im_end|>." in str(error.value)
+    assert (folder / "tokenizer_config.json").read_bytes() == kept
+    assert commands.main(append) == 0
+
+
 def test_a_run_of_conversations_is_asked_by_their_template_and_ends_where_they_do(chats, tokenizer, tmp_path):
     folder = prepared(chats, "--tokenizer", str(tokenizer))
     shutil.rmtree(tokenizer.parent)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from chats import TEMPLATE, tokenizer, write
 from small_models import llama
+from transformers import AutoTokenizer
 
 from gangline.cli.main import main
+from gangline.data import TokenizerCodec
 from gangline.testing import RealRuns
+from gangline_finetune.evaluate.text_model import TextModel
 
 SETTINGS = ("batch.global_size=4", "batch.sequence_length=64", "run.steps=2", "run.sample=0", "track=[jsonl]")
 SETTINGS += ("precision=fp32", "data=chat", "lora=on", "optimizer.learning_rate=0.02", "schedule=constant")
@@ -103,6 +107,25 @@ def test_answers_are_those_of_transformers(here):
     assert theirs.generation_config.eos_token_id == codec.eos_token_id == ours.eot_token_id
     wanted = codec.decode(written, skip_special_tokens=True)
     assert ours._answer(asked, {"max_gen_toks": 8}) == wanted
+
+
+class Mute(TextModel):
+    """It is asked for its vocabulary alone."""
+
+    def scored(self, rows):
+        raise NotImplementedError
+
+
+def test_special_tokens_that_only_the_map_names_are_known(tmp_path):
+    path = tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    (tmp_path / "special_tokens_map.json").write_text(
+        json.dumps({"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}})
+    )
+    codec, theirs = TokenizerCodec(str(path), None, "replace"), AutoTokenizer.from_pretrained(tmp_path)
+    ours = Mute(SimpleNamespace(codec=codec, context=8), 1)
+    assert ours.prefix_token_id == theirs.bos_token_id == codec.tokenizer.token_to_id("<|im_start|>")
+    assert ours.eot_token_id == theirs.eos_token_id == codec.tokenizer.token_to_id("<|im_end|>")
 
 
 def test_a_long_question_is_cut_between_tokens(here, monkeypatch):

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from gangline.data.compressed import COMPRESSED as COMPRESSED, decompressed as decompressed
     from gangline.data.corpus import FilePart as FilePart, TextFile as TextFile, listing as listing, split as split
+    from gangline.data.named_tokens import special_tokens as special_tokens
     from gangline.data.read_ahead import ReadAhead as ReadAhead
     from gangline.data.reader import BatchReader as BatchReader, ReadPlace as ReadPlace, StoredBatch as StoredBatch
     from gangline.data.sample_reader import KeptMemory as KeptMemory, use_device as use_device
@@ -63,6 +64,7 @@ __getattr__, __all__ = lazily(
         "gangline.data.read_ahead": "ReadAhead",
         "gangline.data.reader": "BatchReader ReadPlace StoredBatch",
         "gangline.data.sample_reader": "KeptMemory use_device",
+        "gangline.data.named_tokens": "special_tokens",
         "gangline.data.vocabulary": "Codec vocabulary_problems",
     },
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
-from gangline.data.special_tokens import CONFIG, read_object, special_tokens
+from gangline.data.named_tokens import CONFIG, read_object, special_tokens
 from gangline.errors import UserError
 
 Spans = tuple[tuple[int, int], ...]  # [start, stop) of letters

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gangline.data.special_tokens import CONFIG, MAP, named_words
+from gangline.data.named_tokens import CONFIG, MAP, named_words
 from gangline.errors import UserError
 
 # As transformers writes them; which there are depends on the tokenizer.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gangline import plugins
 from gangline.data.codec import TextCodec, TokenizerCodec
-from gangline.data.special_tokens import read_object, special_tokens
+from gangline.data.named_tokens import read_object, special_tokens
 from gangline.errors import UserError
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from gangline import UserError
-from gangline.data import LEARNT_RULE
+from gangline.data import LEARNT_RULE, special_tokens
 from gangline.launch import die_with
 from gangline_dataloader.prepare import assemble, choice, known, prepare_plan as plans, task
 from gangline_dataloader.prepare.inputs import listing
@@ -216,6 +216,12 @@ def fits(manifest: Manifest, settings: Settings, folder: Path) -> None:
             "What is put behind a store has to be made as the store was.",
             "Leave --chat-template and --tokenizer out, and they are the store's.",
         )
+    if template is not None and manifest.shards.loss_xxh3 and template.special != special_tokens(folder):
+        raise UserError(
+            f"{folder} holds conversations with other special tokens than those beside {settings.tokenizer}.",
+            f"There: {_names(special_tokens(folder))}. Here: {_names(template.special)}. A template writes them.",
+            "Leave --tokenizer out, and it is the store's.",
+        )
     begin = manifest.report.get("settings", {}).get("begin_of_text")
     for name, theirs, mine in (
         ("tokenizer", known.identity, codec.identity),
@@ -229,6 +235,10 @@ def fits(manifest: Manifest, settings: Settings, folder: Path) -> None:
                 "What is put behind a store has to be made as the store was.",
                 "Leave the option out, and it is the store's.",
             )
+
+
+def _names(special: dict[str, str]) -> str:
+    return ", ".join(f"{name} {word}" for name, word in sorted(special.items())) or "none"
 
 
 def _kept_template(folder: Path) -> str | None:

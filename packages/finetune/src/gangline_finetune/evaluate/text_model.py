@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gangline import UserError
+from gangline.data import special_tokens
 from gangline.tools import Writer
 
 Asked = tuple[tuple[str, str], list[int], list[int]]  # texts, and tokens of context and continuation
@@ -47,7 +47,7 @@ class TextModel(ABC):
             raise UserError(f"the data of {writer.run.run.dir} is not text.", "Its model cannot be asked in words.")
         self.max_length = writer.context
         self.path: str | None = getattr(self.codec, "path", None)
-        self._special = _special_of(self.path)
+        self._special = {} if self.path is None else special_tokens(Path(self.path).expanduser().parent)
         self._greedy: list[bool] | None = None  # of the requests at hand; None: of none
 
     @abstractmethod
@@ -140,19 +140,3 @@ class TextModel(ABC):
         row = self.tok_encode(text)[most - self.max_length :]  # not as text, which may come to more
         (answer,) = self.writer.write([row or text], most, temperature=0.0, stop=list(filter(None, until)))
         return answer.text
-
-
-def _special_of(tokenizer: str | None) -> dict[str, str]:
-    """bos_token and eos_token of the tokenizer_config.json beside a tokenizer.json, where it has them."""
-    beside = None if tokenizer is None else Path(tokenizer).expanduser().parent / "tokenizer_config.json"
-    if beside is None or not beside.exists():
-        return {}
-    try:
-        said = json.loads(beside.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{beside} cannot be read.", str(error)) from error
-    if not isinstance(said, dict):
-        raise UserError(f"{beside} cannot be read.", "It is no object with names and values.")
-    words = {name: said.get(name) for name in ("bos_token", "eos_token")}
-    words = {name: word.get("content") if isinstance(word, dict) else word for name, word in words.items()}
-    return {name: word for name, word in words.items() if isinstance(word, str)}
