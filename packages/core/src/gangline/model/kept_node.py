@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
 
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import Product
@@ -21,6 +21,7 @@ from gangline.model.tree import (
 )
 from gangline.plan import Cut, Init, Kept, Name, Plan, is_matrix, matches
 
+V = TypeVar("V")
 LARGEST, SMALLEST = 64, 16  # of a block; a scale for fewer codes than that saves little
 
 
@@ -52,13 +53,16 @@ class EightBitNode(WrapNode):
 
 def keep_in_bf16(tree: Node, plan: Plan) -> Plan:
     """Every frozen matrix, and stack of them, in bfloat16; not those that are computed in the master dtype."""
-    matrices = [name for name, shape in parameter_shapes(tree).items() if is_matrix(name, shape)]
-    left = [
-        name
-        for name in matrices
-        if plan.is_frozen(name) and plan.kept_of(name) is None and not plan.computes_as_kept(name)
-    ]
-    return plan.extended(kept=tuple(Kept(place, "bfloat16") for place in _places(left)))
+    shapes = parameter_shapes(tree)
+    left = {
+        name: "bfloat16"
+        for name, shape in shapes.items()
+        if is_matrix(name, shape)
+        and plan.is_frozen(name)
+        and plan.kept_of(name) is None
+        and not plan.computes_as_kept(name)
+    }
+    return plan.extended(kept=tuple(Kept(place, "bfloat16") for place in _rules(left, shapes)))
 
 
 def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
@@ -69,25 +73,22 @@ def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
     """
     plain = _plain(tree, plan)
     blocks = {path: size for path, linear in plain.items() if (size := _block(path, linear, plan))}
-    kept: dict[str, Kept] = {}
-    cuts: dict[str, Cut] = {}
+    said: dict[str, tuple[int, Cut]] = {}  # the block of each, and the cut of its scales
     for path, size in blocks.items():
         height, width = plain[path].shapes()["weight"]
         around = EightBitNode(inner=by_path(tree)[path], in_features=width, out_features=height, block=size)
         tree = replaced(tree, path, around)
-        (place,) = _places([path])
-        kept[place] = Kept(f"{place}.weight", "int8", size)
         cut = plan.cuts_of(f"{path}.weight", 2).get("tp")
-        if cut is not None:
-            unit = max(1, cut.unit // size) if cut.dim else cut.unit
-            cuts[place] = Cut(f"{place}.scales", cut.dim, "tp", unit)
+        if cut is None:
+            said[path] = size, Cut.whole("", "tp")
         else:
-            cuts[place] = Cut.whole(f"{place}.scales", "tp")
+            said[path] = size, Cut("", cut.dim, "tp", max(1, cut.unit // size) if cut.dim else cut.unit)
+    rules = _rules(said, [path for path, _ in nodes(tree)])
     plan = plan.extended(
-        kept=tuple(kept.values()),
-        cuts=tuple(cuts.values()),
-        inits=tuple(Init(f"{place}.scales", "constant", 0.0) for place in kept),  # for who asks; codes say what it is
-        names=tuple(Name(f"{place}.scales", "") for place in kept),
+        kept=tuple(Kept(f"{place}.weight", "int8", size) for place, (size, _) in rules.items()),
+        cuts=tuple(replace(cut, pattern=f"{place}.scales") for place, (_, cut) in rules.items()),
+        inits=tuple(Init(f"{place}.scales", "constant", 0.0) for place in rules),  # for who asks; codes say what it is
+        names=tuple(Name(f"{place}.scales", "") for place in rules),
     )
     return tree, keep_in_bf16(tree, plan), list(blocks)
 
@@ -115,7 +116,19 @@ def _block(path: str, linear: LinearNode, plan: Plan) -> int:
     return 0
 
 
-def _places(paths: Iterable[str]) -> list[str]:
-    """Paths with a star for each number: one rule for all blocks."""
-    starred = (".".join("*" if part.isdigit() else part for part in path.split(".")) for path in paths)
-    return list(dict.fromkeys(starred))
+def _rules(said: Mapping[str, V], every: Iterable[str]) -> dict[str, V]:
+    """What is said of paths as rules: one for all blocks where it is said alike of all of `every` that it matches.
+
+    Else each path has its own, as blocks may be of unlike widths, and some of them trained.
+    """
+    alike: dict[str, list[V | None]] = {}
+    for path in every:
+        alike.setdefault(_starred(path), []).append(said.get(path))
+    return {
+        _starred(path) if all(other == value for other in alike[_starred(path)]) else path: value
+        for path, value in said.items()
+    }
+
+
+def _starred(path: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))

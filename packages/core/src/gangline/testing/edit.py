@@ -23,9 +23,10 @@ from gangline.model.calls import call_of
 from gangline.model.compose import compose_model
 from gangline.model.contracts import Bindable, seam_function
 from gangline.model.flops import flops_per_token
+from gangline.model.kept_node import EightBitNode
 from gangline.model.linear import Embedding, Linear
 from gangline.model.seams import calls, recomputed
-from gangline.model.tree import Node, children, parameter_shapes
+from gangline.model.tree import Node, children, nodes, parameter_shapes
 from gangline.plan import Plan
 from gangline.testing import strategy_ranks as ranks
 from gangline.testing.claims import needs
@@ -130,6 +131,19 @@ class ModelEditSuite(PartSuite):
         tree, _, _ = self.after()
         made = {name: tuple(p.shape) for name, p in construct(tree).named_parameters()}
         assert parameter_shapes(tree) == made
+
+    def test_codes_are_kept_in_the_blocks_of_their_nodes(self) -> None:
+        """What fills codes and scales reads the plan, what multiplies by them the node."""
+        tree, plan, _ = self.after()
+        blocks = {f"{path}.weight": node.block for path, node in nodes(tree) if isinstance(node, EightBitNode)}
+        for name in parameter_shapes(tree):
+            rule = plan.kept_of(name)
+            if plan.is_scales(name) or plan.owner(name) != name:
+                continue
+            told = rule.block if rule is not None else 0
+            assert told == blocks.get(name, 0), (
+                f"{name}: blocks of {told} by the plan, {blocks.get(name, 0)} by its node"
+            )
 
     def test_nodes_count_their_operations(self) -> None:
         tree, plan, _ = self.after()
