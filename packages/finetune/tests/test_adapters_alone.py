@@ -107,6 +107,46 @@ def test_a_base_that_is_gone_or_another_is_refused_by_all_who_open_it(runs, caps
     assert json.loads((here / "of-moved" / "ending.json").read_text())["exit_code"] == 0
 
 
+def test_whole_checkpoints_stay_where_the_base_cannot_be_made_again(runs):
+    """A run from whole checkpoints to such without the base: the last whole one is the only copy of a base gone."""
+    here = runs.directory
+    shutil.copytree(here / "base", here / "lent")
+    words = [word.replace(str(here / "base"), str(here / "lent")) for word in runs.base]
+    runs.train("run.dir=of-lent", *words, "checkpoint.keep_last=1")
+    on = ("resume=of-lent", "run.steps=4", ALONE, "checkpoint.keep_last=1")
+    path = here / "lent" / "model.safetensors"
+    kept = path.read_bytes()
+    tensors = load_file(path)
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 4] += 1e-3
+    save_file(tensors, path, {"format": "pt"})
+    said = runs.refused(*on)
+    assert "checkpoint.frozen=false: the base of this run is another than the weights that now lie in" in said, said
+    path.rename(here / "away")
+    said = runs.refused(*on)
+    assert "checkpoint.frozen=false: the base of this run cannot be made again" in said, said
+    assert "Traceback" not in said, said
+    places = sorted(place.name for place in (here / "of-lent" / "checkpoints").glob("step-*"))
+    assert places == ["step-00000002"]
+    path.write_bytes(kept)
+    runs.train(*on)
+    places = sorted(place.name for place in (here / "of-lent" / "checkpoints").glob("step-*"))
+    assert places == ["step-00000004"]
+    assert isinstance(sample(here / "of-lent", "a", 2, temperature=0.0), str)
+
+
+def test_an_adapter_that_the_run_began_with_may_go(runs):
+    """It lies in the checkpoints; the base alone is looked for."""
+    here = runs.directory
+    runs.train("run.dir=first", *runs.base)
+    assert main(["export", str(here / "first"), str(here / "adapter"), "--apart", "lora"]) == 0
+    runs.train("run.dir=second", *runs.base, "lora.adapter=adapter", ALONE)
+    wanted = merged(runs, "second")
+    shutil.rmtree(here / "adapter")
+    assert torch.equal(merged(runs, "second"), wanted)
+    sample(here / "second", "a", 2)
+    runs.train("resume=second", "run.steps=4")
+
+
 def test_the_fingerprint_is_of_numbers_and_places_and_not_of_cuts():
     from gangline.checkpoint.base_weights import fingerprint
     from gangline.strategy import Shard

@@ -136,6 +136,41 @@ def refill(
         )
 
 
+def check_again(
+    run: Run, plan: Plan, names: Collection[str], shards: Iterable[Shard], wanted: str, comms: Comms | None = None
+) -> None:
+    """Make the base again, beside the one in memory and one array after another. shards: this rank's of the run.
+
+    wanted: its fingerprint. Raises UserError where it is gone, or comes out as another.
+    """
+    from dataclasses import replace
+
+    import torch
+
+    from gangline.train.build import draw_weights
+
+    def drawn() -> Iterator[Shard]:
+        for shard in (shard for shard in shards if shard.name in names):
+            copy = replace(shard, local=torch.empty_like(shard.local))
+            draw_weights(run, [copy], plan)
+            yield copy
+
+    came = run.model.pretrained()
+    whole = "checkpoint.frozen=true saves it with what is trained."
+    try:
+        now = fingerprint(names, drawn(), comms)
+    except UserError as error:
+        told = f"checkpoint.frozen=false: the base of this run cannot be made again: {error.what}"
+        raise UserError(told, *error.details, whole) from error
+    if now != wanted:
+        where = f"now lie in {came}" if came else "the seed draws now"
+        raise UserError(
+            f"checkpoint.frozen=false: the base of this run is another than the weights that {where}.",
+            f"Fingerprint {wanted} in the checkpoint, {now} there: who opens the next one would not find it again.",
+            whole,
+        )
+
+
 def with_base(run: Run, arrays: Shapes, read: Read, said: Mapping[str, Any], what: str) -> tuple[Shapes, Read]:
     """(arrays, read) of a checkpoint with the base that it leaves out. Raises UserError as `refill` does."""
     import torch

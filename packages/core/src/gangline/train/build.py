@@ -10,7 +10,8 @@ import torch
 
 from gangline import plugins
 from gangline.checkpoint.base import Checkpointer
-from gangline.checkpoint.base_weights import base_arrays, described, fingerprint
+from gangline.checkpoint.base_weights import base_arrays, check_again, described, fingerprint
+from gangline.checkpoint.id import CheckpointId
 from gangline.comm.base import Comm, Comms
 from gangline.comm.objects import gather_json
 from gangline.config.schema import Run
@@ -114,11 +115,19 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
 
 
 def leave_out_base(s: Session) -> None:
-    """Where checkpoints are to be without what is never trained: what they say of it instead. Called by all ranks."""
+    """Where checkpoints are to be without what is never trained: what they say of it instead. Called by all ranks.
+
+    A base that came with a checkpoint is made again first: the next save may let the only copy of it fall.
+    Raises UserError where it cannot be.
+    """
     if s.run.checkpoint.frozen or not s.checkpointer.keeps:
         return
-    names = base_arrays(*compose_model(s.run))
+    tree, plan = compose_model(s.run)
+    names = base_arrays(tree, plan)
     told = fingerprint(names, s.runtime.shards(), s.comms)
+    came = None if s.saved is None else CheckpointId.parse(s.saved)
+    if came is not None and any(name in s.checkpointer.arrays(came) for name in names):
+        check_again(s.run, plan, names, s.runtime.shards(), told, s.comms)
     s.left_out, s.base = frozenset(names), described(s.run, told, names)
 
 

@@ -70,6 +70,11 @@ class LoraConfig(EditConfig):
     def first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
         if self.adapter is None:
             return
+        from gangline.strategy import parameter_of
+
+        shards = [shard for shard in shards if not plan.is_frozen(parameter_of(shard.name))]
+        if not shards:
+            return  # the base alone is asked for: the adapter may be gone by now
         from gangline_finetune.lora.load import load
         from gangline_finetune.lora.start import names_and_shapes
 
