@@ -108,6 +108,37 @@ def test_what_is_no_float_is_that_of_the_last(tmp_path, config, capsys):
     assert values(tmp_path / "mean" / "checkpoints" / "step-00000000", "model/w").tolist() == [1.5] * 4
 
 
+def test_what_is_left_out_must_be_the_same_and_is_said_again(tmp_path, config, capsys):
+    for step, print_ in ((1, "aa"), (2, "aa"), (3, "bb")):
+        said = {"config": config, "seed": 5, "model": "all", "base": {"fingerprint": print_, "arrays": 7, "from": "b"}}
+        save(str(tmp_path / f"step-0000000{step}"), small(), drawn(step), said)
+    first, second, other = (str(tmp_path / f"step-0000000{step}") for step in (1, 2, 3))
+    assert main(["ckpt", "average", first, other, "-o", str(tmp_path / "no")]) == 2
+    assert "were trained on different bases" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+    assert main(["ckpt", "average", first, second, "-o", str(tmp_path / "mean")]) == 0
+    document = one([str(tmp_path / "mean" / "checkpoints" / "step-00000000")]).copy().meta.document
+    assert document["base"] == {"fingerprint": "aa", "arrays": 7, "from": "b"}
+    assert document["model"] == "all"
+
+
+def test_codes_that_differ_are_refused(tmp_path, config, capsys):
+    """The codes of one with the mean of all scales would be the weights of no model."""
+    registry = Registry.of(Mesh.of({}), {"model/w.weight": Layout((4, 4), "int8"), "model/w.scales": Layout((4, 1))})
+    for step, code in ((1, 3), (2, 3), (3, 4)):
+        save(str(tmp_path / f"step-0000000{step}"), registry, lambda name, layout, code=code: torch.full(
+            layout.shape, code if "weight" in name else 0.5, dtype=getattr(torch, layout.dtype)),
+            {"config": config, "seed": 0})  # fmt: skip
+    first, second, other = (str(tmp_path / f"step-0000000{step}") for step in (1, 2, 3))
+    assert main(["ckpt", "average", first, other, "-o", str(tmp_path / "no")]) == 2
+    said = capsys.readouterr().err
+    assert "keep other codes in model/w.weight" in said, said
+    assert not (tmp_path / "no").exists()
+    assert main(["ckpt", "average", first, second, "-o", str(tmp_path / "mean")]) == 0
+    assert "no mean" not in capsys.readouterr().out
+    assert values(tmp_path / "mean" / "checkpoints" / "step-00000000", "model/w.weight").tolist() == [[3] * 4] * 4
+
+
 def test_what_has_no_average_is_refused(three, tmp_path, config, capsys):
     another = {**config, "model": {**config["model"], "rope_theta": 17.0}}
     wide = Registry.of(small().mesh, {**small().layouts, "model/bias": Layout((34,), "float64")})

@@ -42,12 +42,22 @@ def run(argv: Sequence[str]) -> int:
     shapes = _one_model(copies)
     out = options.out.rstrip("/")
     _outside(out)
-    config = copies[0].meta.document.get("config")
+    document = copies[0].meta.document
+    config = document.get("config")
     if not config:
         raise UserError(f"{copies[0].store.url} does not say of which model it is.", "It holds no configuration.")
-    write_weights(place_for(out), shapes, from_dict(config), config, lambda chunks: _fill(chunks, copies, shapes))
+    base = document.get("base") or {}
+    write_weights(
+        place_for(out),
+        shapes,
+        from_dict(config),
+        config,
+        lambda chunks: _fill(chunks, copies, shapes),
+        base=base,
+        model=document.get("model") if base else None,
+    )
     print(f"{out}: mean of {text.many(len(copies), 'checkpoint')}, {text.many(len(shapes), 'array')}")
-    taken = [name for name, (_, dtype) in shapes.items() if not _is_float(dtype)]
+    taken = [name for name, (_, dtype) in shapes.items() if not _is_float(dtype) and not _are_codes(name, shapes)]
     if taken:
         print(
             f"{', '.join(taken[:3])}: whole numbers have no mean, and are those of {text.place(copies[-1].store.url)}"
@@ -92,6 +102,13 @@ def _one_model(copies: Sequence[Copy]) -> dict[str, tuple[tuple[int, ...], str]]
                     f"model: {field} is {one} and {other}.",
                     "Only checkpoints of one model have an average.",
                 )
+        one, other = (of.meta.document.get("base") or {} for of in (first, copy))
+        if one.get("fingerprint") != other.get("fingerprint"):
+            raise UserError(
+                f"{first.store.url} and {copy.store.url} were trained on different bases.",
+                f"The fingerprints of what they leave out: {one.get('fingerprint')} and {other.get('fingerprint')}.",
+                "What was trained beside one base has no average with what was trained beside another.",
+            )
     return wanted
 
 
@@ -110,19 +127,37 @@ def _model(copy: Copy) -> Mapping[str, Any]:
 
 
 def _fill(chunks: Iterator[Shard], copies: Sequence[Copy], shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
-    """Raises BadCheckpoint where a chunk of any of them is not what was written."""
+    """Raises BadCheckpoint where a chunk of any is not what was written, UserError where codes are not the same."""
     import torch
 
     for chunk in chunks:
         stored = stored_dtype(shapes[chunk.name][1])
         if not _is_float(shapes[chunk.name][1]):
-            chunk.local.copy_(torch.from_numpy(_read(copies[-1], chunk, stored)))
+            last = _read(copies[-1], chunk, stored)
+            if _are_codes(chunk.name, shapes):
+                _same(last, chunk, copies, stored)
+            chunk.local.copy_(torch.from_numpy(last))
             continue
         total = np.zeros(chunk.box.shape, np.float64)
         for copy in copies:
             total += _read(copy, chunk, stored)
         total /= len(copies)
         chunk.local.copy_(torch.from_numpy(total))
+
+
+def _are_codes(name: str, shapes: Mapping[str, Any]) -> bool:
+    """Whether whole numbers are weights by their scales (`Plan.kept`)."""
+    return not _is_float(shapes[name][1]) and f"{name.rpartition('.')[0]}.scales" in shapes
+
+
+def _same(codes: np.ndarray, chunk: Shard, copies: Sequence[Copy], stored: str) -> None:
+    for copy in copies[:-1]:
+        if not np.array_equal(_read(copy, chunk, stored), codes):
+            raise UserError(
+                f"{copy.store.url} and {copies[-1].store.url} keep other codes in {chunk.name}.",
+                "Codes have no mean, and scales beside codes of another are weights of no model.",
+                "Export them with --merge, and average what comes of it.",
+            )
 
 
 def _read(copy: Copy, chunk: Shard, stored: str) -> np.ndarray:

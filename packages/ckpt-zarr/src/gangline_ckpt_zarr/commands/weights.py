@@ -42,11 +42,14 @@ def write_weights(
     trained: Run,
     config: dict[str, Any],
     fill: Callable[[Iterator[Shard]], None],
+    base: Mapping[str, Any] | None = None,
+    model: str | None = None,
 ) -> None:
     """Write arrays of these names, (shapes, dtypes); nothing is left where that fails, and its error is raised.
 
     `fill` takes parts of arrays, one after another, and puts values into the memory of each. `trained`: the run whose
-    weights they are, `config` that run as data.
+    weights they are, `config` that run as data. base: what is said of arrays that are left out; model: the fingerprint
+    of all of the model's, where they are not all among these.
     """
     import torch
 
@@ -60,7 +63,8 @@ def write_weights(
         cursor=0,
         seed=trained.run.seed,
         parts=part_versions(trained),
-        model=fingerprint(registry),
+        model=model or fingerprint(registry),
+        base=dict(base or {}),
         config=config,
     )
     write_id = secrets.token_hex(4)
