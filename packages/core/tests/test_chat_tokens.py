@@ -127,6 +127,43 @@ def test_an_answer_that_comes_first_is_learnt_where_a_template_looks_at_the_firs
         render_chat(deaf, chat)
 
 
+CALL = [USER, {"role": "assistant", "content": "x", "tool_calls": ["f(1)"]}, {"role": "tool", "content": "2"}]
+TURN = "{% for m in messages %}{{ '<|turn|>' + m.role + '\n' }}ANSWER{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}{{ '<|turn|>assistant\n' }}{% endif %}"
+CALLED = "{% if m.tool_calls %}THEN{% else %}{{ m.content }}{% endif %}"
+# what stands in the place of ANSWER -> what is learnt of CALL and of a plain answer behind it
+ENDS = {
+    "a filter changes the words": ("{{ m.content | upper }}<|end|>{{ '\n' }}", "X<|end|>DONE<|end|>"),
+    "a call in the place of words": (CALLED.replace("THEN", "<s>{{ m.tool_calls[0] }}<s>") + "<|end|>{{ '\n' }}",
+        "<s>f(1)<s><|end|>done<|end|>"),
+    "a call that nothing ends": ("{{ m.content }}{% if m.tool_calls %}<s>{{ m.tool_calls[0] }}{% else %}<|end|>"
+        "{% endif %}{{ '\n' }}", "x<s>f(1)\ndone<|end|>"),
+    "a call behind words": ("{{ m.content }}{% if m.tool_calls %}<s>{{ m.tool_calls[0] }}{% endif %}<|end|>{{ '\n' }}",
+        "x<s>f(1)<|end|>done<|end|>"),
+    "the next turn's begin": ("{{ m.content }}<|end|><|turn|>", "x<|end|>done<|end|>"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", ENDS)
+def test_an_answer_ends_where_plain_answers_do(tokenizer, shape):
+    answer, wanted = ENDS[shape]
+    template = ChatTemplate(TURN.replace("ANSWER", answer) + PROMPT, {"eos_token": "<|end|>"}, "mine")
+    codec = TokenizerCodec(str(tokenizer), None, "replace")
+    (found,) = ChatEncoder(codec, template)([render_chat(template, [*CALL, {"role": "assistant", "content": "done"}])])
+    assert codec.decode_special(found.tokens[found.learnt].tolist()) == wanted
+
+
+def test_an_end_token_that_is_added_and_not_special_ends_an_answer(tokenizer, tmp_path):
+    made = Tokenizer.from_file(str(tokenizer))
+    made.add_tokens([AddedToken("<|stop|>", special=False), AddedToken("   ", special=False)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    codec = TokenizerCodec(str(tmp_path / "tokenizer.json"), None, "replace")
+    for behind, learnt in (("<|stop|>{{ '\n' }}", "x<|stop|>"), ("{{ '\n   \n' }}", "x\n   \n")):
+        template = ChatTemplate(TURN.replace("ANSWER", "{{ m.content }}" + behind) + PROMPT, {}, "mine")
+        (found,) = ChatEncoder(codec, template)([render_chat(template, CALL[:2])])
+        assert codec.decode_special(found.tokens[found.learnt].tolist()) == learnt
+
+
 def test_bytes_are_learnt_letter_by_letter():
     template = ChatTemplate(of("an end token and a line's end", False), {}, "mine")
     codec = ByteCodec(None)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from gangline.config.check import problems
-from gangline.data import TokenizerCodec, template_of
+from gangline.data import LEARNT_RULE, TokenizerCodec, template_of
 from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline.testing.sessions import trained
@@ -354,7 +354,7 @@ def test_a_store_of_the_older_rule_is_named_and_not_put_behind(chats, tokenizer)
     folder = prepared(chats, "--tokenizer", str(tokenizer))
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
-    assert manifest.pop("learnt_rule") == 2
+    assert manifest.pop("learnt_rule") == LEARNT_RULE
     path.write_text(json.dumps(manifest))
     for name in ("chat_template.jinja", "tokenizer_config.json"):
         (folder / name).unlink()

@@ -17,12 +17,13 @@ from gangline.data.chat import ChatTemplate, TemplateRefusal
 Messages = list[dict[str, Any]]
 ASSISTANT = "assistant"  # the role whose words are learnt
 CHANGES = "the template writes earlier turns in another way once more follow"
-_OTHER = ("0" + uuid4().hex, "1" + uuid4().hex)  # two answers that no template knows, and that begin otherwise
+# Two answers that no template knows, and that begin otherwise: of digits, which no filter changes.
+_OTHER = tuple(f"{first}{uuid4().int}" for first in (1, 2))
 _HALF = re.compile("[\ud800-\udfff]")  # JSON may name one alone
 
 
 class AnswerSpan(NamedTuple):
-    """[start, stop) of the letters that the assistant said. said: where its own words end, before an end token."""
+    """[start, stop) of the letters that the assistant said. said: where its own part ends, before an end token."""
 
     start: int
     stop: int
@@ -58,7 +59,7 @@ def _found(template: ChatTemplate, messages: Messages, first: int) -> RenderedCh
         if not (with_it.startswith(before) and whole.startswith(with_it)):
             raise TemplateRefusal(CHANGES)
         behind = _behind(template, messages[: number + 1])
-        said = len(with_it) - len(behind) if with_it.endswith(behind) else len(with_it)
+        said = len(with_it) if behind is None or not with_it.endswith(behind) else len(with_it) - len(behind)
         answers.append(AnswerSpan(len(before), len(with_it), max(said, len(before))))
     return RenderedChat(whole, tuple(answers))
 
@@ -87,11 +88,18 @@ def _before(template: ChatTemplate, messages: Messages) -> str:
         return one[:differs]
 
 
-def _behind(template: ChatTemplate, messages: Messages) -> str:
-    """What the template writes behind the words of the last message: an end token, and often a line's end."""
-    word = uuid4().hex
-    try:
-        text = template.render([*messages[:-1], {**messages[-1], "content": word}])
-    except TemplateRefusal:
-        return ""
-    return text.rpartition(word)[2] if word in text else ""
+def _behind(template: ChatTemplate, messages: Messages) -> str | None:
+    """What the template writes behind an answer, the last message: an end token, and often a line's end.
+
+    None where it does not say. It is what stands behind a plain answer in its place, for behind its words the answer
+    may have calls of tools.
+    """
+    word = _OTHER[0]
+    for answer in ({"role": ASSISTANT}, messages[-1]):
+        try:
+            text = template.render([*messages[:-1], {**answer, "content": word}])
+        except TemplateRefusal:
+            continue
+        if word in text:
+            return text.rpartition(word)[2]
+    return None

@@ -15,8 +15,10 @@ from gangline.data.chat import ChatTemplate
 from gangline.data.codec import TextCodec, TokenizerCodec
 
 # The number of the rule below, for what is kept on a disk. 1: all that a template adds with an answer was learnt, the
-# line's end behind its end token too, and marks were passed over. 2: as it stands here.
-LEARNT_RULE = 2
+# line's end behind its end token too, and marks were passed over. 2: what stood behind an answer's words was searched
+# for its end, calls of tools too. 3: as it stands here.
+LEARNT_RULE = 3
+NONE = -1  # no token's number
 
 
 @dataclass(frozen=True)
@@ -31,14 +33,16 @@ class ChatEncoder:
     """Rendered conversations to tokens. Special tokens are those that the template wrote.
 
     A token is learnt where it holds a letter of an answer, as transformers has it (`return_assistant_tokens_mask`). An
-    answer that the template does not mark ends with the last special token behind its words, where there is one: what
-    follows that, such as a line's end, is written when no model is asked any more. (The last, for calls of tools stand
-    between words and end.) Special are those of the tokenizer, and those that the template has names for.
+    answer that the template does not mark ends with the last special token of those that the template writes behind
+    each answer, or with the tokenizer's eos_token where that is one of them: what follows, such as a line's end or the
+    begin of the next turn, is written when no model is asked any more. Special are the tokenizer's added tokens, but
+    for those of white space, and those that the template has names for.
     """
 
     def __init__(self, codec: TextCodec, template: ChatTemplate) -> None:
         self.codec, self.template = codec, template
         self._special = np.asarray(sorted(_special(codec, template)), np.int64)
+        self._end = _id(codec, template.special.get("eos_token"))
 
     def __call__(self, chats: Sequence[RenderedChat]) -> list[MaskedTokens]:
         encoded = zip(chats, self._placed([chat.text for chat in chats]), strict=True)
@@ -49,8 +53,10 @@ class ChatEncoder:
         begins, ends = places.T
         special, learnt = np.isin(ids, self._special), np.zeros(len(ids), bool)
         for start, stop, said in chat.answers:
-            behind = ends[special & (begins >= said) & (begins < stop)]
-            learnt |= (ends > start) & (begins < (behind[-1] if len(behind) else stop))
+            behind = special & (begins >= said) & (begins < stop)
+            named = behind & (ids == self._end)
+            until = ends[named if named.any() else behind]
+            learnt |= (ends > start) & (begins < (until[-1] if len(until) else stop))
         return learnt
 
     def _placed(self, texts: list[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -68,6 +74,11 @@ class ChatEncoder:
 def _special(codec: TextCodec, template: ChatTemplate) -> set[int]:
     if not isinstance(codec, TokenizerCodec):
         return set()
-    own = {id for id, token in codec.tokenizer.get_added_tokens_decoder().items() if token.special}
-    named = {codec.tokenizer.token_to_id(word) for word in template.special.values()}
-    return own | {id for id in named if id is not None}
+    added = codec.tokenizer.get_added_tokens_decoder().items()
+    own = {id for id, token in added if token.special or token.content.strip()}
+    return (own | {_id(codec, word) for word in template.special.values()}) - {NONE}
+
+
+def _id(codec: TextCodec, word: str | None) -> int:
+    found = None if word is None or not isinstance(codec, TokenizerCodec) else codec.tokenizer.token_to_id(word)
+    return NONE if found is None else found
