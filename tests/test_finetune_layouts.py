@@ -171,6 +171,23 @@ def test_checkpoints_without_the_base_go_from_layout_to_layout(runs):
         torch.testing.assert_close(ours[tensor], theirs[tensor], rtol=1e-6, atol=1e-7)
     one, other = (sample(here / name, "3?", 6, temperature=0.0) for name in ("all", "alone"))
     assert one == other
+    for name in ("all", "alone"):
+        assert (
+            main(
+                [
+                    "ckpt",
+                    "average",
+                    str(here / name),
+                    "step-00000004",
+                    "step-00000004",
+                    "-o",
+                    str(here / f"{name}-mean"),
+                ]
+            )
+            == 0
+        )
+        runs.train(f"from={name}", f"run.dir={name}-mean", "run.steps=1")
+    assert runs.records("alone-mean")[0]["loss"] == pytest.approx(runs.records("all-mean")[0]["loss"], rel=1e-10)
 
 
 def test_a_base_that_tp_would_cut_inside_a_block_is_refused(runs):

@@ -59,6 +59,27 @@ def test_a_service_that_hangs_holds_neither_a_step_nor_the_end(tmp_path: Path, c
     assert said.count("was left after 0.2 s") == 1
 
 
+def test_a_service_is_told_of_the_end_while_others_are_waited_for(tmp_path: Path) -> None:
+    """Also where its queue was full when the end began: nobody calls it before those have taken their deadline."""
+    gate = threading.Event()
+
+    class Slow(Kept):
+        def open(self, start: Start) -> int:
+            gate.wait()
+            return super().open(start)
+
+    connection = Slow([])
+    tracker = begun(tmp_path, connection, queue=5)
+    for record in healthy(100):
+        tracker.record(record)
+    tracker.start_end({"why": "done"})
+    gate.set()
+    tracker.thread.join(120)
+    assert connection.closed
+    assert [step for step, _ in connection.store] == [record.step for record in healthy(5)]
+    tracker.end({"why": "done"})
+
+
 def test_a_service_that_fails_is_said_by_the_next_call(tmp_path: Path) -> None:
     tracker = begun(tmp_path, Kept([], error="the key has expired"))
 

@@ -57,13 +57,12 @@ class BackgroundTracker(Tracker):
 
     def __init__(self, name: str, config: Service, connect: Callable[[], Connection]) -> None:
         self.name, self.config, self.connect = name, config, connect
-        self.waiting: queue.Queue[StepRecord | dict[str, Any]] = queue.Queue(config.queue)
+        self.waiting: queue.Queue[StepRecord | dict[str, Any]] = queue.Queue(config.queue + 1)
         self.notes: list[str] = []
         self.missed = 0
         self.failure = ""
         self.thread: threading.Thread | None = None
         self.until: float | None = None  # when the end waits no more, once it has begun
-        self.told_end = False
 
     # --- on the loop's thread ----------------------------------------------------------------------------------------
 
@@ -77,9 +76,9 @@ class BackgroundTracker(Tracker):
         self._raise_failure()
         if record.step % self.config.every and record.validation_loss is None:
             return
-        try:
+        if self.waiting.qsize() < self.config.queue:  # the last place is the summary's; nobody else puts
             self.waiting.put_nowait(record)
-        except queue.Full:
+        else:
             self.missed += 1
             if self.missed == 1:
                 self._say(f"is slower than the run: from step {record.step} on it lacks steps; metrics.jsonl has all")
@@ -88,22 +87,18 @@ class BackgroundTracker(Tracker):
         self.notes.append(text)
 
     def start_end(self, summary: dict[str, Any]) -> None:
-        self.until = time.monotonic() + self.config.deadline_seconds
-        with suppress(queue.Full):
+        """Never waits: while other trackers end one after another, this one's service is told of the end, too."""
+        if self.until is None:
+            self.until = time.monotonic() + self.config.deadline_seconds
             self.waiting.put_nowait(summary)
-            self.told_end = True
 
     def end(self, summary: dict[str, Any]) -> None:
         """Waits for the service until the deadline, and no longer. It is counted from `start_end`, where that was."""
         if self.thread is None:
             return
-        if self.until is None:
-            self.start_end(summary)
+        self.start_end(summary)
         if self.thread.is_alive():
-            with suppress(queue.Full):
-                if not self.told_end:
-                    self.waiting.put(summary, timeout=self._left())
-                self.thread.join(self._left())
+            self.thread.join(self._left())
         late, self.thread = self.thread.is_alive(), None
         for key in [key for key, tracker in _LIVE.items() if tracker is self]:
             del _LIVE[key]
