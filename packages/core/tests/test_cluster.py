@@ -56,6 +56,34 @@ def test_what_is_wrong_is_said(tmp_path, change, message):
     assert message in str(refused.value)
 
 
+ZERO = ("peak.bf16", "memory.bandwidth", "memory.bytes", "matmul.efficiency", "attention.efficiency", "failure.hours")
+ZERO += ("link.node.bandwidth", "link.cluster.bandwidth", "link.node.efficiency")
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "message"),
+    [
+        *(("numbers", name, 0, f"{name}=0 must be more than 0") for name in ZERO),
+        ("numbers", "overlap.share", 2.5, "overlap.share=2.5 must be between 0 and 1"),
+        ("numbers", "node.alone", 0.5, "node.alone=0.5 must be at least 1"),
+        ("numbers", "jitter.sigma", -0.1, "jitter.sigma=-0.1 must be at least 0"),
+        ("numbers", "peak.bf16", True, "peak.bf16 needs a number and its source"),
+        ("network", "gpus_per_node", 0, "network.gpus_per_node=0 must be a whole number, at least 1"),
+        ("network", "gpus_per_node", -3, "network.gpus_per_node=-3 must be"),
+        ("network", "gpus_per_node", 4.7, "network.gpus_per_node=4.7 must be"),
+        ("network", "nodes_per_rack", 0, "network.nodes_per_rack=0 must be"),
+        ("network", "nodes_per_rack", True, "network.nodes_per_rack=True must be"),
+    ],
+)
+def test_a_number_without_a_meaning_is_refused(tmp_path, part, name, value, message):
+    content = yaml.safe_load((SHIPPED / "h100_ib.yaml").read_text())
+    content[part][name] = value if part == "network" else {"value": value, "source": "by hand"}
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_cluster(str(path))
+
+
 def test_an_unknown_name_has_neighbours():
     with pytest.raises(UserError) as refused:
         load_cluster("h100_bi")

@@ -29,6 +29,19 @@ from gangline.errors import UserError
 VERSION = 1
 SHIPPED = Path(__file__).parent / "shipped"
 
+# what a machine may have none of; of everything else it has more
+MAY_BE_ZERO = {"overlap.share", "jitter.sigma", "host.seconds", "module.seconds", "matmul.half", "attention.half"}
+MAY_BE_ZERO |= {"link.node.latency", "link.cluster.latency", "elementwise.passes", "elementwise.passes_apart"}
+MAY_BE_ZERO |= {
+    "storage.bandwidth",
+    "storage.read",
+    "watts",
+    "watts.rest",
+    "price.hour",
+    "price.kwh",
+    "restart.seconds",
+}
+
 # name -> (what it is and its unit, whether every file must have it)
 NUMBERS: dict[str, tuple[str, bool]] = {
     "memory.bytes": ("memory of one accelerator, bytes", True),
@@ -176,13 +189,17 @@ def _numbers(found: dict[str, Any], path: Path) -> dict[str, Quantity]:
         if name not in NUMBERS:
             raise UserError(f"{path} says {name}, which is no number of a cluster.", near(str(name), NUMBERS))
         try:
+            if isinstance(entry["value"], bool):
+                raise TypeError
             value, source = float(entry["value"]), str(entry["source"])
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{path}: {name} needs a number and its source.", f"{name}: {{value: ..., source: ...}}"
             ) from error
-        if not isfinite(value) or value < 0 or not source:
+        if not isfinite(value) or not source:
             raise UserError(f"{path}: {name}={entry['value']} is no finite number with a source.")
+        if wrong := out_of_range(str(name), value):
+            raise UserError(f"{path}: {name}={entry['value']} must be {wrong}.", f"It is: {NUMBERS[name][0]}.")
         read[str(name)] = Quantity(value, source)
     missing = [name for name, (_, needed) in NUMBERS.items() if needed and name not in read]
     if missing:
@@ -190,13 +207,31 @@ def _numbers(found: dict[str, Any], path: Path) -> dict[str, Quantity]:
     return read
 
 
+def out_of_range(name: str, value: float) -> str:
+    """What a number must be where it is not; "" where it is."""
+    if name == "overlap.share" and not 0 <= value <= 1:
+        return "between 0 and 1"
+    if name == "node.alone" and value < 1:
+        return "at least 1"
+    if value < 0 or (value == 0 and name not in MAY_BE_ZERO):
+        return "at least 0" if name in MAY_BE_ZERO else "more than 0"
+    return ""
+
+
+def _count(network: dict[str, Any], name: str, default: int | None, path: Path) -> int:
+    value = network[name] if default is None else network.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{path}: network.{name}={value} must be a whole number, at least 1.")
+    return value
+
+
 def _topology(found: dict[str, Any], path: Path) -> Topology:
     network, numbers = found.get("network") or {}, found.get("numbers") or {}
     try:
         inside, beyond = (float(numbers[f"link.{tier}.bandwidth"]["value"]) / 1e9 for tier in ("node", "cluster"))
         return Topology(
-            gpus_per_node=int(network["gpus_per_node"]),
-            nodes_per_rack=int(network.get("nodes_per_rack", 1)),
+            gpus_per_node=_count(network, "gpus_per_node", None, path),
+            nodes_per_rack=_count(network, "nodes_per_rack", 1, path),
             node_bandwidth=inside,
             rack_bandwidth=beyond,
             cluster_bandwidth=beyond,
