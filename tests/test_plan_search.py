@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -57,6 +58,31 @@ def test_no_layout_is_faster_than_its_bound_whatever_hides_its_transfers(bandwid
             compared, chunked = compared + 1, chunked + (len(plan.explained.ranks[0].stages) > 1)
     assert compared > 40
     assert chunked > 5
+
+
+@pytest.mark.parametrize("node", [4, 8])
+def test_no_layout_is_faster_than_its_bound_where_ranks_share_cores(node):
+    """And a stage that fills a node has what it would have where nothing is shared."""
+    plain = load_cluster("h100_ib")
+    plain = replace(plain, topology=replace(plain.topology, gpus_per_node=node))
+    shares = plain.with_numbers({"node.alone": Quantity(3.0, "a test")})
+    same, faster = 0, 0
+    for one in random.Random(0).sample(bounded(planned(WORDS.split()), shares), 60):
+        plan = planned_as(one, shares)
+        if plan is None:
+            continue
+        explained = plan.explained
+        assert one.least <= plan.step.seconds, one.words
+        assert Pieces.of(explained, shares).least(explained, shares) <= plan.step.seconds * (1 + 1e-9), one.words
+        assert sum(plan.step.kinds.values()) == pytest.approx(plan.step.seconds)
+        alike = forecast(explained, plain).step
+        if 8 // explained.mesh.size("pp") >= node:
+            assert plan.step.seconds == pytest.approx(alike.seconds), one.words
+            same += 1
+        else:
+            assert plan.step.seconds < alike.seconds, one.words
+            faster += 1
+    assert min(same, faster) > 5
 
 
 def test_every_dimension_is_searched():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gangline.cli.main import main
-from gangline.cluster import load_cluster, save_cluster
+from gangline.cluster import Quantity, load_cluster, save_cluster
 from gangline.explain import AttentionProduct, MatrixProduct, StepAction, StepTimeline
 from gangline_planner.assumed import explain, planned
 from gangline_planner.calibrate.command import said, threads_of, written
@@ -21,7 +21,7 @@ from gangline_planner.calibrate.lines import two_costs
 from gangline_planner.calibrate.links import CollectiveCall
 from gangline_planner.calibrate.small_steps import MICROBATCHES, MODELS, STARTS
 from gangline_planner.price.products import BACKWARD
-from gangline_planner.price.sharing import faster, left
+from gangline_planner.price.sharing import Cores, shared
 from gangline_planner.price.step import step_time
 
 
@@ -118,14 +118,61 @@ def test_whatever_a_busy_machine_measures_is_a_cluster_file_that_a_plan_takes(tm
     assert min(step.kinds.values()) >= 0
 
 
-def test_ranks_that_wait_leave_their_cores_to_the_others():
-    """Two ranks, each busy for one of three units while the other waits, and both in the third."""
-    action = StepAction("F", 0, 0)
-    timeline = StepTimeline((((action, 0.0, 2.0),), ((action, 1.0, 3.0),)))
-    assert left(timeline, 1.0) == 1.0
-    assert left(timeline, 1.5) == pytest.approx((1 / 1.5 + 1 + 1 / 1.5) / 3)
-    assert left(timeline, 8.0) == pytest.approx(2 / 3)  # of two ranks one has at most twice its rate
-    assert faster(timeline, 0.5).makespan == 1.5
+ACTION = StepAction("F", 0, 0)
+# two pipeline ranks, each busy for one of three units while the other waits, and both in the third
+TIMELINE = StepTimeline((((ACTION, 0.0, 2.0),), ((ACTION, 1.0, 3.0),)))
+
+
+@pytest.mark.parametrize(
+    ("alone", "node", "each", "part", "makespan"),
+    [
+        (1.0, 2, 1, 1.0, 3.0),
+        (0.5, 2, 1, 1.0, 3.0),  # nobody is slower for having more
+        (1.5, 2, 1, 1.0, 1 / 1.5 + 1 + 1 / 1.5),
+        (8.0, 2, 1, 1.0, 2.0),  # of two ranks one has at most twice its rate
+        (8.0, 4, 1, 1.0, 1 / 4 + 1 / 2 + 1 / 4),  # a node with room for four, of which two run
+        (8.0, 8, 4, 1.0, 2.0),
+        (8.0, 4, 4, 1.0, 3.0),  # each stage fills a node: nobody else's cores are there
+        (8.0, 4, 8, 1.0, 3.0),
+        (8.0, 2, 1, 0.5, 2.5),  # half of each action is a transfer, which no core makes faster
+        (8.0, 2, 1, 0.0, 3.0),
+    ],
+)
+def test_ranks_that_wait_leave_the_cores_of_their_node_to_the_others(alone, node, each, part, makespan):
+    cores = Cores(max(1.0, alone), node, each, pipeline=2)
+    found = shared(TIMELINE, cores, lambda action: part)
+    assert found.makespan == pytest.approx(makespan)
+    assert TIMELINE.makespan / cores.most <= found.makespan + 1e-9
+
+
+def test_of_two_nodes_the_one_without_idle_cores_sets_the_pace():
+    """Three pipeline ranks of two ranks each in nodes of four: the third has a node for itself."""
+    cores = Cores(8.0, 4, 2, pipeline=3)
+    assert cores.speeds([0, 1, 2]) == {0: 1.0, 1: 1.0, 2: 2.0}
+    assert cores.speeds([0, 2]) == {0: 2.0, 2: 2.0}
+    assert Cores(8.0, 4, 3, pipeline=2).speeds([0, 1]) == {0: 1.0, 1: 1.0}  # the second lies on both nodes
+
+
+def test_the_way_of_a_result_is_not_shortened_by_idle_cores():
+    timeline = StepTimeline((((ACTION, 0.0, 1.0),), ((ACTION, 1.5, 2.5),)))
+    assert shared(timeline, Cores(2.0, 2, 1, 2), lambda action: 1.0, hop=0.5).makespan == pytest.approx(1.5)
+    both = StepTimeline((((ACTION, 0.0, 2.0),), ((ACTION, 1.5, 2.5),)))  # under way while the other computes on
+    assert shared(both, Cores(2.0, 2, 1, 2), lambda action: 1.0, hop=0.5).makespan == pytest.approx(1.75)
+
+
+def test_a_run_of_fewer_ranks_than_were_measured_at_once_has_the_cores_of_the_others():
+    numbers = {"node.alone": Quantity(3.0, "a test")}
+    eight = load_cluster("h100_ib").with_numbers(numbers)  # eight ranks a node
+    words = "parallel=ddp batch.micro_size=1 launch.processes="
+    seconds = {}
+    for processes in (1, 4, 8, 16):
+        case = planned([*f"{words}{processes}".split(), f"batch.global_size={processes}"])
+        step = step_time(explain(case, case.run, eight), eight)
+        assert sum(step.kinds.values()) == pytest.approx(step.seconds)
+        seconds[processes] = step.kinds["compute"]
+    assert seconds[1] == pytest.approx(seconds[8] / 3)
+    assert seconds[4] == pytest.approx(seconds[8] / 2)
+    assert seconds[16] == pytest.approx(seconds[8])
 
 
 @pytest.mark.waits

@@ -18,6 +18,7 @@ from gangline.strategy import AXES, DATA_AXES, Mesh
 from gangline_planner.assumed import Planned, explain, kernels_of, refused
 from gangline_planner.forecast import Forecast, forecast
 from gangline_planner.price.products import Rates
+from gangline_planner.price.sharing import Cores
 from gangline_planner.price.step import Pieces, StageTime, jitter_of
 from gangline_planner.price.transfers import transfer_seconds
 
@@ -181,7 +182,8 @@ class LeastSeconds:
         ] = {}  # by the identity of `work`, which is kept alive
 
     def least(self, run: Run, mesh: Mesh, bounds: LayoutBounds, model: tuple[Node, Plan]) -> float:
-        plain = self._plain(run, mesh, bounds, model)
+        cores = Cores.of(self.cluster, self.cluster.topology, mesh.world, mesh.size("pp"))
+        plain = self._plain(run, mesh, bounds, model) / cores.most
         return plain + jitter_of(plain, mesh.world, self.cluster)
 
     def _plain(self, run: Run, mesh: Mesh, bounds: LayoutBounds, model: tuple[Node, Plan]) -> float:

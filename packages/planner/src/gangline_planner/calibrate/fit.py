@@ -92,7 +92,8 @@ def numbers(measured: Measured, ranks: int, device: str) -> Numbers:
     found["module.seconds"] = measured.starts / (3 * MICROBATCHES * work_of(STARTS, device).modules)
     found["host.seconds"] = measured.update
     found |= steps(measured.steps, found, device)
-    found["node.alone"] = max(1.0, measured.alone)
+    if device == "cpu":  # an accelerator is shared with nobody: what is above 1 there is noise
+        found["node.alone"] = max(1.0, measured.alone)
     if ranks > 1:
         found |= links(measured.sent)
         found["overlap.share"] = measured.hidden

@@ -1,36 +1,109 @@
 """Ranks that share cores: while some wait, those that compute have what these leave, up to `node.alone` times as much.
 
 The rates of a cluster file are those of a rank while all of its node compute; where each has an accelerator of its own,
-nobody has more than that.
+nobody has more than that. Only cores of one node can be shared, and only computation is done by cores: what links take
+is the same however many ranks wait.
 """
 
 from __future__ import annotations
 
-from gangline.explain import StepTimeline
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from gangline.cluster import Cluster, Topology
+from gangline.explain import StepAction, StepTimeline
 
 
-def left(timeline: StepTimeline, alone: float) -> float:
-    """What is left of a timeline's makespan, as a share of it.
+@dataclass(frozen=True)
+class Cores:
+    """Who shares them.
 
-    Of P pipeline ranks of which k compute, each has P / k of its rate, but no more than `alone`.
+    alone  how much faster a rank computes at most while all others of its node wait
+    ranks  that a node has room for
+    each   ranks of one pipeline rank; pp is the outermost axis, so they are neighbours
     """
-    if alone <= 1.0 or timeline.makespan <= 0.0:
-        return 1.0
-    ranks = len(timeline.spans)
-    changes = sorted(
-        (moment, by) for spans in timeline.spans for _, start, end in spans for moment, by in ((start, 1), (end, -1))
-    )
-    seconds, before, busy = 0.0, 0.0, 0
-    for moment, by in changes:
-        seconds += (moment - before) / (min(alone, ranks / busy) if busy else 1.0)
-        before, busy = moment, busy + by
-    return seconds / timeline.makespan
+
+    alone: float
+    ranks: int
+    each: int
+    pipeline: int
+
+    @classmethod
+    def of(cls, cluster: Cluster, topology: Topology, world: int, pipeline: int) -> Cores:
+        """pipeline: number of pipeline ranks."""
+        return cls(max(1.0, cluster.get("node.alone") or 1.0), topology.gpus_per_node, world // pipeline, pipeline)
+
+    @cached_property
+    def nodes(self) -> tuple[dict[int, int], ...]:
+        """Of each pipeline rank: node -> its ranks there."""
+        found = []
+        for rank in range(self.pipeline):
+            first, end = rank * self.each, (rank + 1) * self.each
+            touched = range(first // self.ranks, -(-end // self.ranks))
+            found.append({node: min(end, (node + 1) * self.ranks) - max(first, node * self.ranks) for node in touched})
+        return tuple(found)
+
+    def speeds(self, computing: Iterable[int]) -> dict[int, float]:
+        """Of the pipeline ranks that compute, in rates of the cluster file: each as fast as where least is left."""
+        crowds: Counter[int] = Counter()
+        computing = tuple(computing)
+        for rank in computing:
+            crowds.update(self.nodes[rank])
+        return {
+            rank: min(self.alone, max(1.0, self.ranks / max(crowds[node] for node in self.nodes[rank])))
+            for rank in computing
+        }
+
+    @cached_property
+    def most(self) -> float:
+        """The fastest that any of them ever computes."""
+        if self.alone == 1.0:
+            return 1.0
+        return max(self.speeds([rank])[rank] for rank in range(self.pipeline))
 
 
-def faster(timeline: StepTimeline, share: float) -> StepTimeline:
-    """The same with every moment at this share of its time."""
-    if share == 1.0:
+def shared(
+    timeline: StepTimeline, cores: Cores, computing: Callable[[StepAction], float], hop: float = 0.0
+) -> StepTimeline:
+    """The timeline with every moment as early as idle cores let it be.
+
+    computing  what share of an action is computation
+    hop        seconds in which a result goes to the next stage, which no core makes shorter
+
+    Between two moments at which a rank begins or ends, time passes as fast as for the slowest of those that are busy.
+    """
+    if cores.most == 1.0:
         return timeline
-    return StepTimeline(
-        tuple(tuple((action, share * start, share * end) for action, start, end in spans) for spans in timeline.spans)
-    )
+    changes: list[tuple[float, bool, int, float]] = []  # moment, whether it begins, pipeline rank, its computing share
+    for rank, spans in enumerate(timeline.spans):
+        free = 0.0
+        for action, start, end in spans:
+            sent = max(free, start - hop)  # what it waits for is under way at the end of the wait
+            for begin, over, part in ((sent, start, 0.0), (start, end, computing(action))):
+                if over > begin:
+                    changes += [(begin, True, rank, part), (over, False, rank, part)]
+            free = end
+    busy: dict[int, float] = {}
+    moments, seconds = [0.0], [0.0]
+    for moment, begins, rank, part in sorted(changes):
+        if moment > moments[-1]:
+            seconds.append(seconds[-1] + (moment - moments[-1]) * _takes(busy, cores))
+            moments.append(moment)
+        if begins:
+            busy[rank] = part
+        else:
+            del busy[rank]
+
+    def at(moment: float) -> float:
+        return seconds[bisect_right(moments, moment) - 1]
+
+    return StepTimeline(tuple(tuple((action, at(start), at(end)) for action, start, end in s) for s in timeline.spans))
+
+
+def _takes(busy: dict[int, float], cores: Cores) -> float:
+    """What a second of the timeline takes, at most 1."""
+    speeds = cores.speeds(rank for rank, part in busy.items() if part)
+    return max((1 - part + part / speeds.get(rank, 1.0) for rank, part in busy.items()), default=1.0)

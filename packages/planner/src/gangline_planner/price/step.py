@@ -12,12 +12,13 @@ from gangline.explain import (
     Kernels,
     RankExplained,
     StageWork,
+    StepAction,
     StepTimeline,
     step_timeline,
 )
 from gangline.strategy import DATA_AXES
 from gangline_planner.price.products import Rates, forward_seconds, input_seconds, weight_seconds
-from gangline_planner.price.sharing import faster, left
+from gangline_planner.price.sharing import Cores, shared
 from gangline_planner.price.transfers import transfer_seconds
 
 TOKEN_BYTES = 4  # as data sources store them
@@ -123,8 +124,19 @@ class Pieces:
             last = rank.turns[-1][-1]
             if last.kind != "W":
                 most = max(most, ready[min(rank.stages)] + busy + back[last.stage])
-        plain = most / (cluster.get("node.alone") or 1.0) + cluster["host.seconds"]
+        plain = most / cores_of(explained, cluster).most + cluster["host.seconds"]
         return plain + jitter_of(plain, explained.mesh.world, cluster)
+
+    def computing(self, action: StepAction) -> float:
+        """The share of an action in which its rank computes."""
+        time, whole = self.stages[action.stage], self.times[action.stage].of(action.kind)
+        if action.kind == "F":
+            own = time.forward
+        elif action.kind == "W":
+            own = time.weights
+        else:
+            own = time.inputs + time.again + (time.weights if action.kind == "B" else 0.0)
+        return min(1.0, own / whole) if whole else 0.0
 
     def busiest(self, explained: Explained) -> float:
         """Seconds in which the busiest rank computes and waits inside its actions."""
@@ -132,6 +144,10 @@ class Pieces:
             sum(self.times[stage].F + self.times[stage].of("B") for stage in rank.stages) for rank in explained.ranks
         )
         return explained.microbatches * max(each)
+
+
+def cores_of(explained: Explained, cluster: Cluster) -> Cores:
+    return Cores.of(cluster, explained.topology, explained.mesh.world, len(explained.ranks))
 
 
 def jitter_of(seconds: float, world: int, cluster: Cluster) -> float:
@@ -153,8 +169,8 @@ def step_time(explained: Explained, cluster: Cluster, pieces: Pieces | None = No
     rates, stages, waits, times, updates = pieces.rates, pieces.stages, pieces.waits, pieces.times, pieces.updates
     hop = max(wait.hop for wait in waits)
     found = step_timeline(explained, times, latency=hop)
-    share = left(found, cluster.get("node.alone") or 1.0)
-    found = faster(found, share)
+    cores = cores_of(explained, cluster)
+    found = shared(found, cores, pieces.computing, hop)
     ends = [
         found.spans[index][-1][2] + waits[index].end + updates[index] + waits[index].update
         for index in range(len(waits))
@@ -164,10 +180,13 @@ def step_time(explained: Explained, cluster: Cluster, pieces: Pieces | None = No
     data = data_seconds(explained, cluster, plain)
     plain += data
     jitter = jitter_of(plain, explained.mesh.world, cluster)
-    rank, wait, m = explained.ranks[last], waits[last], explained.microbatches * share
+    rank, wait, m = explained.ranks[last], waits[last], explained.microbatches
+    alike = m * sum(stages[s].all for s in rank.stages)  # were all of its node to compute all the time
+    waited = m * (sum(wait.forward.values()) + sum(wait.backward.values()))
+    share = min(1.0, (found.busy(last) - waited) / alike) if cores.most > 1.0 and alike else 1.0
     kinds = {
-        "compute": m * sum(stages[s].forward + stages[s].inputs + stages[s].weights for s in rank.stages),
-        "recompute": m * sum(stages[s].again for s in rank.stages),
+        "compute": share * m * sum(stages[s].forward + stages[s].inputs + stages[s].weights for s in rank.stages),
+        "recompute": share * m * sum(stages[s].again for s in rank.stages),
         **{kind: m * (wait.forward.get(kind, 0.0) + wait.backward.get(kind, 0.0)) for kind in ("tp", "cp", "fold")},
         "dp": m * (wait.forward.get("dp", 0.0) + wait.backward.get("dp", 0.0)) + wait.end + wait.update,
         "optimizer": updates[last],
