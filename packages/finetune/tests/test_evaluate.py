@@ -10,6 +10,7 @@ from chats import TEMPLATE, tokenizer, write
 from small_models import llama
 from transformers import AutoTokenizer
 
+from gangline import UserError
 from gangline.cli.main import main
 from gangline.data import TokenizerCodec
 from gangline.testing import RealRuns
@@ -140,6 +141,13 @@ def test_a_long_question_is_cut_between_tokens(here, monkeypatch):
     model._answer(question, {"until": ["<|im_end|>"], "max_gen_toks": 21})
     assert asked == [model.tok_encode(question)[-43:]]
     assert "<|im_start|>" in model.codec.decode_special(asked[0])
+
+
+@pytest.mark.parametrize("asked", [{}, {"max_gen_toks": 64}])
+def test_answers_that_leave_no_token_for_the_question_are_refused(tmp_path, asked):
+    codec = TokenizerCodec(str(tokenizer(tmp_path)), None, "replace")
+    with pytest.raises(UserError, match="from a model of 64"):
+        Mute(SimpleNamespace(codec=codec, context=64), 1)._answer("What is it?", asked)
 
 
 def test_tasks_that_there_are_not_are_refused(here, capsys):

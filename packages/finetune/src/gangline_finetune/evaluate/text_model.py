@@ -136,7 +136,13 @@ class TextModel(ABC):
             raise UserError("the task wants answers that are drawn.", "gangline eval writes the likeliest.")
         until = asked.get("until") or []
         until = [until] if isinstance(until, str) else list(until)
-        most = min(int(asked.get("max_gen_toks", 256)), self.max_length - 1)
+        most = int(asked.get("max_gen_toks", 256))
+        if most >= self.max_length:  # as lm-eval's own models refuse: of the question nothing would be left
+            raise UserError(
+                f"the task wants answers of up to {most} tokens from a model of {self.max_length}.",
+                "No token is left for the question.",
+                "Train with a longer batch.sequence_length, or give the task a smaller max_gen_toks.",
+            )
         row = self.tok_encode(text)[most - self.max_length :]  # not as text, which may come to more
         (answer,) = self.writer.write([row or text], most, temperature=0.0, stop=list(filter(None, until)))
         return answer.text
