@@ -39,7 +39,8 @@ def runs(tmp_path_factory):
     ]
     write(folder / "chats.jsonl", chats)
     tasks = TASKS | MORE
-    for name, text in tasks.items():
+    long = TASKS["write"].replace("max_gen_toks: 6", "max_gen_toks: 64")
+    for name, text in (tasks | {"long": long}).items():
         source = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\ntest_split: test\n"
         (folder / f"{name}.yaml").write_text(f"task: own_{name}\n{source}{text}")
     files = ",".join(f"{name}.yaml" for name in tasks)
@@ -84,6 +85,9 @@ def test_what_cannot_be_asked_is_refused_before_the_first_step(runs):
     assert "callback=eval has nothing to ask" in said, said
     said = runs.refused("run.dir=no", "callback.eval.files=[gone.yaml]")
     assert "gone.yaml cannot be read" in said, said
+    said = runs.refused("run.dir=long", "callback.eval.files=[long.yaml]")
+    assert "answers of up to 64 tokens from a model of 64" in said, said
+    assert runs.records("long") == []
     for number, layout in enumerate(LAYOUTS.values()):
         said = runs.refused(f"run.dir=no{number}", "callback.eval.tasks=[no_such_task_at_all]", *layout)
         assert "lm-eval has no task no_such_task_at_all" in said, said

@@ -41,6 +41,7 @@ class EvalCallback(Callback):
                     [*config.tasks, *config.files], shots=config.shots, limit=config.limit, chat=config.chat
                 )
                 self.model = live_lm(self.writer, config.batch, self.questions.likelihoods_alone())
+                self.questions.check(self.model)
             except Exception as error:
                 self.failed = error
         (why, *_) = gather_json(self.comms.world, self.device, _said(self.failed))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import lm_eval
@@ -14,6 +15,7 @@ from lm_eval.tasks import TaskManager
 
 from gangline import UserError
 from gangline_finetune.evaluate.config import named
+from gangline_finetune.evaluate.text_model import TextModel
 
 LARGEST = 1e15  # that a table shows in full
 
@@ -32,17 +34,27 @@ class Questions:
             what = f"lm-eval has no task {unknown[0]}."
             raise UserError(what, "lm-eval ls tasks  lists them; a YAML file is one, too.")
 
+    @cached_property
+    def _tasks(self) -> dict[str, Any]:
+        """By name. What they ask is read for it, so that what is missing shows. Raises what lm-eval raises."""
+        return self._manager.load(self.names)["tasks"]
+
     def likelihoods_alone(self) -> set[str]:
         """Names of the tasks with choices, of which the likelihoods count, and not whether one is the likeliest text.
 
-        What the tasks ask is read for it, so that what is missing shows now. Raises what lm-eval raises.
+        Raises what lm-eval raises where a task cannot be read.
         """
-        tasks = self._manager.load(self.names)["tasks"]
         return {
             name
-            for name, task in tasks.items()
+            for name, task in self._tasks.items()
             if task.OUTPUT_TYPE == "multiple_choice" and "exact_match" not in task.aggregation()
         }
+
+    def check(self, model: TextModel) -> None:
+        """Raises UserError where a task wants answers that the model cannot write: before the first is asked."""
+        for task in self._tasks.values():
+            if task.OUTPUT_TYPE == "generate_until":
+                model.longest_answer(task.config.generation_kwargs or {})
 
     def answered_by(self, model: Any) -> dict[str, Any]:
         """All that lm-eval says of the model. model: one of its `LM`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,18 +131,23 @@ class TextModel(ABC):
         """What the model writes, greedily. Raises UserError where a task wants it drawn."""
         return [self._answer(*request.args) for request in requests]
 
-    def _answer(self, text: str, asked: dict[str, Any]) -> str:
+    def longest_answer(self, asked: Mapping[str, Any]) -> int:
+        """Tokens. asked: a task's `generation_kwargs`. Raises UserError for answers that are drawn, or too long."""
         if asked.get("do_sample") and asked.get("temperature", 1.0) > 0:
             raise UserError("the task wants answers that are drawn.", "gangline eval writes the likeliest.")
-        until = asked.get("until") or []
-        until = [until] if isinstance(until, str) else list(until)
-        most = int(asked.get("max_gen_toks", 256))
+        most = int(asked.get("max_gen_toks", 256))  # lm-eval's default
         if most >= self.max_length:  # as lm-eval's own models refuse: of the question nothing would be left
             raise UserError(
                 f"the task wants answers of up to {most} tokens from a model of {self.max_length}.",
                 "No token is left for the question.",
                 "Train with a longer batch.sequence_length, or give the task a smaller max_gen_toks.",
             )
+        return most
+
+    def _answer(self, text: str, asked: dict[str, Any]) -> str:
+        most = self.longest_answer(asked)
+        until = asked.get("until") or []
+        until = [until] if isinstance(until, str) else list(until)
         row = self.tok_encode(text)[most - self.max_length :]  # not as text, which may come to more
         (answer,) = self.writer.write([row or text], most, temperature=0.0, stop=list(filter(None, until)))
         return answer.text
