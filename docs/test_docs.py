@@ -34,6 +34,7 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@pytest.mark.waits  # for commands that start ranks
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name)
 def test_every_example_of_a_page_runs(page, tmp_path):
     Reader(tmp_path).read(page)
