@@ -2,6 +2,8 @@
 
 `pytest --seconds 90`: as many tests as that time allows, those of changed files first, then the short ones. How long
 each took is kept in pytest's cache by every run; one that was never run counts as short.
+
+Numbers drawn are the same in each run by day.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from __future__ import annotations
 import gc
 import signal
 import subprocess
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    draw_alike(by_day=config.getoption("markexpr") != "nightly")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background; commands of tests would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
@@ -47,6 +52,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput") and not config.getoption("--seconds"):
         long = {item.path for item in items if RUNS & {*getattr(item, "fixturenames", ())}}
         items.sort(key=lambda item: item.path not in long)
+
+
+def draw_alike(by_day: bool) -> None:
+    """By day hypothesis draws the same examples each time, at night others; a busy machine is no failure."""
+    with suppress(ImportError):
+        from hypothesis import settings
+
+        settings.register_profile("gangline", deadline=None, derandomize=by_day)
+        settings.load_profile("gangline")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What a test draws is the same whatever ran before it, and each time; it need not seed for that."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
 
 
 def waits(item: pytest.Item) -> bool:

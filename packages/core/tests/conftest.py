@@ -9,12 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from gangline.testing import RealRuns, as_installed, warm
-
-settings.register_profile("gangline", deadline=None)  # a busy machine is no failure
-settings.load_profile("gangline")
 
 
 @pytest.fixture

@@ -9,6 +9,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gangline.tools import words_for
 
+SHORT = (  # of a run of a few steps, whose loss moves
+    "batch.global_size=4",
+    "batch.sequence_length=16",
+    "run.sample=0",
+    "validate.every=null",
+    "track=[jsonl]",
+    "precision=fp32",
+    "optimizer.learning_rate=0.02",
+    "schedule=constant",
+)
 TOKENS = torch.tensor([[1, 7, 3, 200, 45, 9, 9, 101, 3]])
 
 

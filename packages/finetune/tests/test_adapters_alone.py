@@ -8,26 +8,13 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small_models import llama, logits, opened
+from small_models import SHORT, llama, logits, opened
 
 from gangline.cli.main import main
 from gangline.testing import RealRuns
 from gangline.tools import sample
 
-SETTINGS = (
-    "batch.global_size=4",
-    "batch.sequence_length=16",
-    "run.steps=2",
-    "run.sample=0",
-    "validate.every=null",
-    "track=[jsonl]",
-    "precision=fp32",
-    "optimizer.learning_rate=0.02",
-    "schedule=constant",
-    "lora=on",
-    "lora.rank=4",
-    "checkpoint.every=2",
-)
+SETTINGS = (*SHORT, "run.steps=2", "lora=on", "lora.rank=4", "checkpoint.every=2")
 ALONE = "checkpoint.frozen=false"
 
 

@@ -6,8 +6,8 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from chats import TEMPLATE, tokenizer, write
-from small_models import llama
+from chats import TEMPLATE, tokenizer
+from own_tasks import TASKS, made
 from transformers import AutoTokenizer
 
 from gangline import UserError
@@ -16,51 +16,12 @@ from gangline.data import TokenizerCodec
 from gangline.testing import RealRuns
 from gangline_finetune.evaluate.text_model import TextModel
 
-SETTINGS = ("batch.global_size=4", "batch.sequence_length=64", "run.steps=2", "run.sample=0", "track=[jsonl]")
-SETTINGS += ("precision=fp32", "data=chat", "lora=on", "optimizer.learning_rate=0.02", "schedule=constant")
-
-TASKS = {
-    "choice": """
-output_type: multiple_choice
-doc_to_text: "{{question}}"
-doc_to_target: "{{answer}}"
-doc_to_choice: ["It is 3.", "It is 7.", "no"]
-metric_list: [{metric: acc}, {metric: acc_norm}]
-""",
-    "text": """
-output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: "{{question * 9}}"
-metric_list: [{metric: word_perplexity}, {metric: bits_per_byte}]
-""",
-    "write": """
-output_type: generate_until
-doc_to_text: "{{question}}"
-doc_to_target: "It"
-generation_kwargs: {until: ["e"], max_gen_toks: 6, do_sample: false}
-metric_list: [{metric: exact_match}]
-""",
-}
-
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     folder = tmp_path_factory.mktemp("eval")
-    base = llama(folder / "base")
-    path = tokenizer(folder / "base")
-    rows = [{"question": f"{n % 7}+{n % 3}?", "answer": n % 3} for n in range(12)]
-    data = write(folder / "rows.jsonl", rows)
-    chats = [
-        {"messages": [{"role": "user", "content": r["question"]}, {"role": "assistant", "content": "It is 3."}]}
-        for r in rows
-    ]
-    write(folder / "chats.jsonl", chats)
-    for name, text in TASKS.items():
-        source = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\ntest_split: test\n"
-        (folder / f"{name}.yaml").write_text(f"task: own_{name}\n{source}{text}")
-    with RealRuns(folder, SETTINGS) as runs:
-        runs.settings = (*SETTINGS, *base, f"data.tokenizer={path}", "data.path=chats.jsonl")
-        runs.train("run.dir=run")
+    with RealRuns(folder, made(folder, TASKS, 12)) as runs:
+        runs.train("run.dir=run", "run.steps=2")
     assert main(["export", str(folder / "run"), str(folder / "out"), "--merge"]) == 0
     return folder
 
@@ -114,7 +75,7 @@ class Mute(TextModel):
     """It is asked for its vocabulary alone."""
 
     def scored(self, rows):
-        raise NotImplementedError
+        raise AssertionError("it was asked how likely texts are")
 
 
 def test_special_tokens_that_only_the_map_names_are_known(tmp_path):
@@ -148,6 +109,17 @@ def test_answers_that_leave_no_token_for_the_question_are_refused(tmp_path, aske
     codec = TokenizerCodec(str(tokenizer(tmp_path)), None, "replace")
     with pytest.raises(UserError, match="from a model of 64"):
         Mute(SimpleNamespace(codec=codec, context=64), 1)._answer("What is it?", asked)
+
+
+def test_a_task_that_cannot_be_asked_is_refused_before_another_is(here, monkeypatch, capsys):
+    from gangline_finetune.evaluate.run_model import RunModel
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(here / "cache"))
+    monkeypatch.setattr(RunModel, "scored", lambda *_: pytest.fail("it was asked how likely texts are"))
+    long = (here / "write.yaml").read_text().replace("own_write", "own_long").replace("toks: 6", "toks: 64")
+    (here / "long.yaml").write_text(long)
+    assert main(["eval", str(here / "run"), "--tasks", str(here / "choice.yaml"), str(here / "long.yaml")]) == 2
+    assert "answers of up to 64 tokens from a model of 64" in capsys.readouterr().err
 
 
 def test_tasks_that_there_are_not_are_refused(here, capsys):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from chats import tokenizer, write
-from small_models import llama
-from test_evaluate import TASKS
+from own_tasks import TASKS, made
 
 from gangline.cli.main import main
 from gangline.testing import RealRuns
@@ -20,33 +18,18 @@ doc_to_target: "I"
 metric_list: [{metric: acc}, {metric: perplexity}]
 """
 }
-SETTINGS = ("batch.global_size=4", "batch.sequence_length=64", "run.steps=4", "run.sample=0", "track=[jsonl]")
-SETTINGS += ("precision=fp32", "data=chat", "lora=on", "optimizer.learning_rate=0.02", "schedule=constant")
-SETTINGS += ("validate.every=null", "callback=[eval]", "callback.eval.every=2", "callback.eval.batch=3")
+WORDS = ("run.steps=4", "validate.every=null", "callback=[eval]", "callback.eval.every=2", "callback.eval.batch=3")
 LAYOUTS = {"single": (), "ddp": ("parallel=ddp", "launch.processes=2")}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("live")
-    base = llama(folder / "base")
-    path = tokenizer(folder / "base")
-    rows = [{"question": f"{n % 7}+{n % 3}?", "answer": n % 3} for n in range(11)]
-    data = write(folder / "rows.jsonl", rows)
-    chats = [
-        {"messages": [{"role": "user", "content": r["question"]}, {"role": "assistant", "content": "It is 3."}]}
-        for r in rows
-    ]
-    write(folder / "chats.jsonl", chats)
     tasks = TASKS | MORE
     long = TASKS["write"].replace("max_gen_toks: 6", "max_gen_toks: 64")
-    for name, text in (tasks | {"long": long}).items():
-        source = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\ntest_split: test\n"
-        (folder / f"{name}.yaml").write_text(f"task: own_{name}\n{source}{text}")
     files = ",".join(f"{name}.yaml" for name in tasks)
-    with RealRuns(folder, SETTINGS) as found:
+    with RealRuns(folder, (*made(folder, tasks | {"long": long}, 11), *WORDS)) as found:
         found.environment["HF_DATASETS_CACHE"] = str(folder / "cache")
-        found.settings = (*SETTINGS, *base, f"data.tokenizer={path}", "data.path=chats.jsonl")
         found.asked = (f"callback.eval.files=[{files}]",)
         found.files = [str(folder / f"{name}.yaml") for name in tasks]
         yield found

@@ -9,26 +9,14 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from small_models import llama, logits, opened
+from small_models import SHORT, llama, logits, opened
 
 from gangline.cli.main import main
 from gangline.model import Codes, decode, encode
 from gangline.testing import ModelEditSuite, RealRuns
 from gangline.testing.sessions import session
 
-SETTINGS = (
-    "batch.global_size=4",
-    "batch.sequence_length=16",
-    "run.steps=3",
-    "run.sample=0",
-    "validate.every=null",
-    "track=[jsonl]",
-    "precision=fp32",
-    "optimizer.learning_rate=0.02",
-    "schedule=constant",
-    "lora=on",
-    "lora.rank=4",
-)
+SETTINGS = (*SHORT, "run.steps=3", "lora=on", "lora.rank=4")
 # Codes of a block: the inputs of w_down are 48. Those of o_proj are heads of 8 features, which no block of 16 divides.
 BLOCKS = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), 32) | {"down_proj": 16}
 

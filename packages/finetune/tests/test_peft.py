@@ -8,22 +8,12 @@ import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from small_models import llama, logits, opened
+from small_models import SHORT, llama, logits, opened
 
 from gangline.cli.main import main
 from gangline.testing import RealRuns
 
-SETTINGS = (
-    "batch.global_size=4",
-    "batch.sequence_length=16",
-    "run.steps=3",
-    "run.sample=0",
-    "validate.every=null",
-    "track=[jsonl]",
-    "precision=fp32",
-    "optimizer.learning_rate=0.02",
-    "schedule=constant",
-)
+SETTINGS = (*SHORT, "run.steps=3")
 KINDS = {
     "lora": ("lora.targets=[wq,w_down]",),
     "rslora": ("lora.rslora=true", "lora.rank=3"),

@@ -199,7 +199,9 @@ def theirs(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Their model with random numbers in every parameter, biases and norms too, large enough that each counts."""
     family, values = (CASES | ROUTED)[name]
     config = getattr(transformers, f"{family}Config")(**values, attn_implementation="eager")
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(3)  # the middle of what is one number a head (A_log) is what their class has drawn
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         biases = ((key, buffer) for key, buffer in model.named_buffers() if key.endswith("e_score_correction_bias"))

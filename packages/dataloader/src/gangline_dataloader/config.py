@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -18,7 +19,7 @@ CACHE = ("cache", "cache_bytes", "deadline")
 
 
 @dataclass
-class SequenceConfig(DataConfig):
+class SequenceConfig(DataConfig, ABC):
     """What every way of reading token stores has in common: how tokens become sequences."""
 
     layout_options: ClassVar[tuple[str, ...]] = CACHE
@@ -40,9 +41,9 @@ class SequenceConfig(DataConfig):
 
         return RemoteCache(self.cache, self.cache_bytes, self.deadline)
 
+    @abstractmethod
     def paths(self) -> list[str]:
         """The stores that are named."""
-        raise NotImplementedError
 
     def codec(self, run: Run) -> TextCodec | None:
         from gangline_dataloader.sources.codec import codec, stores_of

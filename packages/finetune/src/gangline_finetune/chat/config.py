@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,7 +19,7 @@ RENDERED = 100  # rows of which a check renders as many as it takes to find one 
 
 
 @dataclass
-class TemplatedConfig(DataConfig):
+class TemplatedConfig(DataConfig, ABC):
     """What is read through a tokenizer and its chat template."""
 
     file_options: ClassVar[tuple[str, ...]] = ("path", "tokenizer", "template")
@@ -83,12 +84,12 @@ class TemplatedConfig(DataConfig):
             said = f"the first {RENDERED}" if number > RENDERED else "all"
             raise UserError(f"the chat template {template.name} refuses {said} {self.holds} of data.path.", why)
 
+    @abstractmethod
     def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
         """What renders the chats of a row, and raises TemplateRefusal.
 
         Raises UserError for a row that is not what it has to be.
         """
-        raise NotImplementedError
 
 
 @dataclass

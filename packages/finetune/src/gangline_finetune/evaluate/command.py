@@ -47,7 +47,9 @@ def main(argv: Sequence[str]) -> int:
     if options.out is not None:
         _check_out(Path(options.out))
     asked = Questions(options.tasks, shots=options.shots, limit=options.limit, chat=options.chat)
-    found = asked.answered_by(lm_of(options.run_dir, checkpoint=options.checkpoint, batch=options.batch))
+    model = lm_of(options.run_dir, checkpoint=options.checkpoint, batch=options.batch)
+    asked.check(model)
+    found = asked.answered_by(model)
     from lm_eval.utils import make_table
 
     print(f"{options.run_dir}\n{make_table(printable(found))}")
