@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ class Batch:
     step       the step this batch belongs to: with sample and position the key of every random draw
     cache      where modules keep what they need of earlier tokens, while a text is written; None: all tokens are here
     valid      how many targets count, where the host knows it of a batch on another device; None: sum loss_mask
+    rows       where the tokens of a row are spread over ranks: the batch with all of them, and what takes this rank's
+               of (B, T); None: all are here
     """
 
     tokens: torch.Tensor
@@ -42,6 +45,21 @@ class Batch:
     ends: torch.Tensor | None = None
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
     cache: Cache | None = None
+    rows: tuple[Batch, Callable[[torch.Tensor], torch.Tensor]] | None = None
+
+    def ahead(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What comes `count` tokens behind each token's target, and which of that counts: int64 and bool, (B, T) each.
+
+        What lies behind the row's end or in another document does not count; `ahead(0)` are targets and loss_mask.
+        """
+        whole, own = (self, None) if self.rows is None else self.rows
+        targets, counts = whole.targets, whole.loss_mask
+        if count:
+            targets, counts = targets.roll(-count, 1), counts.roll(-count, 1)
+            counts[:, -count:] = False
+            if whole.document is not None:
+                counts &= whole.document == whole.document.roll(-count, 1)
+        return (targets, counts) if own is None else (own(targets), own(counts))
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on `device`; from pinned memory the copy does not block.

@@ -57,6 +57,7 @@ ENTRIES = (
     KnownPart("model", "gemma2", _MODELS, "Gemma 2"),
     KnownPart("model", "gemma3", _MODELS, "Gemma 3"),
     KnownPart("mup", "on", _MODELS, "Rates found on a narrow model hold for a wide one", edit=True),
+    KnownPart("mtp", "on", _MODELS, "Further tokens are predicted, too", edit=True),
     KnownPart("model", "gpt_oss", _MODELS, "gpt-oss"),
     KnownPart("model", "deepseek_v3", _MODELS, "DeepSeek-V3"),
     KnownPart("model", "qwen3_next", _MODELS, "Qwen3-Next"),

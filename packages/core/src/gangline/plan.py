@@ -160,6 +160,7 @@ class Name:
     (queries, keys and values in one matrix); of a transposed one they are its columns. None: theirs is ours alone.
     every: only every so many rows from the first on are ours; the others are those of as many of ours, as long.
     dim: the dim of ours that `rows` counts along.
+    optional: files may lack theirs; ours is then drawn.
     """
 
     pattern: str
@@ -168,6 +169,7 @@ class Name:
     rows: tuple[int, int] | None = None
     every: int = 1
     dim: int = 0
+    optional: bool = False
 
     def translate(self, name: str) -> str | None:
         """Their name of our parameter `name`, or None where the pattern is not about it."""

@@ -15,6 +15,7 @@ from gangline_models.families.phi3 import Phi3
 from gangline_models.families.qwen2 import Qwen2
 from gangline_models.families.qwen3_next import Qwen3Next
 from gangline_models.families.smollm3 import SmolLM3
+from gangline_models.mtp.config import PART as MTP
 from gangline_models.mup.config import PART as MUP
 from gangline_models.presets import PRESETS, SHAPES
 from gangline_models.rope import parts as rope
@@ -49,5 +50,6 @@ PARTS = (
     *(part_of(name, *offered) for name, offered in FAMILIES.items()),
     *(part_of(name, config, f"the shape of {SHAPES[name][1]}") for name, config in PRESETS.items()),
     *rope.PARTS,
+    MTP,
     MUP,
 )

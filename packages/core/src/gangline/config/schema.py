@@ -168,6 +168,10 @@ class EditConfig(PartConfig):
         """
         return None
 
+    def in_files(self, directory: str) -> bool:
+        """Of options that `of_hugging_face` gave: whether the directory has their weights; else it is read without."""
+        return True
+
 
 @dataclass
 class ParallelConfig(PartConfig):

@@ -19,7 +19,9 @@ from gangline.model.local_sizes import LocalSizes
 from gangline.model.rope_rates import Rope
 from gangline.model.tree import (
     AttentionNode,
+    EmbeddingNode,
     FeedForwardNode,
+    HeadNode,
     LinearNode,
     Node,
     NormNode,
@@ -28,6 +30,8 @@ from gangline.model.tree import (
     nodes,
 )
 from gangline.plan import Plan
+
+INDEX_BYTES = 8  # of the number of a token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,15 +169,39 @@ def of_angles(blocks: Iterable[Node], sizes: ActivationSizes) -> int:
     return sizes.inner_tokens * sum(width for _, width in found) * sizes.master_itemsize
 
 
-def of_head(plan: Plan, width: int, sizes: ActivationSizes) -> dict[str, int]:
-    """The last norm's input and output; logits with their log-sum-exp; and what the loss's backward pass takes."""
+def of_head(plan: Plan, width: int, sizes: ActivationSizes, head: Node) -> dict[str, int]:
+    """The last norm's input and output; logits with their log-sum-exp; and what the loss's backward pass takes.
+
+    What edits put beside the head may have heads of its own: their logits are there until the backward pass, too.
+    """
+    beside = _beside(head, plan.head)
+    more = sum(isinstance(node, HeadNode) for path, inside in beside for _, node in nodes(inside, path))
     vocabulary = -(-plan.facts.get("vocab_size", 0) // sizes.tp)
     rows = min(sizes.inner_tokens, plan.facts.get("loss_chunk", sizes.inner_tokens))  # that have logits at a time
     stream = norm_bytes(sizes, sizes.tokens, width) + sizes.tokens * width * sizes.itemsize
     logits = rows * vocabulary * sizes.itemsize
+    kept = sizes.inner_tokens * (sizes.master_itemsize + 9)
+    each = kept + (logits if rows == sizes.inner_tokens else 0)
     return {
-        "activations": stream,
-        "logits": 2 * logits
-        + sizes.inner_tokens * (sizes.master_itemsize + 9)
-        + 2 * min(rows * vocabulary, LOSS_CHUNK) * sizes.master_itemsize,
+        "activations": stream + sum(_within_head(node, sizes, path) for path, node in beside),
+        "logits": 2 * logits + kept + more * each + 2 * min(rows * vocabulary, LOSS_CHUNK) * sizes.master_itemsize,
     }
+
+
+def _beside(head: Node, path: str) -> list[tuple[str, Node]]:
+    """What lies beside the head where edits wrap it, with its path."""
+    found = list[tuple[str, Node]]()
+    while isinstance(head, WrapNode):
+        found += [(f"{path}.{name}", child) for name, child in children(head) if name]
+        head = head.inner
+    return found
+
+
+def _within_head(node: Node, sizes: ActivationSizes, path: str) -> int:
+    """As `of_node`; a lookup keeps which rows it took, a head what its product reads, for logits are apart."""
+    if isinstance(node, EmbeddingNode):
+        return sizes.inner_tokens * INDEX_BYTES
+    own = sizes.tokens * node.dim * sizes.itemsize if isinstance(node, HeadNode) else node.activation_bytes(sizes.local)
+    if own is None:
+        return of_node(node, sizes, path)
+    return own + sum(_within_head(child, sizes, f"{path}.{name}") for name, child in children(node))

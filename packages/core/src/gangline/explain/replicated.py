@@ -62,7 +62,7 @@ def explain_replicated(
         used, beside = weight_bytes(plan, name, width)
         kept_bytes.update({"weights": prod(shape) * used, "master weights": prod(shape) * beside})
     states = sum(count * run.optimizer.states(matrix=matrix[name]) for name, count in trained.items())
-    end = of_head(plan, plan.facts.get("dim", 0), sizes)
+    end = of_head(plan, plan.facts.get("dim", 0), sizes, nodes[plan.head])
     found = Counter(
         {
             "weights": kept_bytes["weights"],

@@ -83,7 +83,7 @@ def edited_config_from(
     theirs, found = read_config(directory), []
     for cls in _edits() if edits is None else edits:
         if (told := cls.of_hugging_face(theirs)) is not None:
-            found.append(told[0])
+            found += [told[0]] * told[0].in_files(str(directory))
             theirs = told[1]
     return _model(directory, theirs), found
 

@@ -18,7 +18,7 @@ class Theirs:
     """One of their tensors: the whole of ours, or, where theirs are stacked in ours, number `index` of it.
 
     shape: of theirs. Where several of ours make it up, ours begins `first` along dim `dim` of it and has every
-    `every`th of it from there.
+    `every`th of it from there. optional: files may lack it.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Theirs:
     first: int | None = None
     every: int = 1
     dim: int = 0
+    optional: bool = False
 
 
 def theirs_of(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
@@ -39,7 +40,8 @@ def theirs_of(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
         if not theirs:
             return []
         if rule.how == "stack":
-            return [Theirs(theirs.replace("{n}", str(i)), shape[1:], index=i) for i in range(shape[0])]
+            each = (theirs.replace("{n}", str(i)) for i in range(shape[0]))
+            return [Theirs(one, shape[1:], index=i, optional=rule.optional) for i, one in enumerate(each)]
         first, dim = None, rule.dim
         if rule.rows is not None:
             first, shape = rule.rows[0], (*shape[:dim], rule.rows[1], *shape[dim + 1 :])
@@ -48,7 +50,7 @@ def theirs_of(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
             last = len(shape) - 1
             shape = (*shape[:-2], shape[-1], shape[-2])
             dim = {last: last - 1, last - 1: last}.get(dim, dim)
-        return [Theirs(theirs, shape, transpose=turned, first=first, every=rule.every, dim=dim)]
+        return [Theirs(theirs, shape, None, turned, first, rule.every, dim, rule.optional)]
     raise UserError(
         f"the model's plan has no Hugging Face name for parameter {name!r}.",
         "Its author says in `Plan.names` what others call each parameter; without that it cannot be read or written.",

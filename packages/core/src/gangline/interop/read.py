@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, seed: int = 0) -> None:
     """Fill this rank's `model/...` shards in place from a Hugging Face directory, reading only the rows of their boxes.
 
-    Buffers that others have nothing like begin as they do without a directory, drawn by `seed`.
+    What others have nothing like, and what files may lack and do lack, is drawn by `seed`, as without a directory.
     Raises UserError where a tensor is missing, has another shape, or is one that this model has no place for.
     """
     from gangline.model.init import initialise
@@ -36,8 +36,9 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
         def read(shard: Shard) -> None:
             name = plan.owner(parameter_of(shard.name))
             found = theirs_of(plan, name, shard.global_shape)
-            if not found:
+            if all(theirs.optional and theirs.name not in tensors.files for theirs in found):
                 initialise([shard], plan, seed)
+                return
             for theirs in found:
                 _fill(tensors, theirs, shard, name)
 

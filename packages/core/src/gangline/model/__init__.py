@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gangline.interop.adapter import Adapter as Adapter
     from gangline.interop.config import read_config as read_config
     from gangline.interop.fields import refuse_unknown as refuse_unknown
+    from gangline.interop.names import theirs_of as theirs_of
     from gangline.model.attention import (
         PLAIN as PLAIN,
         PlainAttention as PlainAttention,
@@ -155,6 +156,7 @@ __getattr__, __all__ = lazily(
         "gangline.model.init": "shards_of whole_model",
         "gangline.interop.adapter": "Adapter",
         "gangline.interop.config": "read_config",
+        "gangline.interop.names": "theirs_of",
         "gangline.interop.fields": "refuse_unknown",
     },
 )

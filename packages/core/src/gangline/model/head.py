@@ -33,7 +33,10 @@ class Head(nn.Module):
 
     def normed(self, hidden_BTD: Tensor) -> Tensor:
         """What is multiplied with the vocabulary, (B, T, D)."""
-        x_BTD = self.norm(hidden_BTD)
+        return self.scaled(self.norm(hidden_BTD))
+
+    def scaled(self, x_BTD: Tensor) -> Tensor:
+        """The same of what is normalised already."""
         return x_BTD if self.scale == 1.0 else x_BTD * self.scale
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:

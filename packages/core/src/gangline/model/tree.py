@@ -55,9 +55,8 @@ class Node(ABC):
     def communication_volume(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
         """What this module sends over folds, children left out; nothing where `sizes` has one rank for them.
 
-        For a module on a fold (`gangline.plan.Fold`) that communicates by itself through the Comm that `bind` gave it:
-        only the node knows what crosses. What a strategy sends for it (gradients) is not part of it.
-        """
+        For a module on a fold (`gangline.plan.Fold`) that communicates through the Comm that `bind` gave it: only the
+        node knows what crosses. What a strategy sends for it (gradients) is not part of it."""
         return ()
 
     def seams(self) -> Mapping[str, Call]:
@@ -82,7 +81,7 @@ class Node(ABC):
         return False
 
     def ties(self) -> dict[str, str]:
-        """Parameters of this module that are another one of it: alias -> the name it is kept under."""
+        """Parameters in this module that are another one: alias, from here -> the full name it is kept under."""
         return {}
 
 
@@ -155,10 +154,9 @@ def replaced(tree: Node, path: str, new: Node) -> Node:
 
 def parameter_shapes(tree: Node) -> dict[str, Shape]:
     """Global shape of every parameter of the model by its name, without building it; a tied one where it is kept."""
-    found = {
-        f"{path}.{name}" if path else name: shape for path, node in nodes(tree) for name, shape in node.shapes().items()
-    }
-    return {name: shape for name, shape in found.items() if name not in tree.ties()}
+    tied = tree.ties()
+    named = ((path and f"{path}.", node.shapes()) for path, node in nodes(tree))
+    return {at + name: shape for at, own in named for name, shape in own.items() if at + name not in tied}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,4 +395,6 @@ class DecoderNode(Node):
         return "tokenwise"
 
     def ties(self) -> dict[str, str]:
-        return {"head.weight": "embed.weight"} if self.tied else {}
+        own = {"head.weight": "embed.weight"} if self.tied else {}
+        below = (found for name, child in children(self) for found in nodes(child, name))
+        return own | {f"{at}.{alias}": own.get(of, of) for at, node in below for alias, of in node.ties().items()}

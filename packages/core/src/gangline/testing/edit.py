@@ -150,9 +150,11 @@ class ModelEditSuite(PartSuite):
         assert flops_per_token(tree, 128, plan) > 0
 
     def test_every_cut_module_can_be_bound(self) -> None:
-        """A strategy cuts core's Linear and Embedding; any other with a cut parameter has `bind(axis)`."""
+        """A strategy cuts core's Linear and Embedding, and what a loss seam multiplies; any other with a cut parameter
+        has `bind(axis)`.
+        """
         tree, plan, _ = self.after()
-        model = construct(tree)
+        model, losses = construct(tree), calls(tree, plan, "loss")
         before = dict(construct(self.before()[0]).named_parameters(remove_duplicate=False))
         for name, parameter in model.named_parameters(remove_duplicate=False):
             axes = set(plan.cuts_of(name, parameter.dim()))
@@ -160,7 +162,8 @@ class ModelEditSuite(PartSuite):
                 continue
             around = [name.rsplit(".", depth)[0] for depth in range(1, name.count(".") + 1)]
             modules = [model.get_submodule(path) for path in around]
-            known = isinstance(modules[0], Linear | Embedding) and axes == {"tp"}
+            own = isinstance(modules[0], Linear | Embedding) or losses.get(around[0]) is not None
+            known = own and axes == {"tp"}
             assert known or any(isinstance(module, Bindable) for module in modules), (
                 f"{name} is cut, and nobody has `bind`"
             )

@@ -2,7 +2,7 @@
 
 The first blocks stay dense, the others have experts of gangline-moe (`moe.first`, `moe.shared`, `moe/router=grouped`).
 With all blocks dense it is a model, too. What its files hold to predict further tokens (section 2.2, multi-token
-prediction) is passed over: the model is trained without it.
+prediction) is taken by mtp=on, and passed over without.
 """
 
 from __future__ import annotations
@@ -112,8 +112,9 @@ class DeepSeek(FamilyConfig):
         return [Problem(what, "Rotary positions turn features in pairs.", f"Take {self.rope_dim + 1}.")]
 
     def notices(self, run: Run) -> list[str]:
-        """Of weights that are there and not taken."""
-        return passed_over(self.weights, f"model.layers.{self.layers}.")
+        """Of weights that are there and not taken: those of layers behind what mtp=on takes."""
+        taken = getattr(run.edits.get("mtp"), "depth", 0)
+        return passed_over(self.weights, f"model.layers.{self.layers + taken}.")
 
     @classmethod
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:

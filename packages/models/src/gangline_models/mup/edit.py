@@ -16,7 +16,7 @@ from dataclasses import replace
 from math import sqrt
 
 from gangline import UserError
-from gangline.model import AttentionNode, HeadNode, Node, Plan, matches, nodes, parameter_shapes, replaced
+from gangline.model import AttentionNode, HeadNode, Node, Plan, by_path, matches, nodes, parameter_shapes, replaced
 from gangline_models.mup.config import Mup
 
 
@@ -24,9 +24,10 @@ def edit(tree: Node, plan: Plan, options: Mup) -> tuple[Node, Plan, list[str]]:
     """Scale logits, scores and first weights. Raises UserError for a model whose nodes it does not know."""
     wider = plan.facts["dim"] / options.base_dim
     found = dict(nodes(tree))
-    head = found.get(plan.head)
+    head = by_path(tree).get(plan.head)
     if not isinstance(head, HeadNode):
-        raise UserError("mup has no rule for the head of this model.", "", "mup=off, or another model.")
+        why = "Another edit that changes it, such as mtp or dpo, cannot be had beside mup."
+        raise UserError("mup has no rule for the head of this model.", why, "mup=off, or another model.")
     tree = replaced(tree, plan.head, replace(head, scale=head.scale / wider))
     claimed = [plan.head]
     for path, node in found.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -38,9 +39,10 @@ def cut_batch(batch: Batch, index: int, size: int, order: Order) -> Batch:
     if size == 1:
         return batch
     shape = batch.shape
-    changed: dict[str, Any] = {"valid": None, "ends": None}
+    own = partial(cut_tokens, index=index, size=size, order=order)
+    changed: dict[str, Any] = {"valid": None, "ends": None, "rows": (batch, own)}
     for item in fields(batch):
         value = getattr(batch, item.name)
         if isinstance(value, Tensor) and value.shape[:2] == shape:
-            changed[item.name] = cut_tokens(value, index, size, order)
+            changed[item.name] = own(value)
     return replace(batch, **changed)

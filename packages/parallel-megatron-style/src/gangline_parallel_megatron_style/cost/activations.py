@@ -51,4 +51,4 @@ def angles(case: Case, sizes: ActivationSizes, stage: int | None = None) -> int:
 
 def head(case: Case, sizes: ActivationSizes) -> dict[str, int]:
     """The last norm's input and output; logits with their log-sum-exp; and what the loss's backward pass takes."""
-    return of_head(case.plan, case.width, sizes)
+    return of_head(case.plan, case.width, sizes, case.by_path[case.plan.head])

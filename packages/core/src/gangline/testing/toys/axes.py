@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gangline.batch import Batch
 from gangline.comm.autograd import all_gather, all_reduce
 from gangline.comm.base import Comm, Comms
-from gangline.model.contracts import bind_around, bind_linear
+from gangline.model.contracts import bind_around, bind_linear, seam_function
 from gangline.model.linear import Embedding, Linear
 from gangline.plan import Plan, matches
 
@@ -65,7 +65,7 @@ class Axes:
         for name, (alias, *_) in used.items():
             parameter, module = model.get_parameter(alias), model.get_submodule(alias.rpartition(".")[0])
             cut = plan.cuts_of(name, parameter.dim()).get("tp")
-            head = self._on_seam("loss", alias)
+            head = self._on_seam("loss", alias) and seam_function(module, "loss") is not None
             if self.tp.size == 1 or cut is None or head or isinstance(module, Embedding):
                 continue
             if parameter.shape[cut.dim] % (cut.unit * self.tp.size):
@@ -125,8 +125,11 @@ class Axes:
             raise ValueError(f"sequences of {batch.shape[1]} tokens do not divide by cp={self.cp.size}")
         values = {item.name: getattr(batch, item.name) for item in fields(batch)}
         cut = {name: x for name, x in values.items() if isinstance(x, Tensor) and x.dim() == 2}
-        own: dict[str, Any] = {name: x.chunk(self.cp.size, 1)[self.cp.index] for name, x in cut.items()}
-        return replace(batch, **own)
+        own: dict[str, Any] = {name: self._part(x) for name, x in cut.items()}
+        return replace(batch, **own, rows=(batch, self._part)) if self.cp.size > 1 else batch
+
+    def _part(self, x_BT: Tensor) -> Tensor:
+        return x_BT.chunk(self.cp.size, 1)[self.cp.index]
 
     def over_sequence(self, x: Tensor) -> Tensor:
         return all_reduce(x, self.cp)

@@ -1,0 +1,1 @@
+"""The model edit `mtp`: further tokens are predicted beside the next one."""

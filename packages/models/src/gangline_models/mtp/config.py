@@ -1,0 +1,91 @@
+"""The options of mtp=on. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gangline import Part, Problem
+from gangline.config import EditConfig, NonNegativeFloat, PositiveInt, holds_checkpoint
+from gangline.strategy import Ddp, Single
+from gangline_models.hugging_face.files import tensor_names
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+
+FIELD = "num_nextn_predict_layers"  # of config.json: how many modules the files hold
+
+
+@dataclass
+class Mtp(EditConfig):
+    """Multi-token prediction: modules behind the last block predict further tokens (DeepSeek-V3, arXiv 2412.19437).
+
+    Their mean cross-entropy times `weight` joins the gradients, not the loss, and is the metric `mtp_loss`. Embedding
+    and head are the model's own. Evaluation and generation are as they are without.
+    """
+
+    depth: PositiveInt = 1  # further tokens, each predicted by a module of its own
+    weight: NonNegativeFloat = 0.3  # of their loss; DeepSeek-V3: 0.3, and 0.1 for the last third of its tokens
+
+    def summary(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
+        """Of each depth the mean cross-entropy of the targets that it had."""
+        nats, targets = metrics.get("mtp_nats"), metrics.get("mtp_targets")
+        if not isinstance(nats, list) or not isinstance(targets, list):
+            return {}
+        pairs = enumerate(zip(nats, targets, strict=True), 1)
+        return {f"mtp/{depth}": total / count for depth, (total, count) in pairs if count}
+
+    def check(self, run: Run) -> list[Problem]:
+        if not isinstance(run.parallel, Single | Ddp):
+            what = "mtp=on trains on one process, or on several that have the whole model each."
+            return [Problem(what, "No other layout of it is tested yet.", "parallel=ddp")]
+        if self.depth < run.batch.sequence_length:
+            return self._files(run)
+        what = f"mtp.depth={self.depth}: rows of {run.batch.sequence_length} tokens have none so far ahead."
+        return [Problem(what, "", f"mtp.depth={run.batch.sequence_length - 1} or less.")]
+
+    def _files(self, run: Run) -> list[Problem]:
+        """Of the directory that the model begins with: whether it holds all modules, or none."""
+        there, lacks = self._there(run)
+        if not there or not lacks:
+            return []
+        what = f"model.weights={run.model.pretrained()} holds a part of what mtp.depth={self.depth} needs."
+        return [Problem(what, f"It lacks {', '.join(lacks[:3])}.", "Take another mtp.depth, or mtp=off.")]
+
+    def notices(self, run: Run) -> list[str]:
+        _, lacks = self._there(run)
+        return [f"model.weights={run.model.pretrained()} lacks mtp's weights: they are drawn."] if lacks else []
+
+    def _there(self, run: Run) -> tuple[list[str], list[str]]:
+        """Names of the modules' tensors that the directory has, and of those that it lacks; none of no directory."""
+        directory = run.model.pretrained()
+        if directory is None or holds_checkpoint(run):
+            return [], []
+        from gangline_models.mtp.edit import their_names
+
+        held, wanted = tensor_names(directory), their_names(run)
+        return [name for name in wanted if name in held], [name for name in wanted if name not in held]
+
+    def to_hugging_face(self, config: dict[str, Any]) -> dict[str, Any]:
+        """With the number of modules."""
+        return config | {FIELD: self.depth}
+
+    @classmethod
+    def of_hugging_face(cls, config: dict[str, Any]) -> tuple[EditConfig, dict[str, Any]] | None:
+        depth = config.get(FIELD)
+        if not isinstance(depth, int) or depth < 1:
+            return None
+        return cls(depth=depth), {name: value for name, value in config.items() if name != FIELD}
+
+    def in_files(self, directory: str) -> bool:
+        return any(name.endswith(".eh_proj.weight") for name in tensor_names(directory))
+
+
+PART = Part(
+    name="on",
+    group="mtp",
+    config=Mtp,
+    build="gangline_models.mtp.edit:edit",
+    summary="Multi-token prediction: further tokens are predicted, and their loss joins the gradients",
+)

@@ -1,0 +1,159 @@
+"""The edit: modules behind the last block, and what the plan says of blocks said of theirs. Torch-free and pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gangline import UserError
+from gangline.model import (
+    DecoderNode,
+    HeadNode,
+    Init,
+    LinearNode,
+    Name,
+    Node,
+    Plan,
+    by_path,
+    compose_model,
+    matches,
+    nodes,
+    parameter_shapes,
+    replaced,
+    theirs_of,
+)
+from gangline_models.mtp.config import Mtp
+from gangline_models.mtp.nodes import MtpHeadNode, MtpNode
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+
+# Module of ours -> of theirs (DeepSeek-V3), behind what the names of a layer begin with.
+THEIRS = {"embed_norm": "enorm", "hidden_norm": "hnorm", "merge": "eh_proj", "head.norm": "shared_head.norm"}
+COPIES = {"embed": "embed_tokens", "head": "shared_head.head"}  # of what is shared: read over
+# Rules of the plan, each with a pattern, and patterns alone.
+RULES, PATTERNS = ("cuts", "inits", "seams", "kept"), ("master_dtype", "partial_grad", "frozen", "trained")
+
+
+def edit(tree: Node, plan: Plan, options: Mtp) -> tuple[Node, Plan, list[str]]:
+    """Put the modules beside the head. Raises UserError for a model whose head is of another kind than core's."""
+    found = dict(nodes(tree))
+    head, last = found.get(plan.head), f"{plan.blocks}.{plan.layers - 1}"
+    if not isinstance(tree, DecoderNode) or not isinstance(head, HeadNode):
+        raise UserError("mtp has no rule for the head of this model.", "", "mtp=off, or another model.")
+    modules = tuple(_module(tree, plan, head, index) for index in range(options.depth))
+    node = MtpHeadNode(inner=by_path(tree)[plan.head], mtp=modules, weight=options.weight)
+    edited = replaced(tree, plan.head, node)
+    rules = _of_modules(plan, head, options.depth) | {"names": tuple(_names(plan, edited, options.depth))}
+    ties = {f"{at}.{alias}": plan.owner(of) for at, n in nodes(edited) if at for alias, of in n.ties().items()}
+    rules["tied"] = tuple(ties.items())
+    for kind, of_blocks in _of_blocks(tree, plan, last).items():
+        rules[kind] = (*rules.get(kind, ()), *of_blocks)
+    return edited, plan.extended(**rules), [plan.head]
+
+
+def _module(tree: Node, plan: Plan, head: HeadNode, index: int) -> MtpNode:
+    nodes_of = by_path(tree)
+    embed, block = nodes_of[plan.embed], nodes_of[f"{plan.blocks}.{plan.layers - 1}"]
+    shares = [(f"embed.{name}", f"{plan.embed}.{name}") for name in parameter_shapes(embed)]
+    return MtpNode(
+        path=f"{_modules(plan)}.{index}",
+        first=index == 0,
+        dim=head.dim,
+        embed=embed,
+        embed_norm=head.norm,
+        hidden_norm=head.norm,
+        merge=LinearNode(in_features=2 * head.dim, out_features=head.dim),
+        block=block,
+        head=replace(head, z=0.0),
+        shares=(*shares, ("head.weight", f"{plan.head}.weight")),
+    )
+
+
+def _modules(plan: Plan) -> str:
+    return f"{plan.head}.mtp"
+
+
+def _of_modules(plan: Plan, head: HeadNode, depth: int) -> dict[str, tuple[Any, ...]]:
+    """First weights of norms, and of the product that merges."""
+    place, inits = f"{_modules(plan)}.*", list[Init]()
+    for name in ("embed_norm", "hidden_norm", "head.norm"):
+        for own in parameter_shapes(head.norm):
+            inits.append(replace(plan.init(f"{plan.head}.norm.{own}"), pattern=f"{place}.{name}.{own}"))
+    inits.append(replace(plan.init(plan.owner(f"{plan.head}.weight")), pattern=f"{place}.merge"))
+    return {"inits": tuple(inits)}
+
+
+def _of_blocks(tree: Node, plan: Plan, last: str) -> dict[str, list[Any]]:
+    """What the plan says of the last block, of the modules' blocks."""
+    inside = _Inside(tree, plan, last)
+    found: dict[str, list[Any]] = {}
+    for kind in RULES:
+        found[kind] = [
+            replace(rule, pattern=ours) for rule in getattr(plan, kind) for ours in inside.renamed(rule.pattern)
+        ]
+    for kind in PATTERNS:
+        found[kind] = [ours for pattern in getattr(plan, kind) for ours in inside.renamed(pattern)]
+    return found
+
+
+class _Inside:
+    """Patterns of blocks, as patterns of what is alike in the modules."""
+
+    def __init__(self, tree: Node, plan: Plan, last: str) -> None:
+        self._plan, self._last = plan, last
+        self._everywhere = [*parameter_shapes(tree), *by_path(tree)]
+        self._here = [name for name in self._everywhere if matches(last, name)]
+
+    def renamed(self, pattern: str) -> Iterator[str]:
+        """The pattern of ours, where it says something of the last block: of parameters, modules, or buffers."""
+        number = self._last.rpartition(".")[2]
+        for block in (f"{self._plan.blocks}.*", f"{self._plan.blocks}.{number}"):
+            rest = pattern.removeprefix(block)
+            if rest == pattern or (rest and not rest.startswith(".")):
+                continue
+            of_last = f"{self._last}{rest}"
+            buffer = not any(matches(pattern, name) for name in self._everywhere)
+            if any(matches(of_last, name) for name in self._here) or (
+                buffer and of_last.rpartition(".")[0] in self._here
+            ):
+                yield f"{_modules(self._plan)}.*.block{rest}"
+
+
+def _names(plan: Plan, edited: Node, depth: int) -> Iterator[Name]:
+    """Each module as a layer of theirs behind the last; files may lack it."""
+    blocks = f"{plan.blocks}.*."
+    begin = _beginning(plan)
+    for index in range(depth):
+        layer, ours = plan.layers + index, f"{_modules(plan)}.{index}"
+        for module, theirs in (*THEIRS.items(), *COPIES.items()):
+            for leaf in ("weight", "bias"):
+                name = "" if begin is None else f"{begin.format(layer)}{theirs}.{leaf}"
+                yield Name(f"{ours}.{module}.{leaf}", name, optional=True)
+        for rule in plan.names:
+            if rule.pattern.startswith(blocks):
+                theirs = _numbered(rule.theirs, layer)
+                yield replace(rule, pattern=f"{ours}.block.{rule.pattern[len(blocks) :]}", theirs=theirs, optional=True)
+
+
+def _beginning(plan: Plan) -> str | None:
+    """What the names of a layer begin with, up to its number: "model.layers.{0}."; None: there are no such names."""
+    of_blocks = (rule.theirs for rule in plan.names if rule.pattern.startswith(f"{plan.blocks}.*."))
+    first = next((theirs for theirs in of_blocks if "{0}." in theirs), None)
+    return None if first is None else first[: first.index("{0}.") + len("{0}.")]
+
+
+def _numbered(theirs: str, layer: int) -> str:
+    """The name in that layer; what further stars of the pattern match counts from 0 then."""
+    theirs = theirs.replace("{0}", str(layer))
+    for star in range(1, theirs.count("{") + 1):
+        theirs = theirs.replace(f"{{{star}}}", f"{{{star - 1}}}")
+    return theirs
+
+
+def their_names(run: Run) -> list[str]:
+    """What a directory calls the arrays of the modules."""
+    tree, plan = compose_model(run)
+    mine = ((name, shape) for name, shape in parameter_shapes(tree).items() if name.startswith(f"{_modules(plan)}."))
+    return [theirs.name for name, shape in mine for theirs in theirs_of(plan, name, shape)]

@@ -1,0 +1,81 @@
+"""Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+
+Module k of n sees what module k - 1 gave for token i, of k = 1 the model itself (behind its last norm, as those who
+serve DeepSeek-V3 take it), and the embedding of token i + k; it predicts token i + k + 1.
+
+    h'_k = M_k [norm(embed(t_{i+k})); norm(h_{k-1})]     h_k = block_k(h'_k)     p_k = head(norm(h_k))
+
+    objective = loss + weight / n · Σ_k loss_k           sums over tokens, divided by how many count for the first
+
+B batch, T tokens, t tokens of a rank's part of a sequence, D model width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gangline.forward_context import at, emit_loss, emit_metric
+from gangline.model import Wrapper, construct
+from gangline.strategy import Batch
+from gangline_models.mtp.nodes import MtpHeadNode, MtpNode
+
+
+class MtpModule(nn.Module):
+    """h_{k-1} (B, t, D) -> h_k (B, t, D); its embedding and the weight of its head are the model's."""
+
+    def __init__(self, node: MtpNode) -> None:
+        super().__init__()
+        self.embed = construct(node.embed)
+        self.embed_norm = construct(node.embed_norm)
+        self.hidden_norm = construct(node.hidden_norm)
+        self.merge = construct(node.merge)
+        self.block = construct(node.block)
+        self.head = construct(node.head)
+        self.path = node.path
+
+    def forward(self, hidden_BTD: Tensor, batch: Batch, tokens_BT: Tensor) -> Tensor:
+        """tokens: t_{i+k} of each token i."""
+        ahead_BTD = self.embed_norm(self.embed(replace(batch, tokens=tokens_BT)))
+        both = torch.cat((ahead_BTD, self.hidden_norm(hidden_BTD)), -1)
+        with at(self.path):
+            return self.block(self.merge(both), batch)
+
+
+class MtpHead(Wrapper):
+    """hidden (B, t, D) -> the loss of the next token; in training the others' joins the gradients as `mtp_loss`."""
+
+    weight: Tensor  # of what is inside
+    loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    norm: nn.Module
+    scaled: Callable[[Tensor], Tensor]
+
+    def wrap(self, node: MtpHeadNode) -> None:
+        self.mtp = nn.ModuleList(construct(module) for module in node.mtp)
+        self.share = node.weight / len(node.mtp)
+
+    def forward(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+        if not self.training:
+            return super().forward(hidden_BTD, batch)
+        hidden_BTD = self.norm(hidden_BTD)
+        loss = self.loss(self.scaled(hidden_BTD), self.weight, batch.targets, batch.loss_mask)
+        # Under sequence parallelism each rank has the loss of all T tokens, and what all of them emit is added up.
+        ranks = batch.tokens.shape[1] // hidden_BTD.shape[1]
+        further, targets = [], []
+        module: Any
+        for k, module in enumerate(self.mtp, 1):
+            tokens_BT, _ = batch.ahead(k - 1)
+            targets_BT, counts_BT = batch.ahead(k)
+            hidden_BTD = module(hidden_BTD, batch, tokens_BT)
+            head = module.head
+            further.append(head.loss(head.normed(hidden_BTD), head.weight, targets_BT, counts_BT))
+            targets.append(counts_BT.sum())
+        losses = torch.stack(further)
+        emit_metric("mtp_nats", losses / ranks)
+        emit_metric("mtp_targets", torch.stack(targets) / ranks)
+        term = self.share * losses.sum()
+        return emit_loss(loss, term - (1 - 1 / ranks) * term.detach(), "mtp_loss")

@@ -1,0 +1,194 @@
+"""mtp=on: its loss by the formula, the law, and its weights there and back."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from family_files import ours, run_of, write
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gangline import UserError
+from gangline.config.check import check
+from gangline.config.compose import compose
+from gangline.forward_context import Collected, Frame, frame
+from gangline.interop.config import edited_config_from
+from gangline.model import compose_model, whole_model
+from gangline.strategy import Batch
+from gangline.testing import ModelEditSuite
+from gangline.testing.inputs import microbatch
+from gangline.testing.runs import small_run
+from gangline.testing.sessions import lines, trained, trained_on
+
+
+class TestOn(ModelEditSuite):
+    choice = "mtp=on"
+    can = {"law"}
+
+
+class TestTwoTokensAhead(ModelEditSuite):
+    """Embedding and head are one matrix, which two modules use, too."""
+
+    choice = "mtp=on"
+    model = ("model.tied=true", "model.z_loss=0.001")
+    settings = ("mtp.depth=2", "mtp.weight=0.5")
+    layouts = (2,)
+    can = {"law"}
+
+
+def cross_entropies(model: torch.nn.Module, batch: Batch) -> list[Tensor]:
+    """Of each depth the sum over the targets that count, one after another (arXiv 2412.19437, equations 21 to 24)."""
+    hidden, found = model.head.norm(model.hidden(batch)), []
+    B, T = batch.shape
+    for k, module in enumerate(model.head.mtp, 1):
+        following = torch.zeros_like(batch.tokens)
+        following[:, : T - k] = batch.tokens[:, k:]
+        following[:, T - k] = batch.targets[:, T - 1]  # the row's last token; what is behind it nobody knows
+        merged = torch.cat(
+            (module.embed_norm(F.embedding(following, model.embed.weight)), module.hidden_norm(hidden)), -1
+        )
+        hidden = module.block(merged @ module.merge.weight.T, batch)
+        log_p = (module.head.norm(hidden) @ model.head.weight.T).log_softmax(-1)
+        total = torch.zeros((), dtype=hidden.dtype)
+        for b in range(B):
+            for i in range(T - k):
+                one_text = batch.document is None or batch.document[b, i] == batch.document[b, i + k]
+                if one_text and batch.loss_mask[b, i + k]:
+                    total = total - log_p[b, i, batch.targets[b, i + k]]
+        found.append(total)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["ragged", "documents"])
+def test_its_loss_is_that_of_the_paper(kind):
+    run = small_run("mtp=on", "mtp.depth=2", "mtp.weight=0.5")
+    model = whole_model(*compose_model(run), seed=3, dtype=torch.float64)
+    plain = whole_model(*compose_model(replace(run, edits={})), seed=3, dtype=torch.float64)
+    batch = microbatch([3, 8, 9], 0, 12, 61, kind)
+    collected = Collected()
+    with frame(Frame(loss_mask=batch.loss_mask, collected=collected)):
+        loss = model(batch)
+        loss.backward()
+    assert loss.equal(plain(batch))  # what is reported has none of it
+    first, second = cross_entropies(model, batch)
+    assert collected.losses[0, "", "mtp_loss"].item() == pytest.approx(0.25 * (first + second).item(), rel=1e-12)
+    got = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+    (plain.head(model.hidden(batch), batch) * 0 + model.eval()(batch) + 0.25 * (first + second)).backward()
+    for name, weight in model.named_parameters():
+        assert torch.allclose(got[name], weight.grad, rtol=1e-10, atol=1e-14), name
+
+
+def test_the_token_behind_next_is_of_the_same_document():
+    batch = Batch(
+        tokens=torch.tensor([[1, 2, 3, 4, 5, 6]]),
+        targets=torch.tensor([[2, 3, 4, 5, 6, 7]]),
+        loss_mask=torch.tensor([[True, True, False, True, True, True]]),
+        position=torch.tensor([[0, 1, 2, 0, 1, 2]]),
+        sample=torch.tensor([0]),
+        document=torch.tensor([[0, 0, 0, 1, 1, 1]]),
+    )
+    targets, counts = batch.ahead(1)
+    assert targets[0, :5].tolist() == [3, 4, 5, 6, 7]
+    assert counts.tolist() == [[True, False, False, True, True, False]]
+    assert batch.ahead(9)[1].tolist() == [[False] * 6]
+
+
+TRAINED = ("mtp=on", "mtp.depth=2", "run.steps=12", "optimizer.learning_rate=0.01", "model.tied=true", "checkpoint=off")
+
+
+def test_it_falls_and_is_told_apart(tmp_path: Path):
+    """On one process and on two; the loss is the model's own alone."""
+    assert trained(tmp_path / "one", *TRAINED) == 0
+    assert trained_on(2, tmp_path / "two", *TRAINED, "parallel=ddp") == 0
+    one, two = (lines(tmp_path / name, "metrics.jsonl") for name in ("one", "two"))
+    first, last = one[0], one[-1]
+    assert first["loss"] == pytest.approx(math.log(256), abs=0.5)
+    for metric in ("mtp_loss", "mtp/1", "mtp/2"):
+        assert last["metrics"][metric] < 0.9 * first["metrics"][metric]
+    for alone, together in zip(one, two, strict=True):
+        assert together["loss"] == pytest.approx(alone["loss"], rel=1e-12)
+        assert together["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-12)
+        for metric in ("mtp_loss", "mtp/1", "mtp/2"):
+            assert together["metrics"][metric] == pytest.approx(alone["metrics"][metric], rel=1e-12)
+
+
+def test_evaluation_and_logits_are_those_without_it():
+    run = small_run("mtp=on")
+    model = whole_model(*compose_model(run), seed=3, dtype=torch.float64).eval()
+    plain = whole_model(*compose_model(replace(run, edits={})), seed=3, dtype=torch.float64).eval()
+    batch = microbatch([3, 8], 0, 12, 61, "whole")
+    assert model(batch).equal(plain(batch))
+    assert model.logits(batch).equal(plain.logits(batch))
+
+
+LATENT = (
+    *(
+        "model=deepseek_v3",
+        "model.layers=2",
+        "model.dim=16",
+        "model.heads=2",
+        "model.hidden=24",
+        "model.vocab_size=256",
+    ),
+    *("model.q_rank=8", "model.kv_rank=8", "model.nope_dim=4", "model.rope_dim=4", "model.v_dim=6"),
+)
+
+
+def test_weights_go_out_in_deepseeks_names_and_come_back(tmp_path: Path):
+    run = deepseek("mtp.depth=2")
+    model = whole_model(*compose_model(run), seed=3, dtype=torch.float32)
+    directory = write(run, model, tmp_path / "out")
+    names = set(load_file(directory / "model.safetensors"))
+    for layer in (2, 3):
+        behind = {name.removeprefix(f"model.layers.{layer}.") for name in names if f"layers.{layer}." in name}
+        extra = {"enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight"}
+        assert extra < behind
+        assert behind - extra == {n.removeprefix("model.layers.1.") for n in names if "layers.1." in n}
+    assert json.loads((directory / "config.json").read_text())["num_nextn_predict_layers"] == 2
+    again = run_of(directory)
+    assert again.edits["mtp"].depth == 2
+    assert [*again.model.notices(again), *again.edits["mtp"].notices(again)] == []
+    there = dict(ours(again).named_parameters())
+    for name, weight in model.named_parameters():
+        assert weight.equal(there[name]), name
+
+
+def deepseek(*settings: str):
+    (run,) = compose(["recipe=tiny", *LATENT, "mtp=on", *settings])
+    return run
+
+
+def test_what_a_directory_lacks_is_drawn_or_refused(tmp_path: Path):
+    run = deepseek("mtp.depth=2")
+    directory = write(run, whole_model(*compose_model(run), seed=3, dtype=torch.float32), tmp_path / "out")
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    save_file({n: t for n, t in tensors.items() if "layers.3" not in n and "layers.2" not in n}, file, {"format": "pt"})
+    assert edited_config_from(directory)[1] == []  # config.json speaks of them, but they are not there
+    (drawn,) = compose(["recipe=tiny", *LATENT, "mtp=on", f"model.weights={directory}"])
+    check(drawn)
+    assert "they are drawn" in "".join(drawn.edits["mtp"].notices(drawn))
+    merge = dict(ours(drawn).named_parameters())["head.mtp.0.merge.weight"]
+    assert 0 < merge.std() < 0.1
+    save_file({n: t for n, t in tensors.items() if "layers.3" not in n}, file, {"format": "pt"})
+    (half,) = compose(["recipe=tiny", *LATENT, "mtp=on", "mtp.depth=2", f"model.weights={directory}"])
+    with pytest.raises(UserError, match="holds a part of what"):
+        check(half)
+    (one,) = compose(["recipe=tiny", *LATENT, "mtp=on", f"model.weights={directory}"])
+    check(one)
+    (none,) = compose(["recipe=tiny", *LATENT, f"model.weights={directory}"])
+    assert "model.layers.2.*" in "".join(none.model.notices(none))
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(UserError, match="depth=12: rows of 12 tokens have none so far ahead"):
+        check(small_run("mtp=on", "mtp.depth=12"))
+    with pytest.raises(UserError, match="mup has no rule for the head"):
+        compose_model(small_run("mtp=on", "mup=on"))
