@@ -169,6 +169,13 @@ def test_checkpoints_without_the_base_go_from_layout_to_layout(runs):
     assert ours.keys() == theirs.keys()
     for tensor in theirs:
         torch.testing.assert_close(ours[tensor], theirs[tensor], rtol=1e-6, atol=1e-7)
+    adapters = []
+    for verb in (["export"], ["ckpt", "export"]):
+        out = here / f"{verb[0]}-adapter"
+        assert main([*verb, str(here / "alone"), str(out), "--apart", "lora"]) == 0
+        adapters.append(load_file(out / "adapter_model.safetensors"))
+    assert adapters[0].keys() == adapters[1].keys()
+    assert all(torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
     one, other = (sample(here / name, "3?", 6, temperature=0.0) for name in ("all", "alone"))
     assert one == other
     for name in ("all", "alone"):

@@ -16,6 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from gangline.config import default_run
 from gangline.errors import UserError
 from gangline.interop import config_json, export, load_pretrained, model_config_from
+from gangline.interop.adapter import Adapter
+from gangline.interop.adapters import write_apart
 from gangline.interop.commands import export_run, import_model
 from gangline.interop.config import architecture_of, check_weights
 from gangline.interop.names import theirs_of
@@ -286,6 +288,25 @@ class TestNamesThatLieOtherwise:
         for shard in shards:
             name = shard.name.removeprefix("model/")
             assert torch.equal(shard.local, arrays[name][shard.box.slices]), name
+
+    def test_arrays_may_lie_in_the_same_memory_one_after_another(self, tmp_path):
+        """As a reader of checkpoints gives them: what is kept until others come is a copy."""
+        plan = Plan("e", "b", "h", 1, names=(Name("q", "qkv", rows=(0, 5)), Name("k", "qkv", rows=(3, 5))))
+        shapes = {"q": (3, 4), "k": (2, 4)}
+        wanted = {name: torch.randn(shape) for name, shape in shapes.items()}
+
+        def arrays(asked):
+            memory = torch.empty(12)
+            for name, shape in asked.items():
+                yield name, memory[: wanted[name].numel()].view(shape).copy_(wanted[name])
+
+        export(tmp_path / "out", arrays(shapes), plan=plan, shapes=shapes, config={})
+        theirs = load_file(tmp_path / "out" / "model.safetensors")
+        assert torch.equal(theirs["qkv"], torch.cat((wanted["q"], wanted["k"])))
+        write_apart(tmp_path / "apart", Adapter({"q": "a", "k": "b"}), arrays, shapes, "float32")
+        theirs = load_file(tmp_path / "apart" / "adapter_model.safetensors")
+        assert torch.equal(theirs["a"], wanted["q"])
+        assert torch.equal(theirs["b"], wanted["k"])
 
     def test_a_parameter_without_a_name_is_named(self):
         with pytest.raises(UserError, match="no Hugging Face name for parameter 'x'"):

@@ -37,6 +37,23 @@ def merged(runs, name: str) -> torch.Tensor:
     return logits(opened(here / f"{name}-merged"))
 
 
+def test_an_export_makes_each_array_of_the_base_once(runs, monkeypatch):
+    from gangline.train import build
+
+    runs.train("run.dir=once", *runs.base, ALONE)
+    drawn: list[str] = []
+
+    def counted(run, shards, plan, draw=build.draw_weights):
+        drawn.extend(shard.name for shard in shards)
+        draw(run, shards, plan)
+
+    monkeypatch.setattr(build, "draw_weights", counted)
+    for words in (["--merge"], ["--apart", "lora"]):
+        drawn.clear()
+        assert main(["export", str(runs.directory / "once"), str(runs.directory / f"once{words[0]}"), *words]) == 0
+        assert len(drawn) == len(set(drawn)) > 10, sorted(drawn)
+
+
 @pytest.mark.parametrize("base", ["full", "8bit", "drawn"])
 def test_a_run_goes_on_as_one_whose_checkpoints_hold_all(runs, base):
     words = ["lora.base=8bit", *runs.base] if base == "8bit" else runs.base if base == "full" else ["recipe=quick"]

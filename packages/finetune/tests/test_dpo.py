@@ -241,9 +241,9 @@ def test_a_signal_is_seen_while_the_first_model_is_asked(runs, monkeypatch, caps
     of.rows = of.rows * 8
     portions: list[int] = []
 
-    def scored(runtime, samples, device):
+    def scored(runtime, samples, device, each):
         portions.append(len(samples))
-        return numpy.zeros(len(samples))
+        return numpy.zeros((len(samples), each))
 
     monkeypatch.setattr(asking, "scored", scored)
     monkeypatch.setattr(asking, "sources_of", lambda s: {"train": of})
@@ -254,6 +254,6 @@ def test_a_signal_is_seen_while_the_first_model_is_asked(runs, monkeypatch, caps
         runtime=None, device=None, step=0, comms=comms, directory=SimpleNamespace(path=runs.directory)
     )
     assert asking.introduce(session) == "SIGTERM"
-    assert portions == [128, 128]
+    assert portions == [64, 64], "one pass for each pair"
     assert "asked about 128 of 256 pairs" in capsys.readouterr().out
     assert of.first is None

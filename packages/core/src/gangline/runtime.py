@@ -79,13 +79,14 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    def score(self, batches: Sequence[Batch]) -> torch.Tensor:
+    def score(self, batches: Sequence[Batch], each: int = 1) -> torch.Tensor:
         """(n,) float64, in the host's memory: each sample's log-likelihood in nats, in global order, on all ranks.
 
         Each rank passes its share, one sample a batch and as many as every other rank; what does not divide is filled
         up with samples whose `loss_mask` is empty, and these score 0. The shares follow each other in order of
-        `data_coordinate`. Valid targets are summed; in evaluation, without gradients. Raises ValueError, on all ranks,
-        where the shares differ in length.
+        `data_coordinate`. Valid targets are summed; in evaluation, without gradients. each: how many losses the model
+        gives of such a sample, (each,) in the place of their sum; of more than one (n, each) comes back. Raises
+        ValueError, on all ranks, where the shares differ in length.
         """
 
     def generate(

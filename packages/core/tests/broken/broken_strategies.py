@@ -191,8 +191,8 @@ class ClipsVectors(Broken):
 class ForgetsAShare(Broken):
     """The last rank's samples score 0."""
 
-    def score(self, batches):
-        scores = super().score(batches)
+    def score(self, batches, each=1):
+        scores = super().score(batches, each)
         scores[-len(batches) :] = 0
         return scores
 
@@ -200,5 +200,5 @@ class ForgetsAShare(Broken):
 class ScoresBackwards(Broken):
     """The shares follow each other in the opposite order of their ranks."""
 
-    def score(self, batches):
-        return super().score(batches).view(self.comm.size, -1).flip(0).flatten()
+    def score(self, batches, each=1):
+        return super().score(batches, each).view(self.comm.size, -1).flip(0).flatten()

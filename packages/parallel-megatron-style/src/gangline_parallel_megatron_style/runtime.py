@@ -122,11 +122,11 @@ class ComposedRuntime(Runtime, RankStages):
         self._context = self._begin((), None)
         return evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.world, self.device)
 
-    def score(self, batches: Sequence[Batch]) -> Tensor:
+    def score(self, batches: Sequence[Batch], each: int = 1) -> Tensor:
         check_share(batches, self.world, self.device)
         losses = self._losses(batches)
         self._context = self._begin((), None)
-        return in_global_order(losses, len(batches), self.data_coordinate, self.world, self.device)
+        return in_global_order(losses, len(batches), self.data_coordinate, self.world, self.device, each)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None

@@ -32,8 +32,8 @@ def run(argv: Sequence[str]) -> int:
     options = words.parse_args(list(argv))
     copy = one(options.place).only(options.tier).copy()
     run, base = _run(copy), copy.meta.document.get("base", {})
-    arrays, read = with_base(run, copy.held().shapes, partial(_arrays, copy), base, copy.store.url)
-    count = write_model(options, run, copy.store.url, arrays, read)
+    arrays, read, check = with_base(run, copy.held().shapes, partial(_arrays, copy), base, copy.store.url)
+    count = write_model(options, run, copy.store.url, arrays, read, check)
     print(f"{options.out}: {text.place(copy.store.url)}, {count} tensors in {options.dtype}")
     return 0
 

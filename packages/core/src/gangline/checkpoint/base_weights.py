@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +60,12 @@ def fingerprint(names: Collection[str], shards: Iterable[Shard], comms: Comms | 
         sums = torch.zeros(len(names), dtype=torch.int64, device=None if comms is None else comms.device)
     if comms is not None:
         sums = comms.world.all_reduce(sums)
-    content = json.dumps(list(zip(names, sums.tolist(), strict=True)))
-    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+    return _digest(dict(zip(names, sums.tolist(), strict=True)))
+
+
+def _digest(sums: Mapping[str, int]) -> str:
+    """Of all arrays by name."""
+    return hashlib.blake2b(json.dumps(sorted(sums.items())).encode(), digest_size=8).hexdigest()
 
 
 def _sum(shard: Shard) -> torch.Tensor:
@@ -111,10 +115,7 @@ def refill(
     said: what its document says of them; what: names the checkpoint. Raises UserError where the base is gone, or is
     another.
     """
-    if not said:
-        raise UserError(f"{what} lacks {', '.join(map(parameter_of, sorted(names)[:3]))}.", "It does not say why.")
-    came = said.get("from")
-    where = f"It came from {came}." if came else "It was drawn by the run's seed."
+    _check_said(said, names, what)
 
     from gangline.train.build import draw_weights
 
@@ -126,14 +127,8 @@ def refill(
     try:
         now = fingerprint(names, filled(), comms)
     except UserError as error:
-        told = f"{what} holds what is trained alone, and its base cannot be read: {error.what}"
-        raise UserError(told, *error.details, where) from error
-    if now != said.get("fingerprint"):
-        raise UserError(
-            f"{what} was trained on another base than the weights that are there now.",
-            f"Fingerprint {said.get('fingerprint')} then, {now} now. {where}",
-            f"Put the weights back that lay in {came}." if came else "The model is drawn in another way by now.",
-        )
+        raise _unreadable(error, said, what) from error
+    _check_same(now, said, what)
 
 
 def check_again(
@@ -171,31 +166,80 @@ def check_again(
         )
 
 
-def with_base(run: Run, arrays: Shapes, read: Read, said: Mapping[str, Any], what: str) -> tuple[Shapes, Read]:
-    """(arrays, read) of a checkpoint with the base that it leaves out. Raises UserError as `refill` does."""
-    import torch
-
+def with_base(
+    run: Run, arrays: Shapes, read: Read, said: Mapping[str, Any], what: str
+) -> tuple[Shapes, Read, Callable[[], None]]:
+    """(arrays, read, check) of a checkpoint with the base that it leaves out, each array of which is made when it is
+    read. check: called behind all that is read, makes what nobody read; it raises UserError, as `refill` does, where
+    the base is another.
+    """
     from gangline.model.compose import compose_model
-    from gangline.train.build import draw_weights
 
     tree, plan = compose_model(run)
     missing = {name: shape for name, shape in base_arrays(tree, plan).items() if name not in arrays}
     if not missing:
-        return arrays, read
-
-    def shard_of(name: str) -> Shard:
-        codes = plan.dtype_of(parameter_of(name)) == "int8"
-        local = torch.empty(missing[name], dtype=torch.int8 if codes else torch.float32)
-        return Shard(name, missing[name], local.dtype, (0,) * local.dim(), local)
-
-    # One array after another, here and below: the base may be larger than the memory.
-    refill(run, plan, missing, ([shard_of(name)] for name in missing), said, what)
+        return arrays, read, lambda: None
+    base = _LeftOut(run, plan, missing, said, what)
 
     def whole(wanted: Shapes) -> Iterator[tuple[str, torch.Tensor]]:
         yield from read({name: shape for name, shape in wanted.items() if name not in missing})
         for name in (name for name in wanted if name in missing):
-            shard = shard_of(name)
-            draw_weights(run, [shard], plan)
-            yield name, shard.local
+            yield name, base.made(name)
 
-    return {**arrays, **missing}, whole
+    return {**arrays, **missing}, whole, base.check
+
+
+class _LeftOut:
+    """The arrays that a checkpoint leaves out, made one after another: together they may be larger than the memory."""
+
+    def __init__(self, run: Run, plan: Plan, missing: Shapes, said: Mapping[str, Any], what: str) -> None:
+        _check_said(said, missing, what)
+        self.run, self.plan, self.missing, self.said, self.what = run, plan, missing, said, what
+        self._sums: dict[str, int] = {}
+
+    def made(self, name: str) -> torch.Tensor:
+        """The array, whole. Raises UserError where it cannot be made."""
+        import torch
+
+        from gangline.train.build import draw_weights
+
+        codes = self.plan.dtype_of(parameter_of(name)) == "int8"
+        local = torch.empty(self.missing[name], dtype=torch.int8 if codes else torch.float32)
+        shard = Shard(name, self.missing[name], local.dtype, (0,) * local.dim(), local)
+        try:
+            draw_weights(self.run, [shard], self.plan)
+        except UserError as error:
+            raise _unreadable(error, self.said, self.what) from error
+        if name not in self._sums:
+            self._sums[name] = int(_sum(shard))
+        return local
+
+    def check(self) -> None:
+        for name in self.missing:
+            if name not in self._sums:
+                self.made(name)
+        _check_same(_digest(self._sums), self.said, self.what)
+
+
+def _check_said(said: Mapping[str, Any], names: Iterable[str], what: str) -> None:
+    if not said:
+        raise UserError(f"{what} lacks {', '.join(map(parameter_of, sorted(names)[:3]))}.", "It does not say why.")
+
+
+def _unreadable(error: UserError, said: Mapping[str, Any], what: str) -> UserError:
+    told = f"{what} holds what is trained alone, and its base cannot be read: {error.what}"
+    return UserError(told, *error.details, _origin(said))
+
+
+def _check_same(now: str, said: Mapping[str, Any], what: str) -> None:
+    if now != said.get("fingerprint"):
+        came = said.get("from")
+        raise UserError(
+            f"{what} was trained on another base than the weights that are there now.",
+            f"Fingerprint {said.get('fingerprint')} then, {now} now. {_origin(said)}",
+            f"Put the weights back that lay in {came}." if came else "The model is drawn in another way by now.",
+        )
+
+
+def _origin(said: Mapping[str, Any]) -> str:
+    return f"It came from {said['from']}." if said.get("from") else "It was drawn by the run's seed."

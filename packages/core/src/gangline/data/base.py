@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NotRequired, TypedDict
 
@@ -42,14 +42,15 @@ class FirstModel:
     """What a source may ask of the run before anything of it is read (`DataSource.begin`).
 
     score      log-likelihood in nats of the targets that count of each of these samples, (n,) float64, by the model as
-               it is now. All ranks call it with the same samples, and all get all of the answer
+               it is now. All ranks call it with the same samples, and all get all of the answer. With a number k
+               behind them (n, k): so many losses the model gives of such a sample, as `Runtime.score` has it
     directory  of the run: what is kept there outlives the process
     step       steps that are done: 0 where the model is the one that the run begins with
     writes     whether this rank is the one to write into the directory
     tell       says to people how far the source is, at times
     """
 
-    score: Callable[[Sequence[Sample]], np.ndarray]
+    score: Callable[..., np.ndarray]  # (samples, k = 1)
     directory: Path
     step: int
     writes: bool

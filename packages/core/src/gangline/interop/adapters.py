@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gangline.plan import Plan
 
 Shapes = Mapping[str, tuple[int, ...]]
-Read = Callable[[Shapes], Iterator[tuple[str, "torch.Tensor"]]]
+Read = Callable[[Shapes], Iterator[tuple[str, "torch.Tensor"]]]  # each until the next: they may share memory
 
 
 class Stored(Mapping[str, "torch.Tensor"]):
@@ -100,7 +100,8 @@ def write_apart(
         stored, tensors = Stored(shapes, arrays), {}
         for name, tensor in arrays(wanted):
             changed = adapter.change(name, tensor, stored) if adapter.change else tensor
-            tensors[adapter.names[name]] = changed.to(getattr(torch, dtype)).contiguous()
+            # a copy, for the next one may lie in the same memory
+            tensors[adapter.names[name]] = changed.to(getattr(torch, dtype), copy=True).contiguous()
         save_file(tensors, partial / adapter.weights, {"format": "pt"})
         for name, content in adapter.files.items():
             if adapter.base and adapter.base[0] == name and base is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -47,8 +47,8 @@ def export_run(argv: Sequence[str]) -> int:
     id = _choose(kept, options.run_dir, options.checkpoint)
     stored: Read = partial(_arrays, kept, id, _plan_of(run))
     base = kept.document(id).get("base", {})
-    arrays, read = with_base(run, kept.arrays(id), stored, base, f"checkpoint {id} of {options.run_dir}")
-    count = write_model(options, run, options.run_dir, arrays, read)
+    arrays, read, check = with_base(run, kept.arrays(id), stored, base, f"checkpoint {id} of {options.run_dir}")
+    count = write_model(options, run, options.run_dir, arrays, read, check)
     print(f"{options.out}: {id} of {options.run_dir}, {count} tensors in {options.dtype}")
     return 0
 
@@ -69,11 +69,13 @@ def write_model(
     where: str,
     arrays: Mapping[str, tuple[int, ...]],
     read: Read,
+    check: Callable[[], None] = lambda: None,
 ) -> int:
     """Write the model of a checkpoint as a Hugging Face directory; how many tensors it has.
 
     where: what holds it, for messages. arrays: the shapes of all that the checkpoint holds. read: from names and shapes
-    of arrays to each of them, whole. Raises UserError where no architecture of theirs is known for the model.
+    of arrays to each of them, whole. check: what it raises keeps the directory from being there. Raises UserError where
+    no architecture of theirs is known for the model.
     """
     from gangline.interop.adapters import decoded, merging, write_apart
     from gangline.model.compose import compose_model
@@ -89,6 +91,7 @@ def write_model(
                 f"{options.apart} of {where} cannot be written apart.",
                 f"Model edits of this run that wrap: {', '.join(wrapping) or 'none'}.",
             )
+        check()
         write_apart(options.out, adapter, read, found, options.dtype, run.model.pretrained())
         return len(adapter.names)
     if wrapping and not options.merge:
@@ -103,7 +106,7 @@ def write_model(
     most = int(options.shard_gb * 1e9)
     export(
         options.out,
-        read(shapes),
+        _checked(read(shapes), check),
         plan=plan,
         shapes=shapes,
         config=config,
@@ -112,6 +115,14 @@ def write_model(
         beside=_beside(run),
     )
     return len(shapes)
+
+
+def _checked(
+    arrays: Iterator[tuple[str, torch.Tensor]], check: Callable[[], None]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The arrays; `check` is called behind the last of them."""
+    yield from arrays
+    check()
 
 
 def _beside(run: Run) -> dict[str, bytes]:

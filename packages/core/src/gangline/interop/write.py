@@ -53,7 +53,8 @@ def export(
 ) -> None:
     """Write `directory` whole or not at all.
 
-    arrays  (name, whole tensor) in any order, drawn one at a time; each of `shapes` once
+    arrays  (name, whole tensor) in any order, drawn one at a time; each of `shapes` once. The next one may lie in the
+            same memory
     shapes  global shape of every parameter by name (`gangline.model.tree.parameter_shapes`)
     config  the content of config.json
     beside  further files by name: a tokenizer's
@@ -143,10 +144,11 @@ class _Joined:
         if theirs.first is None:
             return part
         come = self._come.setdefault(theirs.name, {})
-        come[theirs.first] = part
         self._missing[theirs.name] -= 1
         if self._missing[theirs.name]:
+            come[theirs.first] = part.clone()  # the next one may lie in the same memory
             return None
+        come[theirs.first] = part
         del self._come[theirs.name]
         parts = [come[first] for first in sorted(come)]
         if theirs.every > 1:

@@ -108,6 +108,7 @@ PARTS = (
         build="gangline.optimizer.lion:build",
         summary="Steps along the sign of the mean gradient",
         group="optimizer",
+        law="where a gradient is mere rounding, as a key's bias has it, so is the sign that a weight moves by",
     ),
     Part(
         name="muon",

@@ -27,14 +27,21 @@ def check_share(batches: Sequence[Batch], world: Comm, device: torch.device) -> 
 
 
 def in_global_order(
-    losses: Sequence[Tensor], count: int, coordinate: tuple[int, int], comm: Comm, device: torch.device
+    losses: Sequence[Tensor],
+    count: int,
+    coordinate: tuple[int, int],
+    comm: Comm,
+    device: torch.device,
+    each: int = 1,
 ) -> Tensor:
     """(width · count,) float64 in the host's memory: minus the loss of each sample, shares in order of their index.
 
     losses: 0-d, of this rank's `count` samples, or of the part of their tokens that is counted here; none where they
-    are counted elsewhere. comm: all the ranks that hold a part; what they hold of one sample is added up.
+    are counted elsewhere. comm: all the ranks that hold a part; what they hold of one sample is added up. each: of more
+    than one, losses are (each,), and (width · count, each) comes back.
     """
-    return comm.all_reduce(-_placed(losses, count, coordinate, device)).cpu()
+    summed = comm.all_reduce(-_placed(losses, count, coordinate, device, each)).cpu()
+    return summed if each == 1 else summed.view(-1, each)
 
 
 def evaluated(
@@ -53,10 +60,12 @@ def evaluated(
     return total, int(counted)
 
 
-def _placed(losses: Sequence[Tensor], count: int, coordinate: tuple[int, int], device: torch.device) -> Tensor:
-    """(width · count,) float64: this rank's losses in their places, zeros elsewhere."""
+def _placed(
+    losses: Sequence[Tensor], count: int, coordinate: tuple[int, int], device: torch.device, each: int = 1
+) -> Tensor:
+    """(width · count · each,) float64: this rank's losses in their places, zeros elsewhere."""
     index, width = coordinate
-    every = torch.zeros(width, count, dtype=torch.float64, device=device)
+    every = torch.zeros(width, count, each, dtype=torch.float64, device=device)
     if losses:
-        every[index] = torch.stack([loss.double() for loss in losses])
+        every[index] = torch.stack([loss.double().view(each) for loss in losses])
     return every.flatten()

@@ -117,9 +117,10 @@ class WholeRuntime(Runtime):
         losses, tokens = self._losses(microbatches), count_tokens(microbatches, self.device)[0]
         return evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.comm, self.device)
 
-    def score(self, batches: Sequence[Batch]) -> Tensor:
+    def score(self, batches: Sequence[Batch], each: int = 1) -> Tensor:
         check_share(batches, self.comm, self.device)
-        return in_global_order(self._losses(batches), len(batches), self.data_coordinate, self.comm, self.device)
+        losses = self._losses(batches)
+        return in_global_order(losses, len(batches), self.data_coordinate, self.comm, self.device, each)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None

@@ -28,10 +28,10 @@ def introduce(s: Session) -> str | None:
     """Let each source of the run ask. Called on all ranks; the name of a signal that ended it, the same on all."""
     said = time.monotonic()
 
-    def score(samples: Sequence[Sample]) -> np.ndarray:
+    def score(samples: Sequence[Sample], each: int = 1) -> np.ndarray:
         if signal := agree(s.comms.world, s.device, 0.0, stop_requested(), [], False).signal:
             raise _StopAskedError(signal)
-        return scored(s.runtime, samples, s.device)
+        return scored(s.runtime, samples, s.device, each)
 
     def tell(what: str) -> None:
         nonlocal said
@@ -48,8 +48,11 @@ def introduce(s: Session) -> str | None:
     return None
 
 
-def scored(runtime: Runtime, samples: Sequence[Sample], device: torch.device) -> np.ndarray:
-    """(n,) float64: the log-likelihood of each sample, which all ranks give alike. Each rank computes its share."""
+def scored(runtime: Runtime, samples: Sequence[Sample], device: torch.device, each: int = 1) -> np.ndarray:
+    """(n,) float64: the log-likelihood of each sample, which all ranks give alike. Each rank computes its share.
+
+    each: as `Runtime.score` has it.
+    """
     index, width = runtime.data_coordinate
     share = -(-len(samples) // width)
     batches = []
@@ -58,4 +61,4 @@ def scored(runtime: Runtime, samples: Sequence[Sample], device: torch.device) ->
         stored = stacked([sample], [number], KeptMemory(device))
         stored.counted = None if number < len(samples) else 0  # fills the share up
         batches.append(expand(stored, 0, device))
-    return runtime.score(batches).numpy()[: len(samples)]
+    return runtime.score(batches, each).numpy()[: len(samples)]

@@ -102,7 +102,8 @@ def publish(plan: PreparePlan) -> None:
                     waiting.replace(folder / name)
         _drop_from(folder, after)
         tokenizer, rule = copy_tokenizer(settings, folder), LEARNT_RULE if settings.chat else None
-        Manifest(dtype_for(codec.vocab_size), codec.vocab_size, tokenizer, shards, sources, report, rule).write(folder)
+        dtype, size = dtype_for(codec.vocab_size), codec.vocab_size
+        Manifest(dtype, size, tokenizer, shards, sources, report, rule, whole_texts=True).write(folder)
     shutil.rmtree(plan.work)
 
 

@@ -28,7 +28,7 @@ from gangline_dataloader.prepare import assemble, choice, known, prepare_plan as
 from gangline_dataloader.prepare.inputs import listing
 from gangline_dataloader.prepare.prepare_plan import SUBMITTED, WORK, PreparePlan
 from gangline_dataloader.prepare.settings import TIKTOKEN, Settings
-from gangline_dataloader.store.manifest import FILE, TEMPLATE, Manifest, read
+from gangline_dataloader.store.manifest import FILE, TEMPLATE, Manifest, cuts, read
 
 Progress = Callable[[str, int, int], None]  # (stage, done, in all)
 
@@ -203,6 +203,12 @@ def made_by(folder: Path, identity: str) -> bool:
 def fits(manifest: Manifest, settings: Settings, folder: Path) -> None:
     """Raises UserError where documents by these options have no place behind those of a store."""
     codec, known = settings.codec(), manifest.tokenizer
+    if cut := cuts(manifest, folder):
+        raise UserError(
+            f"{folder} may hold texts that were cut or padded: its {known.file} says {cut}, which was once heeded.",
+            "What is put behind them would be whole.",
+            "Prepare all of it anew, to another --out.",
+        )
     if settings.chat and manifest.shards.loss_xxh3 and manifest.learnt_rule != LEARNT_RULE:
         raise UserError(
             f"{folder} was prepared by an older rule of what is learnt of conversations.",

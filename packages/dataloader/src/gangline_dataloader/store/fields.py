@@ -45,6 +45,12 @@ class JsonFields:
             raise self.wrong(key, "expected a whole number")
         return value
 
+    def flag(self, key: str) -> bool:
+        value = self.content.get(key) if isinstance(self.content, dict) else None
+        if not isinstance(value, bool):
+            raise self.wrong(key, "expected true or false")
+        return value
+
     def maybe(self, key: str, read: Any) -> Any:
         return None if isinstance(self.content, dict) and self.content.get(key) is None else read(key)
 

@@ -4,7 +4,7 @@
      "tokenizer": {"kind": "tokenizer.json", "identity": "9f...", "file": "tokenizer.json", "end_of_text": 0,
                    "beside": ["chat_template.jinja", "tokenizer_config.json"]},
      "shards": {"tokens": [67108800, ...], "documents": [91022, ...], "xxh3": ["...", ...], "ends_xxh3": ["...", ...]},
-     "sources": {...}, "report": {...}, "learnt_rule": null}
+     "sources": {...}, "report": {...}, "learnt_rule": null, "whole_texts": true}
 
 Shard number 3 is shard-00003.npy, and shard-00003.ends.npy beside it. The lists are columns, because a store of 10^12
 tokens has 15,000 shards and is opened before every run.
@@ -103,6 +103,7 @@ class Manifest:
     sources: dict[str, Any] = field(default_factory=dict)  # what was read, by name
     report: dict[str, Any] = field(default_factory=dict)  # what was kept and dropped, by rule
     learnt_rule: int | None = None  # by which it is said what is learnt of conversations (`gangline.data.LEARNT_RULE`)
+    whole_texts: bool = False  # a tokenizer.json that says truncation or padding was not heeded, as stores once did
 
     @property
     def tokens(self) -> int:
@@ -145,6 +146,21 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Make the store whole: the manifest appears at once, or not at all."""
         replace_json(folder / FILE, {"format": FORMAT, "version": VERSION, **asdict(self)})
+
+
+def cuts(manifest: Manifest, folder: Path) -> str:
+    """What the tokenizer.json of a store says that its texts may have lost or got by it; empty: nothing, or unheeded.
+
+    Stores once heeded it: those that do not say `whole_texts`.
+    """
+    if manifest.whole_texts or manifest.tokenizer.file is None:
+        return ""
+    try:
+        said = json.loads((folder / manifest.tokenizer.file).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return ""  # told by who needs the tokenizer
+    asked = [name for name in ("truncation", "padding") if isinstance(said, dict) and said.get(name) is not None]
+    return " and ".join(asked)
 
 
 def read(folder: str | Path) -> Manifest:
@@ -201,6 +217,7 @@ def parse(content: Any, path: str) -> Manifest:
         sources if isinstance(sources, dict) else {},
         report if isinstance(report, dict) else {},
         said.maybe("learnt_rule", said.number),
+        said.maybe("whole_texts", said.flag) or False,
     )
 
 

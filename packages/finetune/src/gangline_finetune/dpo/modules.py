@@ -6,6 +6,7 @@ B batch, T tokens, D model width
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +27,14 @@ def dpo_losses(now_B2: Tensor, first_B2: Tensor, beta: float) -> tuple[Tensor, T
     return -F.logsigmoid(margin_B), margin_B
 
 
+def _side(batch: Batch, side: int) -> Batch:
+    """Of the targets that count only those of that document count."""
+    return replace(batch, loss_mask=batch.loss_mask & (batch.document == side))
+
+
 class DpoHead(Wrapper):
-    """hidden (B, T, D), rows of pairs -> the sum of their losses. Rows without `dpo_first` are texts, as before.
+    """hidden (B, T, D), rows of pairs -> the sum of their losses. Rows without `dpo_first` are texts, as before, of
+    which `dpo_apart` asks for the losses of both sides, (2,): so the first model runs once for a pair.
 
     A rank has some tokens of a row, and so a part of the log-likelihoods; their sum over the ranks is the same on all.
     Of a pair the rank speaks that has the one target that counts.
@@ -41,6 +48,8 @@ class DpoHead(Wrapper):
         self.beta = node.beta
 
     def forward(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+        if "dpo_apart" in batch.extra:
+            return torch.stack([super(DpoHead, self).forward(hidden_BTD, _side(batch, side)) for side in (0, 1)])
         if "dpo_first" not in batch.extra:
             return super().forward(hidden_BTD, batch)
         now_B2, often = self.log_likelihoods(self.normed(hidden_BTD), batch)

@@ -83,15 +83,17 @@ class PreferenceSource(TemplatedSource):
         found = []
         for start in range(0, self.length(), AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, self.length()))
-            samples = [self._side(number, side) for number in numbers for side in (0, 1)]
-            found.append(np.asarray(model.score(samples)).reshape(-1, 2))
+            found.append(np.asarray(model.score([self._sides(number) for number in numbers], 2)))
             model.tell(f"the first model has been asked about {start + len(found[-1])} of {self.length()} pairs")
         return np.concatenate(found)
 
-    def _side(self, number: int, side: int) -> Sample:
-        """One side of a pair: the targets of its answers count."""
+    def _sides(self, number: int) -> Sample:
+        """Both sides of a pair: the targets of their answers count, and each side is to have a loss of its own."""
         row = self.filled(number)
-        return row.inputs(row.learnt[1:] & (row.document[1:] == side) & (row.position[1:] > 0))
+        return {  # type: ignore[typeddict-unknown-key]
+            **row.inputs(row.learnt[1:] & (row.document[1:] < 2) & (row.position[1:] > 0)),
+            "dpo_apart": np.asarray(True),
+        }
 
     def describe(self) -> str:
         return f"{self.length()} pairs of answers{self.told}"

@@ -193,10 +193,10 @@ class RowsRuntime(Runtime):
         tokens = count_tokens(microbatches if self.axes.first else (), self.device)[0]
         return evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.axes.world, self.device)
 
-    def score(self, batches: Sequence[Batch]) -> Tensor:
+    def score(self, batches: Sequence[Batch], each: int = 1) -> Tensor:
         check_share(batches, self.axes.world, self.device)
         losses = self._losses(batches)
-        return in_global_order(losses, len(batches), self.data_coordinate, self.axes.world, self.device)
+        return in_global_order(losses, len(batches), self.data_coordinate, self.axes.world, self.device, each)
 
     @torch.no_grad()
     def _losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:
