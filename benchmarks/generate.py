@@ -23,6 +23,7 @@ from gangline.config import default_run
 from gangline.interop import model_config_from
 from gangline.model import compose_model
 from gangline.model.build import materialise, model_of
+from gangline.model.columns import lay_out_by_columns
 from gangline.model.init import shards_of
 from gangline.sampling.options import Sampling
 from gangline.sampling.sampler import generate
@@ -57,6 +58,7 @@ def models(size: str, context: int):
         tree, plan = compose_model(run)
         ours = materialise(model_of(tree, plan), plan)
         draw_weights(run, shards_of(ours, plan), plan)
+        lay_out_by_columns(ours)
     return theirs, ours
 
 

