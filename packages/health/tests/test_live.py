@@ -92,6 +92,7 @@ def test_metrics_are_openmetrics_text(tmp_path: Path) -> None:
         "time": time.time() - 3,
         "rank_phases": phases,
         "mfu": None,
+        "rank_mfu": [0.5, 0.25],
     }
     written(tmp_path, WARNS, WARNS, {"event": "order", "action": "roll_back"}, records=(record,))
     found = parsed(text(RunFollower(tmp_path).look()))
@@ -101,6 +102,7 @@ def test_metrics_are_openmetrics_text(tmp_path: Path) -> None:
     assert found[f'gangline_verdicts{{{run},kind="straggler"}}'] == 2
     assert found[f'gangline_orders{{{run},action="roll_back"}}'] == 1
     assert found[f'gangline_rank_phase_seconds{{{run},rank="1",phase="backward"}}'] == 0.7
+    assert found[f'gangline_rank_mfu_ratio{{{run},rank="1"}}'] == 0.25
     assert 2 < found[f"gangline_quiet_seconds{{{run}}}"] < 60
     assert f"gangline_mfu_ratio{{{run}}}" not in found
 

@@ -7,12 +7,18 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+import torch
 
 from gangline.health import Action, Verdict
 from gangline.testing.health import healthy
+from gangline.testing.pool import pool
+from gangline.testing.sessions import session
+from gangline.tools import read_events, read_records
 from gangline.track import StepRecord
+from gangline.train.rank import train
 from gangline_health.config import RankLossesOptions
 from gangline_health.monitors.rank_losses import RankLossesMonitor
 
@@ -82,3 +88,59 @@ def test_it_is_told_again_after_a_while_and_not_once_it_is_over() -> None:
     steps = [verdict.details["step"] for verdict in told(changed(records(1500), 1, 1.0, 100, until=900), again=300)]
     assert len(steps) == 3
     assert all(299 < later - earlier < 302 for earlier, later in pairwise(steps))
+
+
+# --- real ranks ------------------------------------------------------------------------------------------------------
+
+# On a falling loss every rank differs a little: only what stays apart counts. What else would find such a fault is off.
+REAL = (
+    "health=[on]", "parallel=ddp", "run.steps=120", "checkpoint=off", "batch.global_size=16", "precision=fp32",
+    "batch.sequence_length=32", "optimizer.learning_rate=0.01", "health.on.numbers.on=false",
+    "health.on.corruption.on=false", "health.on.rank_losses.window=32",
+)  # fmt: skip
+SINCE = 60
+
+
+def with_a_fault(run_dir: Path, bad: int | None, what: str) -> int:
+    """A run of which one rank reads noise in place of text, or has the sign of some weights wrong; the exit code."""
+    s = session(run_dir, *REAL)
+    take, applied = s.batches.take, s.runtime.applied
+    draw = torch.Generator().manual_seed(0)
+
+    def reads(cursor: int, step: int, size: int | None = None):
+        def noise(like: torch.Tensor) -> torch.Tensor:
+            return torch.randint(256, like.shape, generator=draw)
+
+        found = take(cursor, step, size)
+        return [replace(each, tokens=noise(each.tokens), targets=noise(each.targets)) for each in found]
+
+    def turns() -> None:
+        applied()
+        if s.step == SINCE:
+            head = [shard.local for shard in s.runtime.shards() if shard.name.startswith("model/head")]
+            max(head, key=torch.Tensor.numel).neg_()
+
+    if s.comms.rank == bad and what == "data":
+        s.batches.take = reads  # type: ignore[method-assign]
+    if s.comms.rank == bad and what == "weights":
+        s.runtime.applied = turns  # type: ignore[method-assign]
+    return train(s)
+
+
+@pytest.mark.parametrize("what", ["data", "weights"])
+def test_of_four_real_ranks_the_one_that_reads_or_computes_something_else_is_named(tmp_path: Path, what: str) -> None:
+    assert pool(4).run(with_a_fault, tmp_path / "out", 2, what) == [0] * 4
+    found = [line for line in read_events(tmp_path / "out") if line.get("kind") == "rank-loss"]
+    assert {line["where"] for line in found} == {"rank 2"}
+    assert {line["details"]["rank"] for line in found} == {2}
+    assert "above the median rank's" in found[0]["evidence"]
+    if what == "weights":
+        assert found[0]["details"]["step"] > SINCE, "not before there was anything to be found"
+    losses = read_records(tmp_path / "out" / "metrics.jsonl")[-1]["rank_losses"]
+    assert losses.index(max(losses)) == 2
+
+
+def test_of_four_real_ranks_with_nothing_wrong_none_is_named(tmp_path: Path) -> None:
+    assert pool(4).run(with_a_fault, tmp_path / "out", None, "") == [0] * 4
+    assert not [line for line in read_events(tmp_path / "out") if line.get("kind") == "rank-loss"]
+    assert len(read_records(tmp_path / "out" / "metrics.jsonl")[-1]["rank_losses"]) == 4

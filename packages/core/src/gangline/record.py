@@ -31,6 +31,9 @@ class StepRecord:
     rank_phases: dict[str, list[float]] | None = None
     # Of each rank's own tokens, in nats: null of one that computes no loss. They come from different samples.
     rank_losses: list[float | None] | None = None
+    # Over each rank's own work, without its waits for others: an even share of the arithmetic over the peak of one
+    # device. The slowest rank's is the smallest.
+    rank_mfu: list[float] | None = None
     rank_seconds: dict[str, float] | None = None  # min, median, max of step_seconds over the ranks
     memory_bytes: int = 0  # peak of this rank: device memory on a GPU, resident set on a CPU
     finite: bool = True  # false: the optimizer left everything as it was
@@ -71,6 +74,8 @@ def numbers(record: StepRecord) -> dict[str, float | list[float]]:
     found |= {f"seconds/{phase}": seconds for phase, seconds in record.seconds.items()}
     found |= {f"rank_seconds/{name}": seconds for name, seconds in (record.rank_seconds or {}).items()}
     found |= {f"rank_phases/{phase}": seconds for phase, seconds in (record.rank_phases or {}).items()}
+    if record.rank_mfu:
+        found["rank_mfu"] = record.rank_mfu
     return found | record.metrics
 
 

@@ -14,6 +14,7 @@ from gangline_health.monitors.corruption import CorruptionMonitor
 from gangline_health.monitors.machine import MachineMonitor
 from gangline_health.monitors.numbers import NumbersMonitor
 from gangline_health.monitors.rank_losses import RankLossesMonitor
+from gangline_health.monitors.repeated import RepeatedMonitor
 from gangline_health.monitors.saves import SavesMonitor
 from gangline_health.monitors.stragglers import StragglersMonitor
 
@@ -36,15 +37,17 @@ class WatchCheck(HealthCheck):
             scaled = plugins.build(run.precision, run).scales
             tokens = run.batch.global_size * run.batch.sequence_length
             self._add(NumbersMonitor(config.numbers, scaled, tokens))
+        every = run.checkpoint.every if isinstance(run.checkpoint.every, int) else None
         if config.corruption.on:
-            every = run.checkpoint.every
-            self._add(CorruptionMonitor(config.corruption, every if isinstance(every, int) else None))
+            self._add(CorruptionMonitor(config.corruption, every))
         if config.rank_losses.on:
             self._add(RankLossesMonitor(config.rank_losses))
         if config.stragglers.on:
             self._add(StragglersMonitor(config.stragglers))
         if config.saves.on:
             self._add(SavesMonitor())
+        if config.repeated.on:
+            self._add(RepeatedMonitor(run.run.dir, every))
         if config.machine.on:
             self._add(MachineMonitor(config.machine, run.run.dir or "."))
         self.failed: dict[str, str] = {}  # monitor -> what it raised here, until it is told

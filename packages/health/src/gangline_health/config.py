@@ -78,6 +78,13 @@ class SavesOptions:
 
 
 @dataclass
+class RepeatedOptions:
+    """Starts that fail where the ones before them did."""
+
+    on: bool = True  # whether they are found
+
+
+@dataclass
 class MachineOptions:
     """What is asked of the machine, in threads of its own."""
 
@@ -120,6 +127,8 @@ class Playbooks:
     machine: Playbook = field(default_factory=lambda: Playbook(["warn"]))
     not_saved: Playbook = field(default_factory=lambda: Playbook(["warn"]))
     corruption: Playbook = field(default_factory=lambda: Playbook(["roll_back", "exclude", "stop"], skip=False))
+    repeated_failure: Playbook = field(default_factory=lambda: Playbook(["roll_back", "stop"], patience=3, skip=False))
+    out_of_memory: Playbook = field(default_factory=lambda: Playbook(["stop"], patience=2))
     rank_loss: Playbook = field(default_factory=Playbook)
     straggler: Playbook = field(default_factory=Playbook)
     slow_rank: Playbook = field(default_factory=lambda: Playbook(["note"]))
@@ -153,6 +162,7 @@ class WatchedHealth(HealthConfig):
     stragglers: StragglersOptions = field(default_factory=StragglersOptions)
     machine: MachineOptions = field(default_factory=MachineOptions)
     saves: SavesOptions = field(default_factory=SavesOptions)
+    repeated: RepeatedOptions = field(default_factory=RepeatedOptions)
     alert: str = ""  # a command (JSON on its input) or a URL (POST): told each finding that is more than a note
     metrics_port: Annotated[int, AtLeast(0), AtMost(65535)] = 0  # serve OpenMetrics at this port; 0: no
     metrics_host: str = "127.0.0.1"  # at this address alone; 0.0.0.0: to whoever reaches the machine

@@ -11,7 +11,7 @@ from gangline.health import Action, Verdict
 from gangline.launch.signals import stop_requested
 from gangline.record import StepRecord
 from gangline.train import verdicts
-from gangline.train.agree import agree
+from gangline.train.agree import agree, rank_mfu
 from gangline.train.callbacks import each
 from gangline.train.first_model import introduce
 from gangline.train.orders import Ending, announce, carry_out
@@ -48,7 +48,7 @@ def loop(s: Session) -> Ending:
         with ahead("agree"):  # on a GPU also the wait for the optimizer: it counts to the step that comes
             agreed = agree(s.comms.world, s.device, own, stop_requested(), mine, due, clock.pulse.rows(), own_loss)
         record.rank_seconds, record.rank_phases = agreed.rank_seconds, agreed.rank_phases
-        record.rank_losses = agreed.rank_losses
+        record.rank_losses, record.rank_mfu = agreed.rank_losses, rank_mfu(record.mfu, record.step_seconds, agreed)
         order, found = verdicts.judged(s, [*before, *agreed.verdicts], agreed.now, record)
         record.verdicts = [verdict.to_dict() for verdict in found.verdicts]
         stays = order.action < Action.ROLL_BACK

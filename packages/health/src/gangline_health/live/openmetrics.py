@@ -49,6 +49,9 @@ def _lines(status: Status) -> Iterator[str]:
     ]
     if rows:
         yield from _family("gangline_rank_phase_seconds", "gauge", "of the newest step, without waits", rows)
+    if shares := record.get("rank_mfu"):
+        rows = [({**run, "rank": str(rank)}, share) for rank, share in enumerate(shares)]
+        yield from _family("gangline_rank_mfu_ratio", "gauge", "of its own work, over the peak of one device", rows)
     yield from _family("gangline_launches", "counter", "starts of the ranks", [(run, status.launches)])
     kinds = [({**run, "kind": kind}, count) for kind, count in sorted(status.counted.items())]
     yield from _family("gangline_verdicts", "counter", "findings of health checks", kinds)

@@ -1,0 +1,136 @@
+"""A start of the ranks that fails where the ones before it did: new workers alone do not mend that. Torch-free.
+
+Looked at before the first step of a start, in what the starts before it left in the run directory. A failure that comes
+back at the same step comes from what the ranks read (the checkpoint, a batch) or from what they need (memory): an older
+checkpoint helps against the first, and nothing but another setting against the last.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gangline.checkpoint import CheckpointId
+from gangline.health import Action, Verdict
+from gangline.tools import attempts, read_events
+from gangline_health.monitors.base import Monitor
+
+if TYPE_CHECKING:
+    import torch
+
+    from gangline.comm import Comms, Store
+    from gangline.strategy import Runtime
+    from gangline.track import StepRecord
+
+# torch on a GPU, torch on a CPU, Python
+NO_MEMORY = re.compile(r"OutOfMemoryError|out of memory\. Tried|can't allocate memory|\bMemoryError\b")
+MORE_MEMORY = (
+    "New processes have no more of it: lower batch.micro_size, set run.recompute=full or run.loss_chunk, or cut the "
+    "run over more ranks"
+)
+SAME = 1  # steps: a kill may come before the record of the step before it is out
+NEWEST_BYTES = 1 << 22  # of metrics.jsonl that are read, from its end
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Starts in a row that failed at one step: how many, the most steps that they had done, why the last one failed."""
+
+    times: int
+    step: int
+    why: str
+
+
+class RepeatedMonitor(Monitor):
+    """Says before the first step what the starts before this one came to."""
+
+    name = "repeated"
+
+    def __init__(self, run_dir: str | None, save_every: int | None) -> None:
+        self.run_dir, self.save_every = run_dir, save_every
+        self.rank = 0
+
+    def watches(self) -> str:
+        return "starts that fail at the same step"
+
+    def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
+        self.rank = comms.rank
+
+    def before_run(self) -> Iterable[Verdict]:
+        if self.run_dir is None or self.rank:
+            return
+        events = read_events(self.run_dir)
+        launches = [line for line in events if line.get("event") == "launch"]
+        if not launches or not launches[-1].get("futile"):  # the start before did steps that were new
+            return
+        found = repeated(launches, reached(events, records(Path(self.run_dir))))
+        if found is None:
+            return
+        step = found.step + 1
+        details = {"step": step, "row": found.times}
+        evidence = (
+            f"{found.times} starts in a row failed in step {step}; the last one: {found.why or 'nobody knows why'}"
+        )
+        if NO_MEMORY.search(found.why):
+            evidence += f". {MORE_MEMORY}"
+            yield Verdict("out-of-memory", f"step {step}", 0.9, evidence, Action.WARN, details=details)
+        else:
+            details["first"] = self._not_trusted()
+            yield Verdict("repeated-failure", f"step {step}", 0.8, evidence, Action.WARN, details=details)
+
+    def _not_trusted(self) -> int:
+        """From which step on checkpoints are not trusted: from that on which this start began with.
+
+        One between two that are due by `checkpoint.every` is of a tier for the newest steps; the next one that is due
+        lies elsewhere.
+        """
+        lines = attempts.read(self.run_dir or ".")
+        id = CheckpointId.parse(lines[-1].start or "") if lines else None
+        begun, every = 0 if id is None else id.step, self.save_every
+        return max(1, begun // every * every + 1 if every and begun % every else begun)
+
+    def observe(self, record: StepRecord) -> Iterable[Verdict]:
+        return ()
+
+
+def repeated(launches: Sequence[Line], reached: dict[int, int]) -> Repeated | None:
+    """What the newest launches follow: failures of ranks, all at one step; None where they are fewer than two."""
+    times, step = 0, None
+    for line in reversed(launches):
+        before = int(line["generation"]) - 1
+        if line.get("why") != "rank" or before not in reached:
+            break
+        step = reached[before] if step is None else step
+        if abs(reached[before] - step) > SAME:
+            break
+        times += 1
+    return None if step is None or times < 2 else Repeated(times, step, str(launches[-1].get("evidence", "")))
+
+
+def reached(events: Iterable[Line], steps: Iterable[Line]) -> dict[int, int]:
+    """By generation the most steps that were done, as rank 0 wrote it."""
+    found: dict[int, int] = {}
+    for line in (*(each for each in events if each.get("by") == "rank"), *steps):
+        with suppress(KeyError, TypeError, ValueError):
+            number, step = int(line["generation"]), int(line["step"])
+            found[number] = max(step, found.get(number, 0))
+    return found
+
+
+def records(run_dir: Path) -> list[Line]:
+    """The newest lines of metrics.jsonl; a torn one is left out."""
+    path, found = run_dir / "metrics.jsonl", []
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - NEWEST_BYTES))
+        for text in file.read().splitlines():
+            with suppress(ValueError):
+                line = json.loads(text)
+                found += [line] if isinstance(line, dict) else []
+    return found

@@ -1,0 +1,129 @@
+"""A start that fails where the ones before it did: an older checkpoint, then a stop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gangline.health import Action, Agreed, Order, Verdict
+from gangline.testing.real_runs import RealRuns
+from gangline.tools import Attempt, attempts, read_ending
+from gangline_health.config import Budget, Playbooks
+from gangline_health.monitors.repeated import RepeatedMonitor
+from gangline_health.playbooks import respond
+
+KILLED = "rank 1 failed first: it was killed by SIGKILL"
+ON_GPU = "rank 1 failed first: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+ON_CPU = "rank 0 failed first: RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+
+
+def written(run_dir: Path, reached: list[int], why: list[str], evidence: str = KILLED, start: str = "step-00000040"):
+    """A run that has begun `len(why)` times; `reached`: the steps that each start before the last one had done."""
+    events, steps, best = [], [], 0
+    for generation, reason in enumerate(why, 1):
+        new = generation > 1 and reached[generation - 2] > best
+        best = max(best, reached[generation - 2]) if generation > 1 else 0
+        futile = 0 if reason == "start" or new else events[-2]["futile"] + 1
+        about = {"generation": generation, "futile": futile, "evidence": evidence}
+        events.append({"event": "launch", "by": "launcher", "why": reason, **about})
+        events.append({"event": "verdict", "by": "rank", "generation": generation, "step": 40})
+        if generation <= len(reached):
+            steps += [{"step": step, "generation": generation} for step in range(41, reached[generation - 1] + 1)]
+    (run_dir / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events))
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps) + '{"step": 99, "gen')
+    attempts.append(run_dir, Attempt(1, start, why="resume"))
+
+
+def found(run_dir: Path, every: int | None = 20) -> list[Verdict]:
+    return list(RepeatedMonitor(str(run_dir), every).before_run())
+
+
+def order(found: list[Verdict], history: tuple[Attempt, ...] = ()) -> Order | None:
+    return respond(Playbooks(), Budget(), Agreed(tuple(found), history), 41)
+
+
+def test_after_the_third_failure_at_one_step_an_older_checkpoint_is_taken_then_the_run_stops(
+    tmp_path: Path,
+) -> None:
+    written(tmp_path, [47, 47], ["start", "rank", "rank"])
+    (verdict,) = found(tmp_path)
+    assert (verdict.kind, verdict.where, verdict.details["row"]) == ("repeated-failure", "step 48", 2)
+    assert order([verdict]) is None, "a warning, for now"
+    written(tmp_path, [47, 46, 47], ["start", "rank", "rank", "rank"])
+    (verdict,) = found(tmp_path)
+    assert f"3 starts in a row failed in step 48; the last one: {KILLED}" in verdict.evidence
+    first = order([verdict])
+    assert first is not None
+    assert (first.action, first.before_step, first.skip) == (Action.ROLL_BACK, 40, 0)
+    line = Attempt(2, "step-00000020", order="roll_back", kinds=("repeated-failure",), step=40)
+    then = order([verdict], (line,))
+    assert then is not None
+    assert then.action is Action.STOP
+
+
+@pytest.mark.parametrize(
+    ("start", "before"), [("step-00000047", 41), ("step-00000060", 60), ("step-00000007", 1)], ids=str
+)
+def test_of_a_checkpoint_in_memory_the_next_one_that_is_due_is_older(tmp_path: Path, start: str, before: int) -> None:
+    written(tmp_path, [47, 47, 47], ["start", "rank", "rank", "rank"], start=start)
+    (verdict,) = found(tmp_path)
+    back = order([verdict])
+    assert back is not None
+    assert back.before_step == before
+
+
+@pytest.mark.parametrize(
+    ("reached", "why"),
+    [
+        ([47, 52, 58], ["start", "rank", "rank", "rank"]),
+        ([47, 43, 47], ["start", "rank", "rank", "rank"]),
+        ([47, 47, 47], ["start", "rank", "rank", "node"]),
+        ([47, 47, 47], ["start", "rank", "rank", "order"]),
+        ([47, 47, 47], ["start", "rank", "rank", "start"]),
+        ([], ["start"]),
+    ],
+    ids=["each goes further", "elsewhere", "a node was lost", "it was ordered", "a new job", "the first start"],
+)
+def test_faults_that_come_from_outside_are_not_the_same_one(tmp_path: Path, reached: list[int], why: list[str]) -> None:
+    written(tmp_path, reached, why)
+    assert found(tmp_path) == []
+
+
+@pytest.mark.parametrize("evidence", [ON_GPU, ON_CPU], ids=["gpu", "cpu"])
+def test_memory_that_is_short_twice_at_one_step_ends_the_run_and_says_what_helps(tmp_path: Path, evidence: str) -> None:
+    written(tmp_path, [47, 47], ["start", "rank", "rank"], evidence)
+    (verdict,) = found(tmp_path)
+    assert (verdict.kind, verdict.where) == ("out-of-memory", "step 48")
+    assert "lower batch.micro_size, set run.recompute=full" in verdict.evidence
+    stop = order([verdict])
+    assert stop is not None
+    assert stop.action is Action.STOP
+
+
+@pytest.mark.parametrize("kills", [3, 4])
+def test_a_run_that_fails_at_one_step_again_and_again(tmp_path: Path, kills: int) -> None:
+    """What is wrong with the newest checkpoint is left behind by an older one; what is not, ends the run."""
+    words = ("run.steps=14", "checkpoint.every=4", "launch.processes=1", "launch.max_restarts=9")
+    with RealRuns(tmp_path) as runs:
+        faults = f"health.chaos.at=[{','.join(['kill@11:0'] * kills)}]"
+        printed = runs.train("run.dir=out", *words, "health=[on,chaos]", faults, code=0 if kills == 3 else 3)
+        orders = [line for line in attempts.read(tmp_path / "out") if line.order]
+        back, *then = orders
+        assert (back.order, back.kinds, back.start, back.skipped) == (
+            "roll_back",
+            ("repeated-failure",),
+            "step-00000004",
+            0,
+        )
+        if kills == 4:
+            assert [line.order for line in then] == ["stop"]
+            ending = read_ending(tmp_path / "out")
+            assert ending is not None
+            assert (ending.reason, ending.requeue) == ("verdict", False)
+            assert "starts in a row failed in step 11" in printed
+            return
+        runs.train("run.dir=calm", *words)
+        assert then == []
+        assert runs.curve("out") == runs.curve("calm")
