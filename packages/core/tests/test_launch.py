@@ -275,6 +275,8 @@ def test_what_counts_as_a_lost_peer(error, lost):
     outer = KeyError("later")
     outer.__context__ = error
     assert lost_peer(outer) is lost
+    error.__cause__ = error
+    assert lost_peer(error) is lost, "it has an end"
 
 
 def test_the_end_of_a_process_is_seen_also_where_the_kernel_does_not_tell(monkeypatch):

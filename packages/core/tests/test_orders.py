@@ -445,3 +445,47 @@ def test_a_rollback_a_restart_and_a_kill_in_one_run(runs, strangers):
     assert checkpointer.document(checkpointer.latest())["cursor"] == 101 * 4, "the samples of one step were passed over"
     told = events.read_events(runs.directory / "out")
     assert [line["why"] for line in told if line["event"] == "end"] == ["restart", "done"]
+
+
+RAISES = """
+from dataclasses import dataclass
+
+from gangline import Part, hookimpl
+from gangline.health import HealthCheck
+from gangline.parts import HealthConfig
+
+
+@dataclass
+class Raises(HealthConfig):
+    pass
+
+
+class RaisesCheck(HealthCheck):
+    def __init__(self, config, run):
+        pass
+
+    def observe(self, record):
+        return ()
+
+    def collective(self, comm):
+        raise OSError("no such driver")
+
+
+@hookimpl
+def gangline_health_checks():
+    yield Part(name="raises", config=Raises, build="raises:RaisesCheck", summary="Raises where all ranks wait")
+"""
+
+
+def test_a_check_that_fails_where_ranks_wait_for_each_other_is_left_out_of_the_next_start(runs, strangers):
+    """No rank can go on alone without it, so that start ends; the job goes on."""
+    strangers.add("gangline-raises", RAISES, module="raises")
+    runs.environment |= strangers.environment
+    runs.train("run.dir=out", "health=[raises]", "run.steps=4", "launch.processes=1", "launch.max_restarts=2")
+    told = events.read_events(runs.directory / "out")
+    assert [line["member"] for line in told if line["event"] == "launch"] == ["", "health/raises"]
+    (failed,) = [line for line in told if line["event"] == "verdict"]
+    wanted = "health=raises is left out until the job ends: rank 0 failed first: OSError: no such driver"
+    assert failed["kind"] == "check-failed"
+    assert failed["evidence"].startswith(wanted)
+    assert [record["step"] for record in runs.records("out")] == [1, 2, 3, 4]

@@ -73,12 +73,63 @@ def test_a_stopped_rank_is_found_named_killed_and_the_run_goes_on(runs):
     assert len(verdicts(out)) == 1
 
 
+SLEEPS = """
+import time
+from dataclasses import dataclass
+
+from gangline import Part, hookimpl
+from gangline.config import HealthConfig
+from gangline.health import HealthCheck
+
+
+@dataclass
+class Sleeps(HealthConfig):
+    pass
+
+
+class SleepsCheck(HealthCheck):
+    def __init__(self, config, run):
+        pass
+
+    def attach(self, runtime, comms, store, device):
+        self.rank = comms.rank
+
+    def observe(self, record):
+        if self.rank == 1 and record.step >= 40:
+            time.sleep(10000)
+        return ()
+
+
+@hookimpl
+def gangline_health_checks():
+    yield Part(name="sleeps", config=Sleeps, build="sleeps:SleepsCheck", summary="Never returns")
+"""
+
+
+def test_a_check_that_never_returns_is_named_and_left_out_and_the_run_goes_on(runs, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    about = site / "gangline_sleeps-0.1.0.dist-info"
+    about.mkdir(parents=True)
+    (site / "sleeps.py").write_text(SLEEPS)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: gangline-sleeps\nVersion: 0.1.0\n")
+    (about / "entry_points.txt").write_text("[gangline.v1]\nsleeps = sleeps\n")
+    runs.environment["PYTHONPATH"] = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    words = ("parallel=ddp", "launch.processes=2", "run.steps=60", "checkpoint.every=10", "launch.max_restarts=3")
+    runs.train("run.dir=out", *words, "health=[on,sleeps]", "health.on.hangs.quiet_seconds=2")
+    (hang,) = verdicts(tmp_path / "out")
+    assert hang["details"]["ranks"] == [1]
+    assert "in what health=sleeps does" in hang["evidence"]
+    (failed,) = verdicts(tmp_path / "out", "check-failed")
+    assert failed["evidence"].startswith("health=sleeps is left out until the job ends: rank 1 failed first: hang")
+    assert [record["step"] for record in runs.records("out")] == list(range(1, 61))
+
+
 @pytest.mark.parametrize("trouble", ["an odd answer", "no URL", "no room for the stacks"])
 def test_a_hung_rank_is_killed_though_nobody_could_be_told(tmp_path: Path, trouble: str) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     child = subprocess.Popen(["sleep", "1000"])
-    seen = Seen(0, 1, 1, child.pid, True, 2, 7, "forward", "", 1.0, None)
+    seen = Seen(0, 1, 1, child.pid, True, 2, 7, "forward", "", 1.0, None, member="health/mine")
     watcher = Watcher(tmp_path, HangsOptions(), "http://[bad" if trouble == "no URL" else "")
     watcher.watched = lambda: [Watched(seen, 99.0, 1.0, "S")]  # type: ignore[method-assign]
     if trouble == "no room for the stacks":
@@ -94,6 +145,7 @@ def test_a_hung_rank_is_killed_though_nobody_could_be_told(tmp_path: Path, troub
     failure = first(logs, 1)
     assert failure is not None
     assert (failure.rank, failure.what) == (0, "hang: rank 0 stands still; it was killed")
+    assert failure.member == "health/mine", "the next start leaves it out"
 
 
 @contextmanager

@@ -94,11 +94,11 @@ def test_it_is_told_again_after_a_while_and_not_once_it_is_over() -> None:
 
 # On a falling loss every rank differs a little: only what stays apart counts. What else would find such a fault is off.
 REAL = (
-    "health=[on]", "parallel=ddp", "run.steps=120", "checkpoint=off", "batch.global_size=16", "precision=fp32",
+    "health=[on]", "parallel=ddp", "run.steps=96", "checkpoint=off", "batch.global_size=16", "precision=fp32",
     "batch.sequence_length=32", "optimizer.learning_rate=0.01", "health.on.numbers.on=false",
     "health.on.corruption.on=false", "health.on.rank_losses.window=32",
 )  # fmt: skip
-SINCE = 60
+SINCE = 48
 
 
 def with_a_fault(run_dir: Path, bad: int | None, what: str) -> int:
@@ -127,7 +127,7 @@ def with_a_fault(run_dir: Path, bad: int | None, what: str) -> int:
     return train(s)
 
 
-@pytest.mark.parametrize("what", ["data", "weights"])
+@pytest.mark.parametrize("what", ["data", pytest.param("weights", marks=pytest.mark.nightly)])
 def test_of_four_real_ranks_the_one_that_reads_or_computes_something_else_is_named(tmp_path: Path, what: str) -> None:
     assert pool(4).run(with_a_fault, tmp_path / "out", 2, what) == [0] * 4
     found = [line for line in read_events(tmp_path / "out") if line.get("kind") == "rank-loss"]
@@ -136,10 +136,12 @@ def test_of_four_real_ranks_the_one_that_reads_or_computes_something_else_is_nam
     assert "above the median rank's" in found[0]["evidence"]
     if what == "weights":
         assert found[0]["details"]["step"] > SINCE, "not before there was anything to be found"
-    losses = read_records(tmp_path / "out" / "metrics.jsonl")[-1]["rank_losses"]
-    assert losses.index(max(losses)) == 2
+    last = [record["rank_losses"] for record in read_records(tmp_path / "out" / "metrics.jsonl")[-16:]]
+    sums = [sum(losses) for losses in zip(*last, strict=True)]
+    assert sums.index(max(sums)) == 2
 
 
+@pytest.mark.nightly
 def test_of_four_real_ranks_with_nothing_wrong_none_is_named(tmp_path: Path) -> None:
     assert pool(4).run(with_a_fault, tmp_path / "out", None, "") == [0] * 4
     assert not [line for line in read_events(tmp_path / "out") if line.get("kind") == "rank-loss"]

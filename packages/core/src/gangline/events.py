@@ -16,7 +16,8 @@ By the launcher; torchrun and Slurm write none of these, and there rank 0 writes
     launch     ranks are about to start: nodes (their names, by rank), processes (ranks that train), spares (ranks that
                wait), why ("start", "rank": one failed, "node": one was lost, "joined": one came, "order": a verdict
                asked for new workers), evidence, found (when it was seen that the start before had ended, as `time` and
-               as `found_monotonic`; null where there was none in this job), futile (starts since a new step was done)
+               as `found_monotonic`; null where there was none in this job), futile (starts since a new step was done),
+               member (in whose code a rank failed, where that is known: "health/mine")
     exit       the job is over: reason, exit_code, requeue, evidence, as in ending.json
 
 By rank 0:

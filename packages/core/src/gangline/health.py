@@ -142,7 +142,8 @@ class Agreed:
 class HealthCheck(Callback, ABC):
     """A callback that finds what is wrong, on every rank. What it raises is caught and named, and ends no run.
 
-    But for `before_run` and `collective`, in which ranks wait for each other: none may go on without the rest.
+    But for `before_run` and `collective`, in which ranks wait for each other: none may go on without the rest. What one
+    of these raises ends that start of the ranks, and the next ones of the job do without the check.
 
     Collectives belong in `before_run` and `collective`, on any Comm that `attach` was given.
     """

@@ -204,7 +204,10 @@ def _tell(job: Job, store: Store, compose_and_write: Callable[[], RunDirectory])
 def _tell_events(job: Job, run_dir: Path, now: generation.Progress, first: bool) -> None:
     events = Events(run_dir, now.generation, by="launcher")
     why, hosts = ("start" if first else "rank"), [socket.gethostname()]
-    events.write("launch", nodes=hosts, processes=job.world, spares=0, why=why, evidence="", futile=now.futile)
+    failure = None if first else failures.first(run_dir / "logs", now.generation - 1)
+    evidence, member = ("", "") if failure is None else (failure.evidence, failure.member)
+    about = {"why": why, "evidence": evidence, "futile": now.futile, "member": member}
+    events.write("launch", nodes=hosts, processes=job.world, spares=0, **about)
     events.close()
 
 

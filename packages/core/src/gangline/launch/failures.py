@@ -42,6 +42,7 @@ class RankFailure:
 
     kind: "user" (a mistake, no traceback), "bug", "restart" (a verdict asks for new workers), "ended" (`work` gave an
     exit code), or "lost" (of all that were lost nobody lived to say why).
+    member: in whose code it was, where that is known: "health/mine".
     """
 
     rank: int
@@ -50,6 +51,7 @@ class RankFailure:
     what: str = ""
     details: list[str] = field(default_factory=list)
     trace: str = ""
+    member: str = ""
 
     @classmethod
     def of(cls, rank: int, error: BaseException) -> RankFailure:
@@ -58,12 +60,18 @@ class RankFailure:
         if isinstance(error, RestartWanted):
             return cls(rank, "restart", EXIT_REQUEUE if error.requeue else EXIT_STOPPED, str(error))
         what = "".join(traceback.format_exception_only(error)).strip()
-        return cls(rank, "bug", EXIT_FAILURE, what, trace="".join(traceback.format_exception(error)))
+        trace, member = "".join(traceback.format_exception(error)), str(getattr(error, "raised_by", ""))
+        return cls(rank, "bug", EXIT_FAILURE, what, trace=trace, member=member)
 
     @property
     def mends_itself(self) -> bool:
         """Whether ranks that are started again may get further: not past a user's mistake, nor a verdict that stops."""
         return self.kind in ("bug", "restart")
+
+    @property
+    def evidence(self) -> str:
+        """In one line."""
+        return f"rank {self.rank} failed first: {self.what}"
 
     def error(self) -> UserError:
         """The user's mistake, to be raised where the user is."""
@@ -75,7 +83,9 @@ class RankFailure:
 def lost_peer(error: BaseException) -> bool:
     """Whether an error, or what it was raised from, only says that another rank is gone or has failed."""
     seen: BaseException | None = error
-    while seen is not None:
+    met: set[int] = set()
+    while seen is not None and id(seen) not in met:  # an error may be its own cause
+        met.add(id(seen))
         if isinstance(seen, PeerFailed):
             return True
         names = [base.__name__ for base in type(seen).__mro__]

@@ -77,7 +77,7 @@ class Starts:
             stop = RankFailure(0, "user", EXIT_USER_ERROR, error.what, list(error.details))
         start = JobStart(now.generation, tuple(nodes), usable, ranks - usable, stop)
         if stop is None:
-            self._tell(start, why, evidence, now)
+            self._tell(start, why, evidence, now, failure.member if failure is not None and why == "rank" else "")
         return start
 
     def stop(self, now: Progress, failure: RankFailure | None, evidence: str = "") -> RankFailure | None:
@@ -137,12 +137,12 @@ class Starts:
         if gone:
             return "node", f"gone: {', '.join(sorted(gone))}"
         if failure is not None and failure.mends_itself:
-            return "rank", f"rank {failure.rank} failed first: {failure.what}"
+            return "rank", failure.evidence
         if come or failure is not None:
             return "joined", f"come: {', '.join(sorted(come))}"
         return "rank", "a rank was lost"
 
-    def _tell(self, start: JobStart, why: str, evidence: str, now: Progress) -> None:
+    def _tell(self, start: JobStart, why: str, evidence: str, now: Progress, member: str) -> None:
         found, found_monotonic = self.found or (None, None)
         events = Events(self.run_dir, start.generation, by="launcher")
         events.write(
@@ -156,6 +156,7 @@ class Starts:
             found=found,
             found_monotonic=found_monotonic,
             futile=now.futile,
+            member=member,
         )
         events.close()
         if why != "start":

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from itertools import chain
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from gangline.callback.base import Metrics
 from gangline.comm.objects import gather_json
 from gangline.errors import UserError
+from gangline.events import read_events
 from gangline.health import Action, HealthCheck, Verdict
 from gangline.pulse.write import current
 from gangline.runtime import Runtime
@@ -27,6 +29,7 @@ def attach(s: Session) -> None:
 
     Raises ValueError for an array whose name does not begin with that place.
     """
+    _leave_out_blamed(s)
     failed: dict[str, str] = {}
     for place, member in s.members.items():
         member.place = place
@@ -45,6 +48,28 @@ def attach(s: Session) -> None:
         s.first_states[place] = deepcopy(named(s, place, member.state) or {})
     if s.health:
         _leave_out(s, failed)
+
+
+def _leave_out_blamed(s: Session) -> None:
+    """A check in whose code a start of this job failed, or stood still, has no part in the next ones."""
+    if not s.health:
+        return
+    for place, why in gather_json(s.comms.world, s.device, blamed(s.directory.path))[0].items():
+        if s.health.pop(place.partition("/")[2], None) is not None and s.comms.rank == 0:
+            s.untold[f"{choice(place)} is left out until the job ends: {why}"] = False
+
+
+def blamed(run_dir: str | Path) -> dict[str, str]:
+    """The checks in whose code ranks of this job failed, and what was said of that."""
+    found: dict[str, str] = {}
+    for line in read_events(run_dir):
+        if line.get("event") == "launch":
+            place = str(line.get("member", ""))
+            if line.get("why") == "start":
+                found = {}
+            elif place.startswith("health/"):
+                found[place] = str(line.get("evidence", ""))
+    return found
 
 
 def _leave_out(s: Session, failed: dict[str, str]) -> None:
@@ -95,6 +120,7 @@ def _with_name(place: str, error: Exception) -> Exception:
     if isinstance(error, UserError):
         return UserError(f"{choice(place)}: {error.what}", *error.details)
     error.add_note(f"raised by {choice(place)}")
+    vars(error)["raised_by"] = place  # for whoever starts the ranks again
     return error
 
 
@@ -108,7 +134,10 @@ def together(s: Session, place: str, call: Callable[..., T], *arguments: object)
         with _calling(place):
             return call(*arguments)
     except Exception as error:
-        raise _with_name(place, error) from error
+        with_name = _with_name(place, error)
+        if with_name is error:  # it must not become its own cause
+            raise
+        raise with_name from error
 
 
 @contextmanager

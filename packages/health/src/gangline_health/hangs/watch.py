@@ -151,7 +151,9 @@ class Watcher:
             print(f"health: {diagnosis.evidence}; it could not be told: {type(error).__name__}: {error}", flush=True)
         if self.options.act == "restart":
             said = f"hang: {diagnosis.evidence}; it was killed"
-            claim(self.run_dir / "logs", generation, RankFailure(diagnosis.ranks[0], "bug", 1, said))
+            member = "" if diagnosis.why == "stopped" else culprits[0].seen.member  # a signal comes in anybody's code
+            failure = RankFailure(diagnosis.ranks[0], "bug", 1, said, member=member)
+            claim(self.run_dir / "logs", generation, failure)
             for one in culprits if diagnosis.why != "transfer" else culprits[:1]:
                 processes.kill(one.seen, signal.SIGKILL)
 
