@@ -25,6 +25,8 @@ ROOT = Path(__file__).parent
 PACKAGES = {
     path.parent.name: tomllib.loads(path.read_text()) for path in sorted(ROOT.glob("packages/*/pyproject.toml"))
 }
+# Those with the most tests first: sessions begin in the order of this file, and none of them ends alone.
+LARGEST = sorted(PACKAGES, key=lambda name: -sum(1 for _ in ROOT.glob(f"packages/{name}/tests/**/*.py")))
 DIST = ROOT / "dist"
 CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
 PYTEST = ("pytest", "-q", "-m", "not nightly", "--durations=10")
@@ -36,6 +38,9 @@ AGAIN = ("--rerun-show-tracebacks", "--max-suite-reruns", "3")
 SPREAD = (*AGAIN, "-n", "auto", "--maxprocesses", "8", "--no-loadscope-reorder", "--dist", "loadscope")
 SPREADING = ("pytest-xdist", "pytest-rerunfailures")
 NONE_THERE = 5  # pytest's exit code where no test of that mark is
+
+# What nox was asked for; where sessions run side by side, each is asked for alone in a process of its own.
+ASKED = os.environ.setdefault("GANGLINE_NOX_WORDS", " ".join(sys.argv[1:])).split()
 
 # uv compiles no bytecode, so with this set every process would compile torch anew (4 s instead of 2 for an import).
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -104,7 +109,53 @@ def types(session: nox.Session) -> None:
 
 
 @nox.session(allow_parallel=True)
-@nox.parametrize("package", list(PACKAGES), ids=list(PACKAGES))
+def together(session: nox.Session) -> None:
+    """All packages installed: what crosses them."""
+    install(session, *everything())
+    one_thread(session)
+    session.run(*PYTEST, *SPREAD, "tests", *session.posargs)
+
+
+@nox.session(allow_parallel=True)
+def docs(session: nox.Session) -> None:
+    """Every example in the documentation runs; every hook and option is in it."""
+    install(session, *editable(*PACKAGES), *SPREADING)
+    one_thread(session)
+    session.run(*PYTEST, *SPREAD[:-1], "worksteal", "docs", *session.posargs)
+
+
+SLURM = ("munge", "slurmctld", "slurmd", "slurm-client")
+
+
+def install_slurm(session: nox.Session) -> str:
+    """Why that cannot be; nothing where it is done."""
+    if not shutil.which("apt-get") or os.geteuid():
+        return "can install it only as root with apt"
+    try:
+        session.run("apt-get", "update", "-q", external=True)
+        get = ("apt-get", "install", "-q", "-y", "--no-install-recommends")
+        session.run(*get, *SLURM, external=True, env={"DEBIAN_FRONTEND": "noninteractive"})
+    except CommandFailed:
+        return "apt could not install it (is there a network?)"
+    return ""
+
+
+@nox.session(allow_parallel=True)
+def slurm(session: nox.Session) -> None:
+    """A real Slurm on this machine: its packages by apt where they are missing (as root), runs on five nodes."""
+    there = shutil.which("sbatch") and shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin")
+    if not there and (why_not := install_slurm(session)):
+        what = f"needs Slurm, and {why_not}:  apt-get install {' '.join(SLURM)}"
+        if "slurm" in ASKED:  # by name, as the public checks do
+            session.error(what)
+        session.skip(what)
+    install(session, *editable("core", "launch", "parallel-megatron-style"), *SPREADING)
+    one_thread(session)
+    session.run(*PYTEST, *AGAIN, "packages/launch/tests_on_slurm", *session.posargs)
+
+
+@nox.session(allow_parallel=True)
+@nox.parametrize("package", LARGEST, ids=LARGEST)
 def tests(session: nox.Session, package: str) -> None:
     """One package's own tests; a plugin's with no other plugin beside it, and first without what tests need."""
     one_thread(session)
@@ -219,44 +270,6 @@ assert version("{name}") == "{version}", version("{name}")
 
 
 @nox.session(allow_parallel=True)
-def together(session: nox.Session) -> None:
-    """All packages installed: what crosses them."""
-    install(session, *everything())
-    one_thread(session)
-    session.run(*PYTEST, *SPREAD, "tests", *session.posargs)
-
-
-SLURM = ("munge", "slurmctld", "slurmd", "slurm-client")
-
-
-def install_slurm(session: nox.Session) -> str:
-    """Why that cannot be; nothing where it is done."""
-    if not shutil.which("apt-get") or os.geteuid():
-        return "can install it only as root with apt"
-    try:
-        session.run("apt-get", "update", "-q", external=True)
-        get = ("apt-get", "install", "-q", "-y", "--no-install-recommends")
-        session.run(*get, *SLURM, external=True, env={"DEBIAN_FRONTEND": "noninteractive"})
-    except CommandFailed:
-        return "apt could not install it (is there a network?)"
-    return ""
-
-
-@nox.session
-def slurm(session: nox.Session) -> None:
-    """A real Slurm on this machine: its packages by apt where they are missing (as root), runs on five nodes."""
-    there = shutil.which("sbatch") and shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin")
-    if not there and (why_not := install_slurm(session)):
-        what = f"needs Slurm, and {why_not}:  apt-get install {' '.join(SLURM)}"
-        if "slurm" in sys.argv:  # asked for, as the public checks do
-            session.error(what)
-        session.skip(what)
-    install(session, *editable("core", "launch", "parallel-megatron-style"))
-    one_thread(session)
-    session.run(*PYTEST, "packages/launch/tests_on_slurm", *session.posargs)
-
-
-@nox.session(allow_parallel=True)
 def wheel(session: nox.Session) -> None:
     """Build every package, install the wheels instead of the tree, and use them from an empty directory."""
     install(session, "build", "hatchling")
@@ -292,14 +305,6 @@ def template(session: nox.Session) -> None:
     session.run("gangline", "conform", "gangline-mine")
     session.chdir("gangline-mine")
     session.run(*PYTEST)
-
-
-@nox.session(allow_parallel=True)
-def docs(session: nox.Session) -> None:
-    """Every example in the documentation runs; every hook and option is in it."""
-    install(session, *editable(*PACKAGES), *SPREADING)
-    one_thread(session)
-    session.run(*PYTEST, *SPREAD[:-1], "worksteal", "docs", *session.posargs)
 
 
 LEARNT = 2.8  # nats a byte after 100 steps; it begins with 5.6, and of single bytes alone nothing is below 3.2

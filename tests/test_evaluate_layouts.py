@@ -27,7 +27,8 @@ def test_what_a_run_is_asked_on_its_way_is_the_same_where_it_is_cut(tmp_path):
         source = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\ntest_split: test\n"
         (tmp_path / f"{name}.yaml").write_text(f"task: cut_{name}\n{source}{text}")
     asked = ("callback=[eval]", "callback.eval.every=2", "callback.eval.files=[says.yaml,likely.yaml]")
-    with RealRuns(tmp_path, (*SETTINGS, "data.tokenizer=tokenizer.json", *KINDS["chat"], *asked)) as runs:
+    words = (*SETTINGS, "data.tokenizer=tokenizer.json", *KINDS["chat"], *asked)
+    with RealRuns(tmp_path, words, loaded=("gangline_finetune.evaluate.tasks", "lm_eval.evaluator")) as runs:
         runs.environment["HF_DATASETS_CACHE"] = str(tmp_path / "cache")
         runs.train("run.dir=single")
         wanted = runs.records("single")

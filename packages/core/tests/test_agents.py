@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +20,7 @@ from gangline.testing.ports import free_port
 from gangline.testing.processes import kill
 
 HERE = Path(__file__).parent
+JOBS = itertools.count(1000)  # ids of Slurm's
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
 
 
@@ -81,7 +82,7 @@ def srun(tmp_path, monkeypatch):
     import launched
 
     def run(*arguments: str, **environ: str) -> tuple[list[int | None], list[str]]:
-        environ = {"SLURM_JOB_ID": str(random.randrange(10**6)), "MASTER_PORT": str(free_port()), **environ}
+        environ = {"SLURM_JOB_ID": str(next(JOBS)), "MASTER_PORT": str(free_port()), **environ}
         tasks = [
             multiprocessing.get_context("forkserver").Process(
                 target=launched.task, args=(str(tmp_path), slurm(rank, 2, **environ), list(arguments))

@@ -113,8 +113,8 @@ def test_an_exception_that_cannot_travel_is_named() -> None:
 def test_a_rank_that_hangs_breaks_the_pool() -> None:
     pids = pool(2).pids
     pool(2).run(who)  # they are there, and rank 0 has nothing to load any more
-    with pytest.raises(PoolBroken, match=r"no answer in 5 s from ranks 1 of 2"):
-        pool(2).run(one_hangs, 1, timeout=5.0)
+    with pytest.raises(PoolBroken, match=r"no answer in 10 s from ranks 1 of 2"):
+        pool(2).run(one_hangs, 1, timeout=10.0)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

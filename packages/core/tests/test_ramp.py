@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,32 +12,31 @@ from gangline.config.check import check
 from gangline.config.compose import compose
 from gangline.config.sections import BatchSection
 from gangline.errors import UserError
-from gangline.record import read_records
+from gangline.testing import RealRuns
 
 RAMP = ("recipe=tiny", "run.sample=0", "batch.ramp={4:18,8:50}", "batch.global_size=16", "validate.every=null")
 FIRST = [0, 4, 8, 12, 16, 20, 28, 36, 44, 52, 68, 84]  # samples: of 4 until 18 are read, of 8 until 50, then of 16
 
 
-def train(run_dir: Path, *words: str) -> list[dict]:
-    command = [sys.executable, "-m", "gangline.cli.train", *words]
-    done = subprocess.run(command, cwd=run_dir.parent, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return read_records(run_dir / "metrics.jsonl")
-
-
-def test_the_run_is_the_same_on_two_ranks_and_after_a_resume_within_the_ramp(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    whole = train(one, *RAMP, f"run.dir={one}", "run.steps=12", "batch.micro_size=4")
-    rate = ("schedule.warmup_steps=1", "schedule=constant")
-    assert [record["first_sample"] for record in whole] == FIRST
-    assert [record["tokens"] / whole[0]["tokens"] for record in whole] == [1] * 5 + [2] * 4 + [4] * 3
-    straight = train(tmp_path / "a", *RAMP, *rate, f"run.dir={tmp_path / 'a'}", "run.steps=12", "batch.micro_size=2")
-    ranks = ("parallel=ddp", "launch.processes=2", "batch.micro_size=2")
-    train(two, *RAMP, *rate, f"run.dir={two}", "run.steps=7", *ranks)
-    again = train(two, f"resume={two}", "run.steps=12", "parallel=single", "launch.processes=1", "batch.micro_size=1")
+def test_the_run_is_the_same_on_two_ranks_and_after_a_resume_within_the_ramp(runs: RealRuns) -> None:
+    runs.settings = (
+        *runs.settings,
+        *RAMP,
+        "run.steps=12",
+        "schedule.warmup_steps=1",
+        "schedule=constant",
+        "precision=fp64",
+    )
+    runs.train("run.dir=straight", "batch.micro_size=2")
+    straight = runs.records("straight")
+    assert [record["first_sample"] for record in straight] == FIRST
+    assert [record["tokens"] / straight[0]["tokens"] for record in straight] == [1] * 5 + [2] * 4 + [4] * 3
+    runs.train("run.dir=two", "run.steps=7", "batch.micro_size=2", "parallel=ddp", "launch.processes=2")
+    runs.train("resume=two", "run.steps=12", "parallel=single", "launch.processes=1", "batch.micro_size=1")
+    again = runs.records("two")
     assert [record["first_sample"] for record in again] == FIRST
     for here, there in zip(straight, again, strict=True):
-        assert here["loss"] == pytest.approx(there["loss"], rel=1e-4), here["step"]
+        assert here["loss"] == pytest.approx(there["loss"], rel=1e-10), here["step"]
         assert here["tokens"] == there["tokens"]
 
 

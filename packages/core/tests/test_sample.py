@@ -132,18 +132,21 @@ class Fixed(torch.nn.Module):
 
 
 def shares(logits: list[float], **how) -> list[float]:
-    drawn = written(Fixed(logits), [0], 4000, cached=False, **{"temperature": 1.0, **how})
+    """Of each token among 4,000 that are drawn."""
+    sampling = Sampling(tokens=20, **{"temperature": 1.0, **how})
+    drawn = [token for text in generate(Fixed(logits), [[0]] * 200, sampling, cached=False) for token in text.tokens]
     return [drawn.count(token) / len(drawn) for token in range(len(logits))]
 
 
 def test_tokens_are_drawn_as_often_as_the_model_says():
     logits = [0.0, 1.0, 2.0, -1.0]
-    assert shares(logits) == pytest.approx(torch.tensor(logits).softmax(0).tolist(), abs=0.03)
+    plain = shares(logits)
+    assert plain == pytest.approx(torch.tensor(logits).softmax(0).tolist(), abs=0.03)
     colder = (torch.tensor(logits) / 0.5).softmax(0).tolist()
     assert shares(logits, temperature=0.5) == pytest.approx(colder, abs=0.03)
     two = (torch.tensor([1.0, 2.0])).softmax(0).tolist()
     assert shares(logits, top_k=2) == pytest.approx([0, *two, 0], abs=0.03)
-    assert shares(logits, top_k=99) == shares(logits) == shares(logits, top_p=1.0)
+    assert shares(logits, top_k=99) == plain == shares(logits, top_p=1.0)
     # 0.64, 0.24, 0.09, 0.03: the first two are the fewest that have 0.7 together.
     assert shares(logits, top_p=0.7) == pytest.approx([0, *two, 0], abs=0.03)
 

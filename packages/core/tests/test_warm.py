@@ -131,6 +131,24 @@ def test_a_server_knows_nothing_of_the_test_that_is_the_first_to_ask(site, monke
     assert str(site) not in said["path"][1:]
 
 
+ASKS = "import os, sys; print('xmlrpc.client' in sys.modules, os.environ.get('SEEN'))"
+
+
+def test_a_server_of_ones_own_loads_more_and_sees_the_variables_that_are_given(site):
+    (site / "asks.py").write_text(ASKS)
+    environment = variables(site, SEEN="1")
+    server = warm.Server(["xmlrpc.client"], environment)
+    try:
+        assert server.environment["SEEN"] == "1"
+        for asked, said in ((server, "True 1"), (warm, "False 1")):
+            command = asked.command("asks", environment)
+            assert str(warm.CLIENT) in command
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+            assert done.stdout.strip() == said, done.stderr
+    finally:
+        server.close()
+
+
 @pytest.mark.parametrize("name", ["PYTHONHASHSEED", "OMP_NUM_THREADS", "LD_PRELOAD"])
 def test_what_python_and_its_libraries_read_at_their_start_makes_it_cold(site, name):
     assert warm.command("says", variables(site, **{name: "2"})) == [sys.executable, "-m", "says"]

@@ -11,6 +11,8 @@ from small_models import llama
 SETTINGS = ("batch.global_size=4", "batch.sequence_length=64", "run.sample=0", "track=[jsonl]", "precision=fp32")
 SETTINGS += ("data=chat", "lora=on", "optimizer.learning_rate=0.02", "schedule=constant")
 
+LM_EVAL = ("gangline_finetune.evaluate.tasks", "lm_eval.evaluator")  # what each run that asks imports, for seconds
+
 TASKS = {
     "choice": """
 output_type: multiple_choice

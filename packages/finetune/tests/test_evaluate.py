@@ -39,7 +39,7 @@ def test_numbers_are_those_of_the_exported_directory(here, monkeypatch, capsys):
         model="hf",
         model_args={"pretrained": str(here / "out"), "dtype": "float32"},
         tasks=[f"own_{name}" for name in TASKS],
-        task_manager=TaskManager(include_path=str(here)),
+        task_manager=TaskManager(include_path=str(here), include_defaults=False),
         device="cpu",
         batch_size=4,
         bootstrap_iters=0,

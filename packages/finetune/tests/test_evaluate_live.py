@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from own_tasks import TASKS, made
+from own_tasks import LM_EVAL, TASKS, made
 
 from gangline.cli.main import main
 from gangline.testing import RealRuns
@@ -28,7 +28,7 @@ def runs(tmp_path_factory):
     tasks = TASKS | MORE
     long = TASKS["write"].replace("max_gen_toks: 6", "max_gen_toks: 64")
     files = ",".join(f"{name}.yaml" for name in tasks)
-    with RealRuns(folder, (*made(folder, tasks | {"long": long}, 11), *WORDS)) as found:
+    with RealRuns(folder, (*made(folder, tasks | {"long": long}, 11), *WORDS), loaded=LM_EVAL) as found:
         found.environment["HF_DATASETS_CACHE"] = str(folder / "cache")
         found.asked = (f"callback.eval.files=[{files}]",)
         found.files = [str(folder / f"{name}.yaml") for name in tasks]
@@ -71,7 +71,5 @@ def test_what_cannot_be_asked_is_refused_before_the_first_step(runs):
     said = runs.refused("run.dir=long", "callback.eval.files=[long.yaml]")
     assert "answers of up to 64 tokens from a model of 64" in said, said
     assert runs.records("long") == []
-    for number, layout in enumerate(LAYOUTS.values()):
-        said = runs.refused(f"run.dir=no{number}", "callback.eval.tasks=[no_such_task_at_all]", *layout)
-        assert "lm-eval has no task no_such_task_at_all" in said, said
-        assert "Traceback" not in said, said
+    said = runs.refused("run.dir=no", "callback.eval.tasks=[no_such_task_at_all]", *LAYOUTS["ddp"])
+    assert said.count("lm-eval has no task no_such_task_at_all") == 1, said

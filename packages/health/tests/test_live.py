@@ -294,10 +294,10 @@ def test_an_answer_that_is_no_http_is_a_reason_and_one_that_never_ends_is_not_wa
         assert send(url, WARNS) == "BadStatusLine"
     with speaks(b"") as url:
         assert "closed connection" in send(url, WARNS)
-    with speaks(b"HTTP/1.1 200 OK\r\n", *[b"X: y\r\n"] * 300, pause=0.2) as url:
+    with speaks(b"HTTP/1.1 200 OK\r\n", *[b"X: y\r\n"] * 3000, pause=0.2) as url:
         begun = time.monotonic()
         assert send(url, WARNS, seconds=1.0) == "no answer within 1 s"
-        assert time.monotonic() - begun < 30
+        assert time.monotonic() - begun < 300, "all of it takes ten minutes"
 
 
 # --- the whole -------------------------------------------------------------------------------------------------------

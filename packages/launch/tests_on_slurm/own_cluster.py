@@ -45,7 +45,7 @@ AccountingStorageType=accounting_storage/none
 SelectType=select/linear
 SlurmdParameters=config_overrides
 SlurmdTimeout={timeout}
-KillWait=20
+KillWait=60
 MpiDefault=none
 ReturnToService=2
 SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=100000,batch_sched_delay=1
@@ -53,7 +53,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 TopologyPlugin=topology/tree
 NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs=2 Feature=cpu
-PartitionName=main Nodes=n[1-{nodes}] Default=YES PriorityTier=1 GraceTime=20
+PartitionName=main Nodes=n[1-{nodes}] Default=YES PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=n[1-{nodes}] PriorityTier=9 PreemptMode=OFF
 PartitionName=narrow Nodes=n[1-{nodes}] MaxNodes=1
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from stored import mlflow_history, trackio_history, wandb_ended, wandb_history
 
 from gangline.testing import TrackerSuite
+from gangline.track import Tracker
+from gangline_track.to_mlflow import local
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,10 +38,33 @@ class TestWandb(TrackerSuite):
         return [(step, values["loss"]) for step, values in wandb_history(directory)]
 
 
+@pytest.fixture(scope="class")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory with the tables that MLflow makes, and nothing in them. It makes them in a hundred migrations."""
+    from mlflow import MlflowClient
+
+    directory, elsewhere = tmp_path_factory.mktemp("tables"), tmp_path_factory.mktemp("elsewhere")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(elsewhere)
+        MlflowClient(tracking_uri=local(directory)).search_experiments()
+    assert not list(elsewhere.iterdir())
+    return directory
+
+
 class TestMlflow(TrackerSuite):
     choice = "track=mlflow"
     settings = ("track.mlflow.deadline_seconds=300",)
     can = {"keeps"}
+
+    @pytest.fixture(autouse=True)
+    def _tables(self, tables: Path) -> None:
+        self.tables = tables
+
+    def tracker(self, directory: Path) -> Tracker:
+        directory.mkdir(exist_ok=True)
+        if not (directory / "mlflow.db").exists():  # that it makes them itself real runs show
+            shutil.copytree(self.tables, directory, dirs_exist_ok=True)
+        return super().tracker(directory)
 
     def recorded(self, directory: Path) -> list[tuple[int, float]]:
         return mlflow_history(directory)

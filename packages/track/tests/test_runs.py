@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,19 +13,25 @@ import pytest
 from stored import mlflow_history, trackio_history, wandb_history
 
 from gangline.figure import Figure
+from gangline.testing import RealRuns, as_installed
+from gangline.testing.processes import kill
 from gangline.track import read_records
 
-
-def environment(home: Path, **more: str) -> dict[str, str]:
-    """A user's who has no account."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "MLFLOW", "TRACKIO"))}
-    own = {"HOME": str(home), "TRACKIO_DIR": str(home / "trackio"), "OMP_NUM_THREADS": "1"}
-    return {**kept, **own, **more}
+# What each run imports on its trackers' threads, for seconds of a core.
+LIBRARIES = ("gangline_track.to_wandb", "gangline_track.to_mlflow", "gangline_track.to_trackio")
+PATIENT = [f"track.{name}.deadline_seconds=300" for name in ("wandb", "mlflow", "trackio")]
 
 
-def train(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gangline.cli.train", *words]
-    return subprocess.run(command, env=environment(home, **more), cwd=home, capture_output=True, text=True, timeout=900)
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRuns]:
+    """Those of a user who has no account."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch, RealRuns(home, seconds=900.0, loaded=LIBRARIES) as found:
+        for name in [name for name in os.environ if name.startswith(("WANDB", "MLFLOW", "TRACKIO"))]:
+            patch.delenv(name)
+        found.environment |= {"HOME": str(home), "TRACKIO_DIR": str(home / "trackio")}
+        with as_installed("gangline-paced", "paced", path=Path(__file__).parent):
+            yield found
 
 
 def picture(path: Path) -> None:
@@ -38,39 +41,28 @@ def picture(path: Path) -> None:
     path.write_bytes(figure.png()[2])
 
 
-def test_a_killed_run_goes_on_in_all_three(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    track = "track=[jsonl,wandb,mlflow,trackio]"
+def test_a_killed_run_goes_on_in_all_three(runs: RealRuns) -> None:
+    out = runs.directory / "out"
+    track = ("track=[jsonl,wandb,mlflow,trackio]", "track.wandb.mode=offline", "callback=[paced]")
     rate = ("schedule=constant", "schedule.warmup_steps=0")  # the same whatever the number of steps
-    words = ("recipe=tiny", "run.steps=100000", f"run.dir={out}", "checkpoint.every=3", track, *rate)
-    with subprocess.Popen(
-        [sys.executable, "-m", "gangline.cli.train", *words, "track.wandb.mode=offline"],
-        env=environment(tmp_path),
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
-        until = time.monotonic() + 500
-        kept = out / "track"
-        while time.monotonic() < until and process.poll() is None:
-            metrics = out / "metrics.jsonl"
-            if len(list(kept.glob("*.json"))) == 3 and len(read_records(metrics)) > 20 and mlflow_history(out):
-                break
-            time.sleep(0.2)
-        assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
-        os.killpg(process.pid, signal.SIGKILL)
+    process = runs.start("run.dir=out", "run.steps=100000", "checkpoint.every=3", *track, *rate)
+    kept = out / "track"
+    runs.wait_for_step(process, "out", 21)
+    until = time.monotonic() + 500
+    while not (len(list(kept.glob("*.json"))) == 3 and mlflow_history(out)):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < until
+        time.sleep(0.5)
+    kill(process)
     before = {path.name: path.read_text() for path in kept.iterdir()}
     last = read_records(out / "metrics.jsonl")[-1]["step"] + 5
     picture(out / "load.png")
-    patient = [f"track.{name}.deadline_seconds=300" for name in ("wandb", "mlflow", "trackio")]
-    again = train(tmp_path, f"resume={out}", f"run.steps={last}", *patient)
-    assert again.returncode == 0, again.stderr
+    runs.train("resume=out", f"run.steps={last}", *PATIENT)
     assert {path.name: path.read_text() for path in kept.iterdir()} == before, "it is another run now"
     steps = list(range(1, last + 1))
     assert [step for step, _ in wandb_history(out)] == steps
     assert [step for step, _ in mlflow_history(out)] == steps
-    assert [step for step, _ in trackio_history(out, tmp_path / "trackio")] == steps
+    assert [step for step, _ in trackio_history(out, runs.directory / "trackio")] == steps
     assert any(key.startswith("pictures/load") for key in wandb_history(out)[-1][1])
     true = {record["step"]: record["loss"] for record in read_records(out / "metrics.jsonl")}
     assert all(abs(loss - true[step]) < 1e-6 for step, loss in mlflow_history(out))
@@ -99,49 +91,38 @@ def refusing() -> Iterator[str]:
     server.shutdown()
 
 
-def goes_on_offline(tmp_path: Path, **more: str) -> str:
+def goes_on_offline(runs: RealRuns, name: str, **more: str) -> str:
     """A run that wants to be online: what it said."""
-    out = tmp_path / "out"
-    done = train(
-        tmp_path, "recipe=tiny", "run.steps=4", f"run.dir={out}",
-        "track=[console,jsonl,wandb]", "track.wandb.connect_seconds=5",
-        "track.wandb.deadline_seconds=300", **more,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("track=wandb goes on offline") == 1, done.stdout + done.stderr
-    assert "wandb sync" in done.stderr
-    assert [step for step, _ in wandb_history(out)] == [1, 2, 3, 4]
-    return done.stderr
+    words = ("track=[console,jsonl,wandb]", "track.wandb.connect_seconds=5", "run.steps=4")
+    printed = runs.train(f"run.dir={name}", *words, "track.wandb.deadline_seconds=300", **more)
+    assert printed.count("track=wandb goes on offline") == 1, printed
+    assert "wandb sync" in printed
+    assert [step for step, _ in wandb_history(runs.directory / name)] == [1, 2, 3, 4]
+    return printed
 
 
-def test_without_a_key_wandb_goes_on_offline(tmp_path: Path) -> None:
-    assert "there is no key" in goes_on_offline(tmp_path)
+def test_without_a_key_wandb_goes_on_offline(runs: RealRuns) -> None:
+    assert "there is no key" in goes_on_offline(runs, "keyless")
 
 
-def test_without_a_network_wandb_goes_on_offline(tmp_path: Path) -> None:
-    goes_on_offline(tmp_path, WANDB_API_KEY="0" * 40, WANDB_BASE_URL="http://127.0.0.1:9")
+def test_without_a_network_wandb_goes_on_offline(runs: RealRuns) -> None:
+    goes_on_offline(runs, "alone", WANDB_API_KEY="0" * 40, WANDB_BASE_URL="http://127.0.0.1:9")
 
 
-def test_with_a_key_that_is_refused_wandb_goes_on_offline(tmp_path: Path, refusing: str) -> None:
-    goes_on_offline(tmp_path, WANDB_API_KEY="0" * 40, WANDB_BASE_URL=refusing)
+def test_with_a_key_that_is_refused_wandb_goes_on_offline(runs: RealRuns, refusing: str) -> None:
+    goes_on_offline(runs, "refused", WANDB_API_KEY="0" * 40, WANDB_BASE_URL=refusing)
 
 
-def test_an_mlflow_that_is_away_is_left_out(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    words = ("recipe=tiny", "run.steps=4", f"run.dir={out}", "track=[console,jsonl,mlflow]")
+def test_an_mlflow_that_is_away_is_left_out(runs: RealRuns) -> None:
+    words = ("run.dir=away", "run.steps=4", "track=[console,jsonl,mlflow]")
     options = ("track.mlflow.uri=http://127.0.0.1:9", "track.mlflow.deadline_seconds=300")
     away = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "3"}
-    done = train(tmp_path, *words, *options, **away)
-    assert done.returncode == 0, done.stderr
-    assert (done.stdout + done.stderr).count("track=mlflow failed and is left out") == 1
-    assert len(read_records(out / "metrics.jsonl")) == 4
+    printed = runs.train(*words, *options, **away)
+    assert printed.count("track=mlflow failed and is left out") == 1
+    assert len(runs.records("away")) == 4
 
 
-def test_disabled_writes_nothing(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    done = train(
-        tmp_path, "recipe=tiny", "run.steps=2", f"run.dir={out}", "track=[jsonl,wandb]", "track.wandb.mode=disabled"
-    )
-    assert done.returncode == 0, done.stderr
-    assert not (out / "wandb").exists()
-    assert not (out / "track").exists()
+def test_disabled_writes_nothing(runs: RealRuns) -> None:
+    runs.train("run.dir=disabled", "run.steps=2", "track=[jsonl,wandb]", "track.wandb.mode=disabled")
+    assert not (runs.directory / "disabled" / "wandb").exists()
+    assert not (runs.directory / "disabled" / "track").exists()

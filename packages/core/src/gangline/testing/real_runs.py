@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.record import read_records
-from gangline.testing import warm
+from gangline.testing import warm as warm_starts
 from gangline.testing.processes import kill
 
 TRAIN = "gangline.cli.train"
@@ -65,19 +65,28 @@ class RealRuns:
 
     settings: words that each new run begins with; those of a test come behind them and win. seconds: a command that
     takes longer has failed. warm: `train` forks it from a process that has torch loaded (`gangline.testing.warm`);
-    `start` starts it cold.
+    `start` starts it cold. loaded: modules that this process has loaded besides, where every run would import them;
+    they see `environment` as it is when the first run begins.
     `environment` holds variables for every command, beside `own_environment()`; add to it.
     """
 
     def __init__(
-        self, directory: Path, settings: Sequence[str] = SMALL, *, seconds: float = 300.0, warm: bool = True
+        self,
+        directory: Path,
+        settings: Sequence[str] = SMALL,
+        *,
+        seconds: float = 300.0,
+        warm: bool = True,
+        loaded: Sequence[str] = (),
     ) -> None:
         self.directory = directory
         self.settings = (f"data.path={small_text(directory / 'corpus')}", *settings)
         self.seconds = seconds
         self.warm = warm
+        self.loaded = loaded
         self.environment = {"OMP_NUM_THREADS": "1"}  # several ranks share a few cores
         self._started: list[subprocess.Popen[str]] = []
+        self._server: warm_starts.Server | None = None
 
     def __enter__(self) -> RealRuns:
         return self
@@ -86,6 +95,8 @@ class RealRuns:
         for process in self._started:
             if process.poll() is None:
                 kill(process)
+        if self._server is not None:
+            self._server.close()
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
@@ -129,7 +140,10 @@ class RealRuns:
         if prefix or not self.warm:
             return self.finish(self.start(*words, prefix=prefix, **environment), code)
         variables = self._variables(environment)
-        return self.finish(self._start(warm.command(TRAIN, variables), words, variables), code)
+        if self.loaded and self._server is None:
+            self._server = warm_starts.Server(self.loaded, variables)
+        server = self._server or warm_starts
+        return self.finish(self._start(server.command(TRAIN, variables), words, variables), code)
 
     def refused(self, *words: str, **environment: str) -> str:
         """What `train` says to a user's mistake: exit code 2, a message, no traceback."""

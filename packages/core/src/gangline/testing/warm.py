@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 CLIENT = Path(__file__).with_name("warm_client.py")
@@ -28,12 +28,17 @@ _server: Server | None = None
 
 
 class Server:
-    """The process that commands are forked from; it ends with this one."""
+    """The process that commands are forked from; it ends with this one.
 
-    def __init__(self) -> None:
+    more: modules that it loads beside torch and Hydra, as libraries that the part under test imports as it runs. They
+    must start no thread of Python. environment: variables that those read as they are loaded.
+    """
+
+    def __init__(self, more: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
         self.directory = tempfile.mkdtemp(prefix="gangline-warm-")
         self.address = f"{self.directory}/socket"
-        kept = {name: value for name, value in os.environ.items() if name not in FORKED}
+        given = {**os.environ, **(environment or {})}
+        kept = {name: value for name, value in given.items() if name not in FORKED}
         self.environment = {**kept, **_PATH, "OMP_NUM_THREADS": "1"}
         waits, self._alive = os.pipe()
         with socket.socket(socket.AF_UNIX) as listener:
@@ -41,7 +46,7 @@ class Server:
             listener.listen(64)  # who asks before it has loaded all waits
             files = (listener.fileno(), waits)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gangline.testing.warm_server", *map(str, files)],
+                [sys.executable, "-m", "gangline.testing.warm_server", *map(str, files), *more],
                 pass_fds=files,
                 env=self.environment,
                 cwd=self.directory,

@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from itertools import pairwise
@@ -50,9 +51,12 @@ MANY = 4096  # no file has a number as high
 
 
 def main() -> None:
-    """Serve requests that come in on the socket of the first argument until the pipe of the second has no writer."""
+    """Serve requests that come in on the socket of the first argument until the pipe of the second has no writer.
+
+    The other arguments are modules to load beside `LOADED`.
+    """
     forkserver.set_environment()
-    _load()
+    _load(sys.argv[3:])
     _compose()
     inspect.stack = _stack
     gc.collect()
@@ -64,9 +68,9 @@ def main() -> None:
         _end(_code(request["module"]))
 
 
-def _load() -> None:
-    """Import what commands need; where torch is not installed, what needs none."""
-    for name in LOADED:
+def _load(more: Sequence[str]) -> None:
+    """Import what commands need, and more; where torch is not installed, what needs none."""
+    for name in (*LOADED, *more):
         try:
             importlib.import_module(name)
         except ModuleNotFoundError:

@@ -52,16 +52,19 @@ def check_installed(who: str = "gangline eval") -> None:
         raise UserError(f"{who} needs lm-eval.", "", "pip install 'gangline-finetune[eval]'")
 
 
-def named(tasks: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(names of tasks, folders with tasks beside lm-eval's own). tasks: names, and YAML files that describe one each.
+def named(tasks: Sequence[str]) -> tuple[list[str], list[str], bool]:
+    """(names of tasks, folders of their files, whether some are named without a file, and so may be lm-eval's own).
+
+    tasks: names, and YAML files that describe one each.
 
     Raises UserError for a file that is not there or describes none.
     """
-    names, folders = [], []
+    names, folders, theirs = [], [], False
     for task in tasks:
         path = Path(task)
         if path.suffix not in (".yaml", ".yml"):
             names.append(task)
+            theirs = True
             continue
         try:
             found = re.search(r"^task:\s*[\"']?([\w.-]+)", path.read_text(), re.MULTILINE)
@@ -71,4 +74,4 @@ def named(tasks: Sequence[str]) -> tuple[list[str], list[str]]:
             raise UserError(f"{task} is no task of lm-eval.", "It has no line `task: NAME`.")
         names.append(found[1])
         folders.append(str(path.resolve().parent))
-    return names, list(dict.fromkeys(folders))
+    return names, list(dict.fromkeys(folders)), theirs

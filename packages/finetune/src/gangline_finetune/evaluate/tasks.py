@@ -11,6 +11,7 @@ from typing import Any
 import lm_eval
 import numpy as np
 import torch
+from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.tasks import TaskManager
 
 from gangline import UserError
@@ -27,9 +28,10 @@ class Questions:
     """
 
     def __init__(self, tasks: Sequence[str], *, shots: int | None, limit: int | None, chat: bool) -> None:
-        self.names, folders = named(tasks)
+        self.names, folders, theirs = named(tasks)
         self.shots, self.limit, self.chat = shots, limit, chat
-        self._manager = TaskManager(include_path=folders or None)
+        # Of its own tasks lm-eval reads every file, 14,000 of them, to know their names.
+        self._manager = TaskManager(include_path=folders or None, include_defaults=theirs)
         if unknown := [name for name in self.names if name not in self._manager.all_tasks]:
             what = f"lm-eval has no task {unknown[0]}."
             raise UserError(what, "lm-eval ls tasks  lists them; a YAML file is one, too.")
@@ -57,15 +59,27 @@ class Questions:
                 model.longest_answer(task.config.generation_kwargs or {})
 
     def answered_by(self, model: Any) -> dict[str, Any]:
-        """All that lm-eval says of the model. model: one of its `LM`."""
+        """All that lm-eval says of the model. model: one of its `LM`.
+
+        As its `simple_evaluate` does, but for a description of the machine, for which that runs pip and other commands
+        for seconds, here in the middle of a run.
+        """
         with _own_draws():
-            return lm_eval.simple_evaluate(
-                model=model,
-                tasks=self.names,
-                num_fewshot=self.shots,
+            random.seed(DEFAULT_RANDOM_SEED)
+            np.random.seed(DEFAULT_OTHER_SEED)
+            torch.manual_seed(DEFAULT_OTHER_SEED)
+            loaded = self._manager.load(self.names)
+            for task in loaded["tasks"].values():
+                own = task.get_config("num_fewshot")
+                if own is None or (own and self.shots is not None):  # a task that says 0 means it
+                    task.set_config(key="num_fewshot", value=self.shots or 0)
+                task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
+            return lm_eval.evaluate(
+                lm=model,
+                task_dict=loaded,
                 limit=self.limit,
                 apply_chat_template=self.chat,
-                task_manager=self._manager,
+                fewshot_as_multiturn=True,
                 bootstrap_iters=0,
                 log_samples=False,
             )

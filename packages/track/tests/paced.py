@@ -1,0 +1,32 @@
+"""The callback `paced`: steps take a while, as those of a real run do, so that the services keep up with them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gangline import Part, hookimpl
+from gangline.callback import Callback
+from gangline.config import CallbackConfig
+
+
+@dataclass
+class Paced(CallbackConfig):
+    """It has no options."""
+
+
+class PacedCallback(Callback):
+    """A twentieth of a second before each step."""
+
+    def __init__(self, config: Paced, run: Any) -> None:
+        pass
+
+    def before_step(self, step: int) -> None:
+        time.sleep(0.05)
+
+
+@hookimpl
+def gangline_parts() -> Iterator[Part]:
+    yield Part(name="paced", group="callback", config=Paced, build="paced:PacedCallback", summary="Does not hurry")

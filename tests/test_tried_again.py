@@ -1,0 +1,102 @@
+"""Which failures of a test that waits are tried once more (`conftest.py` of the project): never a wrong number."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+LOSS = 5.545177459716797
+
+
+def _rule():
+    spec = importlib.util.spec_from_file_location("tried_again", Path(__file__).parents[1] / "conftest.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.may_have_waited
+
+
+def number() -> None:
+    found = LOSS * (1 + 1e-9)
+    assert found == pytest.approx(LOSS, rel=1e-12)
+
+
+def numbers() -> None:
+    found = [LOSS]
+    assert found == pytest.approx([LOSS + 1])
+
+
+def of_one_name() -> None:
+    found = {"loss": 1.0}
+    assert found == pytest.approx({"loss": 2.0})
+
+
+def curve() -> None:
+    assert [(1, LOSS, 0.25), (2, 5.5, 0.25)] == [(1, LOSS, 0.25), (2, 5.0, 0.25)]
+
+
+def message() -> None:
+    assert math.nextafter(LOSS, 9) == LOSS, "step 3"
+
+
+def close() -> None:
+    assert math.isclose(LOSS, 5.5, rel_tol=1e-6)
+
+
+def tensors() -> None:
+    torch.testing.assert_close(torch.ones(3), torch.zeros(3))
+
+
+def bits() -> None:
+    assert torch.equal(torch.ones(3), torch.zeros(3))
+
+
+def arrays() -> None:
+    np.testing.assert_allclose(np.ones(3), np.zeros(3))
+
+
+def of_a_rank() -> None:
+    raise RuntimeError("on rank 1 of 2:\nAssertionError: Tensor-likes are not close!\n\nMismatched elements: 1 / 4")
+
+
+def late() -> None:
+    raise subprocess.TimeoutExpired(["train"], 240)
+
+
+def vain() -> None:
+    assert not LOSS, "waited in vain"
+
+
+def slow() -> None:
+    began, now = 1.123456789, 31.123456789
+    assert now - began < 25
+
+
+def code() -> None:
+    printed = f"step 3 loss {LOSS}\ntrain: rank 1 failed first: it was killed by SIGKILL"
+    assert len(printed) == 0, printed
+
+
+def starts() -> None:
+    assert [2, 1, 2] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "test", [number, numbers, of_one_name, curve, message, close, tensors, bits, arrays, of_a_rank]
+)
+def test_a_wrong_number_fails_for_good(test):
+    with pytest.raises((AssertionError, RuntimeError)) as failed:
+        test()
+    assert not _rule()(failed.value), failed.value
+
+
+@pytest.mark.parametrize("test", [late, vain, slow, code, starts])
+def test_what_a_loaded_machine_may_have_done_is_tried_again(test):
+    with pytest.raises((AssertionError, subprocess.TimeoutExpired)) as failed:
+        test()
+    assert _rule()(failed.value), failed.value
