@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from runs import Runs, ranks
 
+from gangline import pulse
 from gangline.testing.processes import children
 
 
@@ -47,4 +48,25 @@ def test_a_step_that_people_were_told_of_is_never_done_again(runs: Runs) -> None
     runs.finish(process)
     lines = [json.loads(line) for line in (runs.directory / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(1, 201)]
+    assert {line["generation"] for line in lines} == {1, 2}
+
+
+def test_a_node_that_is_lost_while_others_wait_for_its_part_of_a_save_is_missed_at_once(runs: Runs) -> None:
+    """No collective of a step tells them, for they are between two; no other agent is there to come in its place."""
+    out = runs.directory / "out"
+    words = ("run.steps=60", "checkpoint.every=20", "parallel=ddp", "launch.processes=2", "checkpoint.memory_every=1")
+    agents = []
+    for node in ("127.0.0.1", "127.0.0.2"):
+        runs.environment["GANGLINE_NODE"] = node
+        agents.append(runs.start("run.dir=out", *words, "launch=elastic", "launch.nodes=1:2", "launch.agents=1"))
+    runs.wait_for_step(agents[0], "out", 5)
+    seen = {one.rank: one.pid for path in pulse.find(out) if (one := pulse.PulseReader(path).read()).alive}
+    first, lost = sorted(agents, key=lambda agent: seen[1] in ranks(agent.pid))
+    (writer,) = [pid for pid, command in children(seen[1]).items() if "save.writer.process" in command]
+    os.kill(writer, signal.SIGSTOP)
+    wait_until_it_stands(out / "metrics.jsonl")
+    os.kill(lost.pid, signal.SIGKILL)
+    runs.finish(first)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [*range(1, 61)]
     assert {line["generation"] for line in lines} == {1, 2}

@@ -33,8 +33,8 @@ class ZarrHandle(Handle):
 
     @property
     def over(self) -> bool:
-        """Whether the next save may begin: the near tiers have it, or it has failed."""
-        return self._near.over
+        """Whether the next save may begin: the near tiers have it, or it has failed; the last one, all tiers."""
+        return self._near.over and not (self.last and any(not copy.over for copy in self._copies))
 
     @property
     def whole(self) -> bool:

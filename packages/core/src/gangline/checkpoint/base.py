@@ -56,6 +56,14 @@ class Handle(ABC):
         """Block until it is."""
 
     @property
+    def over(self) -> bool:
+        """Whether `wait` would return or raise at once. Never raises."""
+        try:
+            return self.poll()
+        except SaveFailed:
+            return True
+
+    @property
     def whole(self) -> bool:
         """Whether a run that is killed now would go on from this checkpoint: some place has all of it. Never raises."""
         try:

@@ -62,6 +62,13 @@ def agree(
     return Gathered(spread, phases, losses, signalled, found, any(row[3] for row in rows), rows[0][4])
 
 
+def all_true(world: Comm, device: torch.device, mine: bool) -> bool:
+    """Whether it is true of every rank."""
+    if world.size == 1:
+        return mine
+    return bool(world.all_gather(torch.tensor([float(mine)], device=device)).all())
+
+
 def by_phase(rows: Sequence[Sequence[float]]) -> dict[str, list[float]] | None:
     """From a row of seconds for each rank to a list by rank for each phase."""
     if not rows[0]:

@@ -16,7 +16,7 @@ from gangline.train.callbacks import each
 from gangline.train.first_model import introduce
 from gangline.train.orders import Ending, announce, carry_out
 from gangline.train.report import Clock, peak_memory
-from gangline.train.save import asked, poll, save, tell
+from gangline.train.save import asked, poll, save, settle, tell
 from gangline.train.session import Session
 from gangline.train.unreported import flush, report
 from gangline.train.validate import validate
@@ -61,6 +61,9 @@ def loop(s: Session) -> Ending:
             record.checkpoint = str(CheckpointId(s.step, s.attempt))
         record.saving, record.failed_save = s.saving.progress if s.saving else None, s.failed_save
         record.saved, s.fresh = s.fresh, None
+        if saves or not stays:  # what was begun before has to be over
+            with ahead("checkpoint"):
+                settle(s)
         # Before the save: a kill in between must not leave a checkpoint of a step that no tracker has seen.
         report(s, record, waits=saves and request is not None and request.record_waits)
         clock = ahead

@@ -34,7 +34,7 @@ from gangline.train.build import build, device_of
 from gangline.train.callbacks import each, tell_of_error
 from gangline.train.loop import loop
 from gangline.train.orders import Ending
-from gangline.train.save import poll, save, tell
+from gangline.train.save import poll, save, settle, tell
 from gangline.train.session import Session
 from gangline.train.unreported import flush, recover
 from gangline.train.verdicts import cut_off
@@ -102,11 +102,13 @@ def train(s: Session) -> int:
                 ending = run_loop(s, first)
         except BaseException as error:
             with suppress(Exception):  # what is not whole yet the next start hands over, or does again
-                flush(s)
+                if s.saving is not None:
+                    flush(s)
             tell_of_error(s, error)
             raise
         finally:
             s.close_readers()
+        settle(s)
         poll(s, wait=True)
         if ending.why in ("done", *REQUEUED) and (lost := lost_at_the_end(s)):
             ending = lost
@@ -174,7 +176,8 @@ def requeues(s: Session, ending: Ending) -> bool:
 def run_loop(s: Session, first: int) -> Ending:
     """The loop, the last checkpoint, and a word to every callback."""
     ending = loop(s)
-    flush(s, wait=True)
+    settle(s)
+    flush(s)
     current().enter(NUMBER["end"])  # what comes takes as long as the last save does
     keeps = s.run.checkpoint.at_end and s.checkpointer.keeps
     if ending.why == "done" and keeps and (s.step > first or fleeting(s)):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import torch.distributed as dist
 
 from gangline.checkpoint.base import SaveFailed, SaveRequest
 from gangline.launch.signals import watched
+from gangline.train.agree import all_true
 from gangline.train.callbacks import each
 from gangline.train.restore import capture
 from gangline.train.session import Session
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01  # seconds between two looks at a save
 
 
 def asked(s: Session, mine: SaveRequest | None, stops: bool) -> SaveRequest:
@@ -24,7 +29,7 @@ def asked(s: Session, mine: SaveRequest | None, stops: bool) -> SaveRequest:
 
 
 def save(s: Session, request: SaveRequest) -> None:
-    """Begin a checkpoint. One save is in flight at a time; one that fails leaves a note."""
+    """Begin a checkpoint, once the one before it has been settled; one that fails leaves a note."""
     poll(s, wait=True)
     each(s, "before_save", s.step)
     try:
@@ -35,6 +40,17 @@ def save(s: Session, request: SaveRequest) -> None:
         give_up(s, error)
         return
     each(s, "after_save", s.saving.id)
+
+
+def settle(s: Session) -> None:
+    """Wait until the save in flight is over, with all other ranks.
+
+    A rank waits for words of others there, and no store says that one of them is lost: a collective does, it fails.
+    """
+    pause = _SHORTEST_PAUSE
+    while not all_true(s.comms.world, s.device, s.saving is None or s.saving.over):
+        time.sleep(pause)
+        pause = min(1.2 * pause, _LONGEST_PAUSE)
 
 
 def poll(s: Session, wait: bool = False) -> None:

@@ -11,26 +11,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from dataclasses import asdict
 from pathlib import Path
 
-from gangline.checkpoint.base import SaveFailed
 from gangline.checkpoint.id import CheckpointId
 from gangline.generation import hold
 from gangline.record import StepRecord
 from gangline.train.session import Session
 
 FILE = ".unreported"  # its first line: the record that waits, or nothing
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01  # seconds
 
 
 def report(s: Session, record: StepRecord, waits: bool) -> None:
     """Hand a step's record to the trackers, on rank 0; `waits`: when the save that begins now is over, and not before.
 
-    One record waits at a time: that of the step before is handed over first, once its save is over.
+    One record waits at a time: where another save begins the ranks have settled the one before.
     """
-    flush(s, wait=True)
+    _release(s)
     if waits and s.comms.rank == 0:
         with hold(s.directory.path):
             _write(s.directory.path / FILE, json.dumps(asdict(record)))
@@ -39,23 +36,17 @@ def report(s: Session, record: StepRecord, waits: bool) -> None:
         _hand_over(s, record)
 
 
-def flush(s: Session, wait: bool = False) -> None:
-    """Hand over the record that waits, if its checkpoint is whole; `wait`: until it is, or has failed."""
-    if s.unreported is None:
-        return
-    pause = _SHORTEST_PAUSE
-    while s.saving is not None and not s.saving.whole:
-        if not wait:
-            return
-        try:
-            s.saving.poll()
-        except SaveFailed:  # the loop's own look at it says so
-            break
-        time.sleep(pause)
-        pause = min(1.2 * pause, _LONGEST_PAUSE)
-    record, s.unreported = s.unreported, None
-    _hand_over(s, record)
-    _write(s.directory.path / FILE, "")
+def flush(s: Session) -> None:
+    """Hand over the record that waits, if the save that keeps it is over; where that failed the loop says so."""
+    if s.saving is None or s.saving.over:
+        _release(s)
+
+
+def _release(s: Session) -> None:
+    if s.unreported is not None:
+        record, s.unreported = s.unreported, None
+        _hand_over(s, record)
+        _write(s.directory.path / FILE, "")
 
 
 def recover(s: Session) -> None:
