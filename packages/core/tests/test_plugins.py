@@ -276,7 +276,7 @@ def test_a_group_of_edits_is_told_by_its_class(strangers):
     """)
     strangers.add("gangline-lora", source)
     found = ask(strangers)
-    assert found["edits"] == ["adapter", "dpo", "lora", "moe", "mup"]
+    assert found["edits"] == ["adapter", "dpo", "lora", "moe", "mtp", "mup"]
     assert found["offers"]["weather"] == ["rain"]
     assert not found["failures"]
 
@@ -381,4 +381,4 @@ def test_the_catalogue_names_parts_by_group():
     assert catalogue.supplier("moe", "nothing") is None
     assert {"on", "deepseek_v3"} <= set(catalogue.names("moe"))
     assert catalogue.suppliers("checkpoint") == {"gangline-ckpt-zarr": "zarr"}
-    assert catalogue.edit_groups() == {"dpo", "lora", "moe", "mup"}
+    assert catalogue.edit_groups() == {"dpo", "lora", "moe", "mtp", "mup"}
