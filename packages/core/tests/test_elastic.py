@@ -161,6 +161,40 @@ def test_a_node_that_was_cut_off_writes_nothing_more(runs):
         kill(process)
 
 
+def test_fewer_nodes_than_the_fewest_wait_and_are_to_be_requeued(runs):
+    few = (*ELASTIC, "launch.nodes=2", "launch.agents=1", "launch.join_seconds=3")
+    process = runs.start("run.dir=out", "run.steps=5", *few, GANGLINE_NODE="127.0.0.1")
+    assert "launch.nodes=2: there were not enough nodes for 3 s (launch.join_seconds)" in runs.finish(process, code=75)
+    ending = read_ending(runs.directory / "out")
+    assert (ending.exit_code, ending.requeue) == (75, True)
+
+
+@pytest.mark.nightly
+def test_a_node_that_is_asked_to_go_takes_no_other_along(runs):
+    """All save at the step's end, and those that stay go on from there."""
+    out = runs.directory / "out"
+    words = (
+        "run.dir=out",
+        "run.steps=100000",
+        *ELASTIC,
+        "launch.nodes=1:2",
+        "launch.agents=1",
+        "checkpoint.every=1000",
+    )
+    nodes = [runs.start(*words, GANGLINE_NODE=f"127.0.0.{number}") for number in (1, 2)]
+    runs.wait_for_step(nodes[0], "out", 5)
+    wait_for(lambda: launches(out)[-1]["processes"] == 2)
+    done = runs.records("out")[-1]["step"]
+    os.kill(nodes[1].pid, signal.SIGTERM)
+    assert nodes[1].wait(SECONDS) == 75
+    wait_for(lambda: launches(out)[-1]["processes"] == 1)
+    runs.wait_for_step(nodes[0], "out", runs.records("out")[-1]["step"] + 3)
+    start = runs.attempts("out")[-1]["start"]
+    assert int(start.split("-")[1]) >= done, "nothing was done again"
+    os.kill(nodes[0].pid, signal.SIGTERM)
+    assert nodes[0].wait(SECONDS) == 75
+
+
 def generations_of(run_dir: Path) -> list[int]:
     """Of each line of metrics.jsonl."""
     return [json.loads(line)["generation"] for line in (run_dir / "metrics.jsonl").read_text().split("\n")[:-1]]
