@@ -29,6 +29,7 @@ from gangline.model.init import initialise
 from gangline.optimizer.config import Muon
 from gangline.optimizer.muon import MuonOptimizer, build as build_muon
 from gangline.parallel.config import Ddp
+from gangline.parallel.owners import MatrixId
 from gangline.parts import ParallelConfig
 from gangline.plugins import build
 from gangline.precision.plain import Plain
@@ -59,11 +60,12 @@ class Repeating:
         self.mine = {one.name: [piece.shard.box for piece in one.pieces] for one in runtime.parameters()}
 
     def map_matrices(
-        self, function: Callable[[Tensor], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
+        self, function: Callable[[Tensor, MatrixId], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
     ) -> Iterator[tuple[str, Sequence[Tensor]]]:
         for name, pieces in given:
             whole = self.gathered(name, pieces)
-            mapped = torch.stack([function(matrix) for matrix in whole.view(-1, *whole.shape[-2:])]).view_as(whole)
+            matrices = whole.view(-1, *whole.shape[-2:])
+            mapped = torch.stack([function(x, MatrixId(name, i)) for i, x in enumerate(matrices)]).view_as(whole)
             yield name, [mapped[box.slices] for box in self.mine[name]]
 
     def gathered(self, name: str, pieces: Sequence[Tensor]) -> Tensor:

@@ -55,7 +55,7 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
     [
         (
             ["optimizer=adam"],
-            ["optimizer=adam is not available here.", "Did you mean optimizer=adamw?", "adamw, lion, muon"],
+            ["optimizer=adam is not available here.", "Did you mean optimizer=adamw?", "adamw, adamw8bit, lion"],
         ),
         (
             ["moe=on"],
@@ -158,7 +158,7 @@ def test_words_that_cannot_be_composed(tmp_path, monkeypatch, capsys, words, mes
         (["optimizer=adam", "--cfg", "job"], ["optimizer=adam is not available here."]),
         (
             ["optimizer=adam"],
-            ["optimizer=adam is not available here.", "Did you mean optimizer=adamw?", "adamw, lion, muon"],
+            ["optimizer=adam is not available here.", "Did you mean optimizer=adamw?", "adamw, adamw8bit, lion"],
         ),
         (["+ckpt=zarr"], ["there is no group ckpt, and no option.", "Did you mean checkpoint=zarr?"]),
         (["optimizer.learning_rat=3"], ["no option optimizer.learning_rat.", "Did you mean optimizer.learning_rate?"]),

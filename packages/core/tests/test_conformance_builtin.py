@@ -55,6 +55,12 @@ class TestAdamw(OptimizerSuite):
     can = {"exact"}
 
 
+class TestAdamw8bit(OptimizerSuite):
+    choice = "optimizer=adamw8bit"
+    settings = ("optimizer.block=8", "optimizer.fewest=1")
+    can = {"exact"}
+
+
 class TestLion(OptimizerSuite):
     choice = "optimizer=lion"
     can = {"exact"}
@@ -62,6 +68,12 @@ class TestLion(OptimizerSuite):
 
 class TestMuon(OptimizerSuite):
     choice = "optimizer=muon"
+    can = {"exact"}
+
+
+class TestSoap(OptimizerSuite):
+    choice = "optimizer=soap"
+    settings = ("optimizer.precondition_every=2",)
     can = {"exact"}
 
 

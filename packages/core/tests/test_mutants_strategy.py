@@ -38,6 +38,9 @@ MUTANTS = [
     ),
     Mutant("parallel=repeats-matrices", "test_matrices_are_mapped_whole_and_once", "the ranks mapped", more=TWO),
     Mutant("parallel=maps-pieces", "test_matrices_are_mapped_whole_and_once", "differ in their bits", more=TWO),
+    Mutant(
+        "parallel=maps-elsewhere", "test_matrices_are_mapped_whole_and_once", "rank 1 mapped .* said to be 0", more=TWO
+    ),
     Mutant("parallel=forgets-a-share", "test_score", "score of sample.* is 0.0, expected", more=TWO),
     Mutant("parallel=scores-backwards", "test_score", "score of sample.* expected", more=TWO),
     Mutant("parallel=clips-vectors", "test_clip_scales_all_gradients_alike", "clipped gradient", more=TWO),

@@ -1,4 +1,4 @@
-"""AdamW and Muon beside torch's, Lion beside its algorithm, and their state as shards."""
+"""AdamW and Muon beside torch's, Lion beside its algorithm, and the state of all optimizers as shards."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import torch
 from gangline.config.compose import compose
 from gangline.mesh import Mesh
 from gangline.optimizer.adamw import AdamwOptimizer
-from gangline.optimizer.config import Adamw, Lion, Muon
+from gangline.optimizer.adamw8bit import Adamw8bitOptimizer
+from gangline.optimizer.config import Adamw, Adamw8bit, Lion, Muon, Soap
 from gangline.optimizer.lion import LionOptimizer
 from gangline.optimizer.muon import MuonOptimizer, orthogonalise
 from gangline.optimizer.pieces import decay_of
+from gangline.optimizer.soap import SoapOptimizer
+from gangline.parallel.owners import MatrixId
 from gangline.plan import chosen
 from gangline.runtime import ParamShard, ShardedParam
 from gangline.shard import Box, Division, Layout, Registry, Shard
@@ -46,8 +49,13 @@ class Pieces:
             for name, boxes in self.boxes.items()
         }
 
+    rank = 0
+
     def names(self):
         return list(self.boxes)
+
+    def matrix_owners(self, names):
+        return {MatrixId(name, i): 0 for name in names for i in range(torch.Size(SHAPES[name][:-2]).numel())}
 
     def parameters(self):
         return [
@@ -80,7 +88,8 @@ class Pieces:
     def map_matrices(self, function, given):
         for name, pieces in given:
             whole = self.whole_of(name, pieces)
-            mapped = torch.stack([function(matrix) for matrix in whole.view(-1, *whole.shape[-2:])]).view_as(whole)
+            matrices = whole.view(-1, *whole.shape[-2:])
+            mapped = torch.stack([function(x, MatrixId(name, i)) for i, x in enumerate(matrices)]).view_as(whole)
             yield name, [mapped[box.slices] for box in self.boxes[name]]
 
 
@@ -155,7 +164,7 @@ def test_lion_takes_rates_and_decay_by_name():
     assert not found["stack"].equal(pieces.whole()["stack"])
 
 
-@pytest.mark.parametrize("kind", ["adamw", "lion", "muon"])
+@pytest.mark.parametrize("kind", ["adamw", "adamw8bit", "lion", "muon", "soap"])
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
 def test_state_that_was_saved_goes_on_where_it_was(kind, cut):
     """Through the shards and `state()` alone, into an optimizer that has never stepped."""
@@ -174,7 +183,7 @@ def test_state_that_was_saved_goes_on_where_it_was(kind, cut):
     assert all(one[name].equal(other[name]) for name in SHAPES)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "lion", "muon"])
+@pytest.mark.parametrize("kind", ["adamw", "adamw8bit", "lion", "muon", "soap"])
 def test_state_lies_as_the_registry_says(kind):
     pieces = Pieces(values(0), cut=True)
     optimizer = OPTIMIZERS[kind](pieces)
@@ -196,11 +205,22 @@ def muon_of(pieces, **settings):
     return MuonOptimizer(Muon(**settings), pieces, matrices, rest, names, True)
 
 
-OPTIMIZERS = {"adamw": adamw_of, "lion": lion_of, "muon": muon_of}
+def soap_of(pieces, **settings):
+    matrices = {name: None for name, shape in SHAPES.items() if len(shape) >= 2 and name != "b.weight"}
+    return SoapOptimizer(Soap(**{"precondition_every": 2, "max_side": 40, **settings}), pieces, matrices, True)
+
+
+def adamw8bit_of(pieces, **settings):
+    return Adamw8bitOptimizer(Adamw8bit(**{"block": 8, "fewest": 100, **settings}), pieces, True)
+
+
+OPTIMIZERS = {"adamw": adamw_of, "adamw8bit": adamw8bit_of, "lion": lion_of, "muon": muon_of, "soap": soap_of}
 STATES = {
     "adamw": {"exp_avg", "exp_avg_sq"},
+    "adamw8bit": {"exp_avg", "exp_avg_sq", "exp_avg_scales", "exp_avg_sq_scales"},
     "lion": {"exp_avg"},
     "muon": {"exp_avg", "exp_avg_sq", "momentum"},
+    "soap": {"exp_avg", "exp_avg_sq", "left", "left_basis", "right", "right_basis"},
 }
 
 
@@ -260,7 +280,7 @@ def test_rates_and_decay_by_name_are_those_of_torchs_groups(deterministic):
         assert found[name].equal(x.detach()), name
 
 
-@pytest.mark.parametrize("of", [adamw_of, lion_of, muon_of])
+@pytest.mark.parametrize("of", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_by_name_of_pieces_is_that_of_the_whole_to_the_bit(of):
     cut, whole = Pieces(values(0), cut=True), Pieces(values(0), cut=False)
     one, other = (trained(of(pieces, **BY_NAME), pieces) for pieces in (whole, cut))

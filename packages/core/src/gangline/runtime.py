@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from gangline.batch import Batch
+    from gangline.parallel.owners import MatrixId
     from gangline.sampling.decode import Stop
     from gangline.sampling.options import Sampling, Written
     from gangline.shard import Registry, Shard
@@ -60,6 +61,7 @@ class Runtime(ABC):
     """
 
     registry: Registry  # of the `model/...` arrays, whole and the same on every rank
+    rank: int  # this rank's own, global number
     data_coordinate: tuple[int, int]  # (index, width): which share of the global batch this rank reads
 
     @abstractmethod
@@ -120,19 +122,27 @@ class Runtime(ABC):
     @abstractmethod
     def map_matrices(
         self,
-        function: Callable[[torch.Tensor], torch.Tensor],
+        function: Callable[[torch.Tensor, MatrixId], torch.Tensor],
         given: Iterable[tuple[str, Sequence[torch.Tensor]]],
     ) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:
-        """Map whole matrices, each on one rank of the stage, by a function that gives (m, n) for (m, n).
+        """Map whole matrices, each on one rank of the stage, by a function that gives (m, n) for (m, n) and its id.
 
         given: names of parameters of two dims and more, each with tensors that are cut like its pieces and of their
         dtype (its gradients, a momentum); of a stack (3 dims and more) each matrix is mapped by itself. Gives the same
         names with pieces of what came of them. It takes from `given` as it goes, some matrices ahead of what it gives.
 
         Which rank maps a matrix is the runtime's choice, the same on all ranks: `function` is called for every matrix
-        once among the replicas and shards of it, and must be a function of the matrix alone, so that all get the bits
-        which each would have got by itself. All ranks of the stage call it with the same names in the same order, and
-        take all that it gives.
+        once among the replicas and shards of it, and must be a function of the matrix, and of what that rank keeps of
+        it, alone, so that all get the bits which each would have got by itself. All ranks of the stage call it with the
+        same names in the same order, and take all that it gives.
+        """
+
+    @abstractmethod
+    def matrix_owners(self, names: Sequence[str]) -> Mapping[MatrixId, int]:
+        """The global rank that maps each matrix of these parameters, on whatever stage: the same on all ranks.
+
+        For who keeps something of each matrix beside it: `map_matrices` calls there, as long as each stage gives it its
+        own of these names, all of them in this order. No communication.
         """
 
     @abstractmethod

@@ -39,7 +39,11 @@ if TYPE_CHECKING:
         frame_of as frame_of,
     )
     from gangline.parallel.norm import ordered_norm as ordered_norm, row_squares as row_squares
-    from gangline.parallel.owners import matrix_traffic as matrix_traffic
+    from gangline.parallel.owners import (
+        MatrixId as MatrixId,
+        matrix_traffic as matrix_traffic,
+        most_matrix_bytes as most_matrix_bytes,
+    )
     from gangline.parallel.prepare import (
         Finish as Finish,
         bind_folds as bind_folds,
@@ -107,7 +111,7 @@ __getattr__, __all__ = lazily(
         "gangline.parallel.microbatch": "count_on_host count_tokens frame_of",
         "gangline.parallel": "norm",
         "gangline.parallel.norm": "ordered_norm row_squares",
-        "gangline.parallel.owners": "matrix_traffic",
+        "gangline.parallel.owners": "MatrixId matrix_traffic most_matrix_bytes",
         "gangline.parallel.prepare": "Finish bind_folds full_product refuse_own set_products",
         "gangline.parallel.sample_losses": "check_share evaluated in_global_order",
         "gangline.parallel.single": "SingleRuntime",

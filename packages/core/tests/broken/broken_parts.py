@@ -55,6 +55,7 @@ broken(
     "evaluates-by-share",
     "repeats-matrices",
     "maps-pieces",
+    "maps-elsewhere",
     "clips-vectors",
     "forgets-a-share",
     "scores-backwards",

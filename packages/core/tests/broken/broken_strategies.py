@@ -8,6 +8,7 @@ import torch
 
 from gangline.comm.ordered import sum_rows
 from gangline.parallel.microbatch import count_tokens, frame_of
+from gangline.parallel.owners import MatrixId
 from gangline.testing.toys.rows import RowsRuntime
 
 
@@ -165,7 +166,8 @@ class RepeatsMatrices(Broken):
         for name, pieces in given:
             part = self.parts[name]
             whole = part.whole(pieces)
-            mapped = torch.stack([function(matrix) for matrix in whole.view(-1, *whole.shape[-2:])]).view_as(whole)
+            matrices = whole.view(-1, *whole.shape[-2:])
+            mapped = torch.stack([function(x, MatrixId(name, i)) for i, x in enumerate(matrices)]).view_as(whole)
             yield name, [mapped[box.within(part.place)] for box in part.boxes]
 
 
@@ -174,7 +176,14 @@ class MapsPieces(Broken):
 
     def map_matrices(self, function, given):
         for name, pieces in given:
-            yield name, [function(piece.flatten(0, -2)).view_as(piece) for piece in pieces]
+            yield name, [function(piece.flatten(0, -2), MatrixId(name, 0)).view_as(piece) for piece in pieces]
+
+
+class MapsElsewhere(Broken):
+    """Says of every matrix that the first rank maps it."""
+
+    def matrix_owners(self, names):
+        return dict.fromkeys(super().matrix_owners(names), 0)
 
 
 class ClipsVectors(Broken):

@@ -22,6 +22,7 @@ from gangline.strategy import (
     DATA_AXES,
     Batch,
     Matrices,
+    MatrixId,
     Registry,
     Runtime,
     Sampling,
@@ -215,9 +216,12 @@ class ComposedRuntime(Runtime, RankStages):
         return Matrices(self.registry, stage, self._parameters, self.device)
 
     def map_matrices(
-        self, function: Callable[[Tensor], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
+        self, function: Callable[[Tensor, MatrixId], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
     ) -> Iterator[tuple[str, Sequence[Tensor]]]:
         return self._matrices.map(function, given)
+
+    def matrix_owners(self, names: Sequence[str]) -> dict[MatrixId, int]:
+        return self._matrices.owners(names)
 
     def local(self) -> tuple[Registry, list[Shard]]:
         return self.storage.local()

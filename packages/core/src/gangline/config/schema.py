@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gangline.config.answers import ItemSizes, LayoutBounds, Sidecar
 from gangline.config.sections import BatchSection, RunSection, ValidateSection
+from gangline.config.state_sizes import StateSizes
 from gangline.errors import Problem
 from gangline.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -227,19 +228,14 @@ class PrecisionConfig(PartConfig):
 
 
 @dataclass
-class OptimizerConfig(PartConfig):
+class OptimizerConfig(PartConfig, StateSizes):
     """`build(config, run, runtime) -> gangline.optimizer.Optimizer`."""
 
     learning_rate: NonNegativeFloat = 3e-3  # at its highest; the schedule multiplies it with a factor up to 1
     clip_norm: PositiveFloat | None = 1.0  # global gradient norm; null for none
 
-    def states(self, matrix: bool) -> int:
-        """Numbers kept of each weight, for who plans memory; `matrix`: of a block's matrices, else of all others."""
+    def states(self, matrix: bool) -> float:
         return 2
-
-    def maps_matrices(self) -> bool:
-        """Whether a step gathers the matrices of the blocks and hands out what comes of them (`map_matrices`)."""
-        return False
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil, prod
 from typing import TYPE_CHECKING
@@ -18,8 +19,9 @@ from gangline.model.flops import flops_per_token, parameter_count
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct
 from gangline.model.tree import Node, by_path, parameter_shapes
+from gangline.parallel.owners import most_matrix_bytes
 from gangline.plan import Plan, is_matrix
-from gangline.shard import itemsize
+from gangline.shard import Layout, Registry, itemsize, model_array
 
 if TYPE_CHECKING:
     from gangline.config.schema import ItemSizes, Run
@@ -61,14 +63,18 @@ def explain_replicated(
     for name, shape in shapes.items():
         used, beside = weight_bytes(plan, name, width)
         kept_bytes.update({"weights": prod(shape) * used, "master weights": prod(shape) * beside})
-    states = sum(count * run.optimizer.states(matrix=matrix[name]) for name, count in trained.items())
+    states = sum(
+        run.optimizer.state_bytes(shapes[name], shapes[name], matrix=matrix[name], master=width.master)
+        for name in trained
+    )
+    states += _of_matrices(run, mesh, {name: shapes[name] for name in trained if matrix[name]})
     end = of_head(plan, plan.facts.get("dim", 0), sizes, nodes[plan.head])
     found = Counter(
         {
             "weights": kept_bytes["weights"],
             "master weights": kept_bytes["master weights"],
             "gradients": sum(trained.values()) * width.gradient,
-            "optimizer state": states * width.master,
+            "optimizer state": states,
             "callbacks": sum(one.copies(run) for one in run.callback.values()) * sum(trained.values()) * width.master,
             "activations": kept + end["activations"] + again,
             "logits": end["logits"],
@@ -93,11 +99,20 @@ def explain_replicated(
         work=(total,),
         microbatches=microbatches,
         tokens=run.batch.global_size * run.batch.sequence_length,
-        state_bytes=width.gradient + 2 * (1 + run.optimizer.states(matrix=True)) * width.master + width.compute,
+        state_bytes=width.gradient + int(2 * (1 + run.optimizer.states(matrix=True)) * width.master) + width.compute,
         token_flops=flops_per_token(tree, run.batch.sequence_length, plan),
         parameters=numbers,
         products=run.precision.products(),
     )
+
+
+def _of_matrices(run: Run, mesh: Mesh, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """What the optimizer keeps of whole matrices, of the rank that has most of it."""
+    if not run.optimizer.maps_matrices():
+        return 0
+    registry = Registry.of(mesh, {model_array(name): Layout(shape) for name, shape in shapes.items()})
+    ranks = mesh.group(0, DATA_AXES)
+    return most_matrix_bytes(run.optimizer, registry, list(shapes), ranks, run.precision.sizes().master)
 
 
 def weight_bytes(plan: Plan, name: str, width: ItemSizes) -> tuple[int, int]:

@@ -13,7 +13,6 @@ section 2.2), so one learning rate serves both. `torch.optim.Muon` does the same
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -21,12 +20,12 @@ import torch
 from torch import Tensor
 
 from gangline.config.schema import Run
-from gangline.model.compose import compose_model
 from gangline.optimizer.adamw import AdamwOptimizer
 from gangline.optimizer.base import Optimizer
 from gangline.optimizer.config import Muon
-from gangline.optimizer.pieces import decay_of, state_shard
-from gangline.plan import chosen, is_matrix, matches
+from gangline.optimizer.pieces import decay_of, in_blocks, state_shard
+from gangline.parallel.owners import MatrixId
+from gangline.plan import chosen
 from gangline.runtime import Runtime, ShardedParam
 from gangline.shard import Shard, model_array
 
@@ -74,7 +73,7 @@ class MuonOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         config = self.config
-        mapped = self.runtime.map_matrices(partial(orthogonalise, iterations=config.iterations), self._looks_ahead())
+        mapped = self.runtime.map_matrices(self._orthogonal, self._looks_ahead())
         for parameter, (_, updates) in zip(self.matrices, mapped, strict=True):
             size = 0.2 * sqrt(max(parameter.shape[-2:]))
             rate, decay = learning_rate * chosen(config.rates, parameter.name, 1.0), decay_of(parameter, config)
@@ -82,6 +81,9 @@ class MuonOptimizer(Optimizer):
                 piece.tensor.mul_(1 - rate * decay)
                 piece.tensor.add_(update, alpha=-rate * size)
         self._rest.step(learning_rate)
+
+    def _orthogonal(self, matrix: Tensor, _: MatrixId) -> Tensor:
+        return orthogonalise(matrix, self.config.iterations)
 
     def _looks_ahead(self) -> Iterator[tuple[str, list[Tensor]]]:
         """The momentum of each matrix brought up to date, and what is to be orthogonalised."""
@@ -108,17 +110,12 @@ class MuonOptimizer(Optimizer):
 
 def build(config: Muon, run: Run, runtime: Runtime) -> MuonOptimizer:
     """The optimizer `muon`: the matrices and stacks in the blocks that the plan names, and AdamW for all else."""
-    _, plan = compose_model(run)
-
-    def in_blocks(name: str) -> bool:
-        return is_matrix(name, runtime.registry[model_array(name)].shape) and matches(plan.blocks, name)
-
-    named, names = runtime.parameters(), runtime.names()
+    named, mine = runtime.parameters(), in_blocks(run, runtime)
     return MuonOptimizer(
         config,
         runtime,
-        [p for p in named if in_blocks(p.name)],
-        [p for p in named if not in_blocks(p.name)],
-        ([n for n in names if in_blocks(n)], [n for n in names if not in_blocks(n)]),
+        [p for p in named if p.name in mine],
+        [p for p in named if p.name not in mine],
+        (list(mine), [name for name in runtime.names() if name not in mine]),
         run.deterministic,
     )

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from gangline.config.schema import Run
+from gangline.model.compose import compose_model
 from gangline.optimizer.config import DecayingConfig
-from gangline.plan import chosen, is_matrix
-from gangline.runtime import ParamShard, ShardedParam
-from gangline.shard import Shard
+from gangline.plan import chosen, is_matrix, matches
+from gangline.runtime import ParamShard, Runtime, ShardedParam
+from gangline.shard import Shard, model_array
 
 
 def grouped(
@@ -33,3 +35,10 @@ def decay_of(parameter: ShardedParam, config: DecayingConfig) -> float:
     """Its weight decay: what `decay` says of its name, else that of matrices and stacks, and of vectors on demand."""
     touched = is_matrix(parameter.name, parameter.shape) or config.decay_vectors
     return chosen(config.decay, parameter.name, config.weight_decay if touched else 0.0)
+
+
+def in_blocks(run: Run, runtime: Runtime) -> dict[str, None]:
+    """The names of the matrices and stacks in the blocks that the plan names, on whatever stage, in order."""
+    _, plan = compose_model(run)
+    shapes = ((name, runtime.registry[model_array(name)].shape) for name in runtime.names())
+    return {name: None for name, shape in shapes if is_matrix(name, shape) and matches(plan.blocks, name)}

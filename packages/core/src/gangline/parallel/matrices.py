@@ -1,4 +1,4 @@
-"""Whole matrices for optimizers that need them (Muon), each on one rank instead of on all.
+"""Whole matrices for optimizers that need them (Muon, SOAP), each on one rank instead of on all.
 
 The parts of a batch of matrices are sent to the matrices' owners in one all-to-all, each owner maps its matrices one by
 one, and the parts of the results are sent back in another. So a matrix is mapped once, and to the bits that every rank
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gangline.comm.base import Comm
-from gangline.parallel.owners import Matrix, MatrixPart, batches, matrices_of, owners_of
+from gangline.parallel.owners import Matrix, MatrixId, MatrixPart, batches, matrices_of, matrix_owners, owners_of
 from gangline.runtime import ShardedParam
 from gangline.shard import Registry, model_array
 
@@ -24,6 +24,7 @@ Pieces = Sequence[Tensor]
 Batch = dict[str, Pieces]
 _Move = tuple[Matrix, MatrixPart, int, int]
 _View = Callable[[Matrix, MatrixPart], Tensor]
+_Function = Callable[[Tensor, MatrixId], Tensor]
 
 
 @dataclass
@@ -46,9 +47,18 @@ class Matrices:
         self._matrices: dict[str, list[Matrix]] = {}
         self._plans: dict[tuple[str, ...], _Plan] = {}
 
-    def map(
-        self, function: Callable[[Tensor], Tensor], given: Iterable[tuple[str, Pieces]]
-    ) -> Iterator[tuple[str, Pieces]]:
+    def owners(self, names: Sequence[str]) -> dict[MatrixId, int]:
+        """What `Runtime.matrix_owners` does."""
+        mesh, stages = self.registry.mesh, dict[tuple[tuple[str, int], ...], list[str]]()
+        for name in names:
+            stages.setdefault(self.registry[model_array(name)].at, []).append(name)
+        found: dict[MatrixId, int] = {}
+        for at, theirs in stages.items():
+            ranks = [mesh.rank({**mesh.coordinate(rank), **dict(at)}) for rank in self.comm.ranks]
+            found |= matrix_owners(self.registry, theirs, ranks)
+        return found
+
+    def map(self, function: _Function, given: Iterable[tuple[str, Pieces]]) -> Iterator[tuple[str, Pieces]]:
         """What `Runtime.map_matrices` does."""
 
         def measure(item: tuple[str, Pieces]) -> tuple[int, int]:
@@ -58,13 +68,13 @@ class Matrices:
             yield from self._mapped(function, dict(batch))
 
     @torch.no_grad()
-    def _mapped(self, function: Callable[[Tensor], Tensor], batch: Batch) -> Iterator[tuple[str, Pieces]]:
+    def _mapped(self, function: _Function, batch: Batch) -> Iterator[tuple[str, Pieces]]:
         plan = self._plan(tuple(batch))
         dtype = getattr(torch, self.registry[model_array(next(iter(batch)))].dtype)
         wholes = {id(m): torch.empty(m.box.shape[-2:], dtype=dtype, device=self.device) for m in plan.own}
         self._move(plan.gathers, dtype, lambda m, part: self._piece(m, part, batch), lambda m, p: _view(wholes, m, p))
         for matrix in plan.own:
-            wholes[id(matrix)] = function(wholes[id(matrix)])
+            wholes[id(matrix)] = function(wholes[id(matrix)], matrix.id)
         made: Batch = {name: [torch.empty_like(piece) for piece in pieces] for name, pieces in batch.items()}
         self._move(plan.scatters, dtype, lambda m, p: _view(wholes, m, p), lambda m, part: self._piece(m, part, made))
         yield from made.items()
@@ -93,8 +103,8 @@ class Matrices:
 
     def _piece(self, matrix: Matrix, part: MatrixPart, pieces: Batch) -> Tensor:
         """The part, (rows, columns), in this rank's piece."""
-        place = self.places[matrix.name].index(part.of)
-        found = pieces[matrix.name][place][part.box.within(part.of)]
+        place = self.places[matrix.id.name].index(part.of)
+        found = pieces[matrix.id.name][place][part.box.within(part.of)]
         return found.view(found.shape[-2:])
 
     # --- owners ------------------------------------------------------------------------------------------------------

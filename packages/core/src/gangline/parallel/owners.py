@@ -11,13 +11,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from gangline.shard import Box, Registry, model_array
+
+if TYPE_CHECKING:
+    from gangline.config.schema import OptimizerConfig
 
 LIMIT = 1 << 28  # bytes of matrices that are under way together, if every rank then has one to map
 
 T = TypeVar("T")
+
+
+class MatrixId(NamedTuple):
+    """A matrix by the parameter that it is, or is one of a stack of: leading dims flattened, counted from 0."""
+
+    name: str
+    number: int
 
 
 @dataclass
@@ -31,9 +41,9 @@ class MatrixPart:
 
 @dataclass
 class Matrix:
-    """One matrix of the parameter `name`; `box` holds it."""
+    """One matrix of the parameter `id.name`; `box` holds it."""
 
-    name: str
+    id: MatrixId
     box: Box
     parts: list[MatrixPart]
 
@@ -48,8 +58,8 @@ def matrices_of(registry: Registry, name: str, ranks: Sequence[int]) -> list[Mat
     layout = registry[model_array(name)]
     lead, shape = layout.shape[:-2], layout.shape[-2:]
     found = {
-        at: Matrix(name, Box((*at, 0, 0), (*(1 for _ in at), *shape)), [])
-        for at in product(*(range(length) for length in lead))
+        at: Matrix(MatrixId(name, index), Box((*at, 0, 0), (*(1 for _ in at), *shape)), [])
+        for index, at in enumerate(product(*(range(length) for length in lead)))
     }
     for box, held_by in registry.held(model_array(name)):
         holders = sorted(indices[rank] for rank in held_by if rank in indices)
@@ -87,18 +97,41 @@ def owners_of(matrices: Sequence[Matrix], ranks: int) -> list[int]:
     return owners
 
 
+def matrix_owners(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> dict[MatrixId, int]:
+    """The global rank that maps each matrix of these parameters. ranks: global, those of the stage that has them."""
+    return {
+        matrix.id: ranks[owner]
+        for matrices in _batched(registry, names, ranks)
+        for matrix, owner in zip(matrices, owners_of(matrices, len(ranks)), strict=True)
+    }
+
+
+def most_matrix_bytes(
+    optimizer: OptimizerConfig, registry: Registry, names: Sequence[str], ranks: Sequence[int], master: int
+) -> int:
+    """What `optimizer` keeps of the matrices of these parameters on the rank, of `ranks`, that has most of it."""
+    kept = dict.fromkeys(ranks, 0)
+    for id, owner in matrix_owners(registry, names, ranks).items():
+        kept[owner] += optimizer.matrix_bytes(registry[model_array(id.name)].shape[-2:], master=master)
+    return max(kept.values())
+
+
 def matrix_traffic(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> list[int]:
     """What `Runtime.map_matrices` of these parameters sends: for each batch, in two all-to-alls, the numbers that all
     `ranks` (global, those of a stage) together send: each part to its matrix's owner, and the result to each holder.
     """
+    return [_moved(matrices, len(ranks)) for matrices in _batched(registry, names, ranks)]
+
+
+def _batched(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> Iterator[list[Matrix]]:
+    """The matrices of these parameters, those together that travel together."""
     found = {name: matrices_of(registry, name, ranks) for name in names}
 
     def measure(name: str) -> tuple[int, int]:
         return registry[model_array(name)].nbytes, len(found[name])
 
-    return [
-        _moved([m for name in batch for m in found[name]], len(ranks)) for batch in batches(names, measure, len(ranks))
-    ]
+    for batch in batches(names, measure, len(ranks)):
+        yield [matrix for name in batch for matrix in found[name]]
 
 
 def _moved(matrices: Sequence[Matrix], ranks: int) -> int:

@@ -22,6 +22,7 @@ from gangline.parallel import norm
 from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
 from gangline.parallel.microbatch import WholeModel, count_on_host, count_tokens, frame_of
+from gangline.parallel.owners import MatrixId
 from gangline.parallel.prepare import Finish, bind_folds, finish_blocks, set_products
 from gangline.parallel.sample_losses import check_share, evaluated, in_global_order
 from gangline.parallel.storage import WholeStorage
@@ -159,9 +160,12 @@ class WholeRuntime(Runtime):
         return Matrices(self.registry, self.comm, self.parameters(), self.device)
 
     def map_matrices(
-        self, function: Callable[[Tensor], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
+        self, function: Callable[[Tensor, MatrixId], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
     ) -> Iterator[tuple[str, Sequence[Tensor]]]:
         return self._matrices.map(function, given)
+
+    def matrix_owners(self, names: Sequence[str]) -> dict[MatrixId, int]:
+        return self._matrices.owners(names)
 
     def shards(self) -> Iterator[Shard]:
         for name, array in self.storage.arrays().items():

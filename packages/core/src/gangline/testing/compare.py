@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from gangline.parallel.owners import MatrixId
+
 Held = tuple[str, tuple[int, ...], Tensor]  # array name, offset, what lies there
 
 
@@ -74,13 +76,20 @@ def number_close(what: str, got: float, want: float, relative: float) -> None:
     assert apart <= relative * abs(want), f"{what} is {got!r}, expected {want!r}"
 
 
-def mapped_once(answers: Sequence[tuple[list[Held], int]], want: Mapping[str, Tensor]) -> None:
-    """Assert that every matrix was mapped on one rank, and that all its holders have the bits of one process.
+def mapped_once(
+    answers: Sequence[tuple[list[Held], list[MatrixId], dict[MatrixId, int]]], want: Mapping[str, Tensor]
+) -> None:
+    """Assert that every matrix was mapped once, on its owner, and that all its holders have the bits of one process.
 
     answers: what `strategy_ranks.map_matrices` gave on each rank; want: what `expect_mapped` gave.
     """
-    held = assemble([pieces for pieces, _ in answers], {name: tuple(array.shape) for name, array in want.items()})
+    shapes = {name: tuple(array.shape) for name, array in want.items()}
+    held = assemble([pieces for pieces, _, _ in answers], shapes)
     all_close("mapped", held, want, 0)
-    matrices = sum(math.prod(array.shape[:-2]) for array in want.values())
-    mapped = [count for _, count in answers]
-    assert sum(mapped) == matrices, f"there are {matrices} matrices, and the ranks mapped {mapped}"
+    matrices = sorted((name, index) for name, shape in shapes.items() for index in range(math.prod(shape[:-2])))
+    mapped = sorted(tuple(id) for _, ids, _ in answers for id in ids)
+    assert mapped == matrices, f"of the matrices {matrices} the ranks mapped {mapped}"
+    for rank, (_, ids, owners) in enumerate(answers):
+        assert owners == answers[0][2], f"rank {rank} names other owners of matrices than rank 0"
+        for id in ids:
+            assert owners.get(id) == rank, f"rank {rank} mapped {id}, whose owner is said to be {owners.get(id)}"

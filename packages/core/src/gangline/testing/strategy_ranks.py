@@ -15,6 +15,7 @@ from gangline.mesh import Mesh
 from gangline.model.build import model_of
 from gangline.model.init import initialise
 from gangline.model.tree import Node
+from gangline.parallel.owners import MatrixId
 from gangline.plan import Plan
 from gangline.plugins import load
 from gangline.precision.base import Precision
@@ -226,13 +227,15 @@ def of_whole(matrix: Tensor) -> Tensor:
     return matrix @ matrix.T @ matrix + matrix.norm()
 
 
-def map_matrices(job: Job) -> tuple[list[Held], int]:
-    """This rank's pieces of what `map_matrices` makes, by `of_whole`, of all matrices doubled; how many it mapped."""
-    runtime, held, calls = start(job), [], 0
+def map_matrices(job: Job) -> tuple[list[Held], list[MatrixId], dict[MatrixId, int]]:
+    """This rank's pieces of what `map_matrices` makes, by `of_whole`, of all matrices doubled; which it mapped.
 
-    def counted(matrix: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
+    And what `matrix_owners` says of all.
+    """
+    runtime, held, mapped = start(job), [], list[MatrixId]()
+
+    def counted(matrix: Tensor, id: MatrixId) -> Tensor:
+        mapped.append(id)
         return of_whole(matrix)
 
     named = {one.name: one for one in runtime.parameters() if len(one.shape) >= 2}
@@ -240,7 +243,8 @@ def map_matrices(job: Job) -> tuple[list[Held], int]:
     for name, made in runtime.map_matrices(counted, given):
         pairs = zip(named[name].pieces, made, strict=True)
         held += [(name, piece.shard.offset, tensor.clone()) for piece, tensor in pairs]
-    return held, calls
+    names = [name for name in runtime.names() if len(runtime.registry[model_array(name)].shape) >= 2]
+    return held, mapped, dict(runtime.matrix_owners(names))
 
 
 def expect_mapped(job: Job) -> dict[str, Tensor]:

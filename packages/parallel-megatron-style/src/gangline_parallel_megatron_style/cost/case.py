@@ -18,7 +18,7 @@ from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_ou
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 
 if TYPE_CHECKING:
-    from gangline.config import Run
+    from gangline.config import OptimizerConfig, Run
     from gangline_parallel_megatron_style.config import Composed
 
 
@@ -41,9 +41,7 @@ class Case:
     deterministic: bool
     recompute: Recompute
     recompute_every: int
-    matrix_states: int  # numbers that the optimizer keeps of each weight of a block's matrix
-    other_states: int  # and of every other weight
-    maps_matrices: bool = False  # whether the optimizer has matrices of blocks whole, each on one rank
+    optimizer: OptimizerConfig  # says what it keeps of each weight
     callback_copies: int = 0  # arrays like each trained parameter that callbacks keep
 
     @classmethod
@@ -68,9 +66,7 @@ class Case:
             deterministic=run.deterministic,
             recompute=run.run.recompute,
             recompute_every=run.run.recompute_every,
-            matrix_states=run.optimizer.states(matrix=True),
-            other_states=run.optimizer.states(matrix=False),
-            maps_matrices=run.optimizer.maps_matrices(),
+            optimizer=run.optimizer,
             callback_copies=sum(config.copies(run) for config in run.callback.values()),
         )
 

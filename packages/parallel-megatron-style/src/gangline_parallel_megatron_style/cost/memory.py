@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from gangline.strategy import itemsize
+from gangline.strategy import itemsize, most_matrix_bytes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
 
@@ -30,9 +30,24 @@ def state(case: Case, rank: int) -> Counter[str]:
         if key not in case.known:
             case.known[key] = _kept(case, case.at(block))
         found.update(case.known[key])
+    if not case.config.offload:
+        found["optimizer state"] += _of_matrices(case, rank)
     if case.config.compress == "onebit":
         numbers = (errors(case, group, size) for group, size in groups(case, rank).items() if group.kind.trained)
         found["errors of compression"] = sum(numbers) * case.bytes.wire
+    return found
+
+
+def _of_matrices(case: Case, rank: int) -> int:
+    """What the optimizer keeps of whole matrices, of the rank of the stage that has most of it."""
+    if not case.optimizer.maps_matrices():
+        return 0
+    key = ("matrices", rank)
+    if key not in case.known:
+        names = [array.name for array in case.held(rank) if array.matrix and array.trained]
+        ranks = case.mesh.group(case.mesh.rank({"pp": rank}), tuple(axis for axis in case.mesh.axes if axis != "pp"))
+        case.known[key] = most_matrix_bytes(case.optimizer, case.registry, names, ranks, case.bytes.master)
+    found: int = case.known[key]
     return found
 
 
@@ -48,8 +63,11 @@ def _kept(case: Case, arrays: Iterable[Array]) -> Counter[str]:
         if not array.trained:
             continue
         found["gradients"] += (part if cuts_gradients(case, array.group) else array.size) * width.gradient
-        states = case.matrix_states if array.matrix else case.other_states
-        found["optimizer state"] += 0 if host else part * states * width.master
+        if not host:
+            box = array.part_shape if case.config.zero else array.own
+            found["optimizer state"] += case.optimizer.state_bytes(
+                array.shape, box, matrix=array.matrix, master=width.master
+            )
         found["callbacks"] += 0 if host else part * case.callback_copies * max(width.master, 4)
     return found
 

@@ -57,8 +57,13 @@ class Array:
     @cached_property
     def part(self) -> int:
         """Numbers of it whose state one rank keeps when it is sharded: whole rows, equal shares of them."""
+        return prod(self.part_shape)
+
+    @cached_property
+    def part_shape(self) -> tuple[int, ...]:
+        """The same as rows and their length; what is one row is dealt out with others, and counts as cut."""
         rows, shards = prod(self.own[:-1]), self.group.shards
-        return self.size // rows * -(-rows // shards) if rows > 1 else -(-self.size // shards)
+        return (-(-rows // shards), self.size // rows) if rows > 1 else (-(-self.size // shards),)
 
     @property
     def matrix(self) -> bool:

@@ -360,7 +360,7 @@ def matrices(case: Case, rank: int) -> list[Sent]:
     """
     mesh, names = case.mesh, [array.name for array in case.held(rank) if array.matrix and array.trained]
     axes = tuple(axis for axis in mesh.axes if axis != "pp" and mesh.size(axis) > 1)
-    if not case.maps_matrices or not axes or not names:
+    if not case.optimizer.maps_matrices() or not axes or not names:
         return []
     ranks = mesh.group(mesh.rank({"pp": rank}), axes)
     return [

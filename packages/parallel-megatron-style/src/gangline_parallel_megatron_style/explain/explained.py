@@ -57,7 +57,9 @@ def of_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explained:
         work=tuple(timing.stage_work(case, gpu)),
         microbatches=case.microbatches,
         tokens=case.tokens * case.cp * case.microbatches * case.mesh.size(*DATA_AXES),
-        state_bytes=case.bytes.gradient + 2 * (1 + case.matrix_states) * case.bytes.master + case.bytes.compute,
+        state_bytes=case.bytes.gradient
+        + int(2 * (1 + case.optimizer.states(matrix=True)) * case.bytes.master)
+        + case.bytes.compute,
         token_flops=case.model.token_flops(case.sequence_length),
         parameters=case.model.parameters,
         products=products,
@@ -97,7 +99,7 @@ def _ranks(case: Case, schedule: Schedule | None, gpu: bool) -> Iterator[RankExp
     for rank in range(case.pp):
         stages = case.stages_of(rank)
         key: object = rank
-        if 0 not in stages and case.last_stage not in stages and not case.maps_matrices:
+        if 0 not in stages and case.last_stage not in stages and not case.optimizer.maps_matrices():
             key = tuple(tuple(map(case.kind, case.stages[stage])) for stage in stages)
         if key not in found:
             found[key] = Alike.of(case, rank, gpu)

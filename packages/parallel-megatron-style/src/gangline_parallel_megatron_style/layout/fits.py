@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import lcm
+from math import gcd, lcm
 from typing import TYPE_CHECKING
 
 from gangline import Problem
@@ -17,6 +17,7 @@ from gangline.model import AttentionCall, Node, parameter_shapes
 from gangline.strategy import Fold, Mesh, Plan, calls, matches
 from gangline_parallel_megatron_style.context.supported import unsupported_by_ring
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
+from gangline_parallel_megatron_style.sharding.cuts import cut_array
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -38,6 +39,7 @@ def problems(config: Composed, run: Run, mesh: Mesh, tree: Node, plan: Plan) -> 
         yield from pipeline(config, run, mesh, plan)
     for fold in plan.folds:
         yield from folded(config, mesh, fold)
+    yield from row_blocks(run, mesh, plan, shapes)
 
 
 def _unmatched(plan: Plan, shapes: Mapping[str, object]) -> Iterator[Problem]:
@@ -293,3 +295,40 @@ def folded(config: Composed, mesh: Mesh, fold: Fold) -> Iterator[Problem]:
             "Then all ranks of tp have the same tokens, and each token would go through the module several times.",
             "parallel.sequence_parallel=true",
         )
+
+
+# --- optimizer -------------------------------------------------------------------------------------------------------
+
+
+def row_blocks(run: Run, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
+    """No cut along rows parts what the optimizer keeps together (`OptimizerConfig.row_block`)."""
+    parted: dict[str, int] = {}  # name -> where its cuts would let blocks end
+    block = 1
+    for name, shape in shapes.items():
+        kept = 1 if plan.is_frozen(name) else run.optimizer.row_block(shape)
+        if kept == 1:
+            continue
+        try:
+            divisions = cut_array(name, shape, plan, mesh).divisions
+        except ValueError:  # does not divide at all, which is said elsewhere
+            continue
+        inside = [
+            at
+            for division in divisions
+            if division.dim == len(shape) - 1
+            for at in division.bounds[0]
+            if at < shape[-1]
+        ]
+        if any(at % kept for at in inside):
+            parted[name], block = gcd(*inside), kept
+    if not parted:
+        return
+    name = min(parted, key=lambda name: parted[name])
+    fitting = [size for size in divisors(gcd(*parted.values()))[::-1] if size <= block]
+    more = f" and {len(parted) - 1} more" if len(parted) > 1 else ""
+    yield Problem(
+        f"the optimizer keeps blocks of {block} neighbours of a row together, and this layout cuts {name}{more} inside "
+        "of one.",
+        f"Its rows of {shapes[name][-1]} are cut at multiples of {parted[name]}.",
+        nearest_accepted(run, [*({"optimizer.block": size} for size in fitting if size >= 16), {"parallel.tp": 1}]),
+    )

@@ -22,6 +22,7 @@ from gangline.parallel import norm
 from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
 from gangline.parallel.microbatch import count_tokens, frame_of
+from gangline.parallel.owners import MatrixId
 from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
 from gangline.parallel.sample_losses import check_share, evaluated, in_global_order
 from gangline.parallel.storage import dtype_name, kept_dtype
@@ -223,9 +224,16 @@ class RowsRuntime(Runtime):
         ]
 
     def map_matrices(
-        self, function: Callable[[Tensor], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
+        self, function: Callable[[Tensor, MatrixId], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
     ) -> Iterator[tuple[str, Sequence[Tensor]]]:
-        return Matrices(self.registry, self.axes.world, self.parameters(), self.device).map(function, given)
+        return self._matrices.map(function, given)
+
+    def matrix_owners(self, names: Sequence[str]) -> dict[MatrixId, int]:
+        return self._matrices.owners(names)
+
+    @property
+    def _matrices(self) -> Matrices:
+        return Matrices(self.registry, self.axes.world, self.parameters(), self.device)
 
     def shards(self) -> Iterator[Shard]:
         for part in self.parts.values():

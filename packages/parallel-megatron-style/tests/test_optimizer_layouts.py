@@ -1,0 +1,103 @@
+"""Optimizers with state of their own shape: the run of one process however it is cut, also from a checkpoint on."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gangline.mesh import Mesh
+from gangline.testing.pool import pool
+from gangline.testing.sessions import lines, session, trained, trained_on
+
+OPTIMIZERS = {
+    "adamw8bit": ("optimizer=adamw8bit", "optimizer.block=4", "optimizer.fewest=1"),
+    "soap": ("optimizer=soap", "optimizer.precondition_every=2"),
+}
+LAYOUTS = {
+    "ddp": (2, "parallel=ddp"),
+    "zero 3": (2, "parallel=fsdp", "parallel.zero=3"),
+    "zero 0": (2, "parallel=fsdp", "parallel.zero=0"),
+    "zero 1, replicated": (4, "parallel=hsdp", "parallel.zero=1", "parallel.dp_shard=2", "parallel.dp_replicate=2"),
+    "tp": (2, "parallel=tp"),
+    "pp": (2, "parallel=pp"),
+    "tp and pp": (4, "parallel=3d", "parallel.tp=2", "parallel.pp=2", "parallel.dp_shard=1"),
+}
+BY_DAY = ("zero 3", "tp and pp")
+CHOSEN = [pytest.param(layout, marks=() if layout in BY_DAY else pytest.mark.nightly) for layout in LAYOUTS]
+WORDS = ("run.steps=6", "batch.global_size=8")
+
+
+def same(one: Path, other: Path, rel: float) -> None:
+    for here, there in zip(lines(one, "metrics.jsonl"), lines(other, "metrics.jsonl"), strict=True):
+        assert there["step"] == here["step"]
+        assert there["loss"] == pytest.approx(here["loss"], rel=rel), here["step"]
+        assert there["grad_norm"] == pytest.approx(here["grad_norm"], rel=10 * rel), here["step"]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("layout", CHOSEN)
+def test_the_run_is_that_of_one_process(tmp_path: Path, layout: str, optimizer: str) -> None:
+    chosen = (*OPTIMIZERS[optimizer], *WORDS)
+    world, *words = LAYOUTS[layout]
+    assert trained(tmp_path / "one", *chosen) == 0
+    assert trained_on(world, tmp_path / "cut", *chosen, *words) == 0
+    same(tmp_path / "one", tmp_path / "cut", 1e-12)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_run_goes_on_in_another_layout(tmp_path: Path, optimizer: str) -> None:
+    """Saved after 4 steps on 4 ranks, gone on with on 2 and on one: the run that was never cut."""
+    chosen = (*OPTIMIZERS[optimizer], "batch.global_size=8")
+    world, *words = LAYOUTS["tp and pp"]
+    assert trained(tmp_path / "one", *chosen, "run.steps=6") == 0
+    assert trained_on(world, tmp_path / "first", *chosen, *words, "run.steps=4") == 0
+    for name in ("zero 3", "single"):
+        shutil.copytree(tmp_path / "first", tmp_path / name)
+        world, *words = LAYOUTS.get(name, (1,))
+        assert trained_on(world, tmp_path / name, *chosen, *words, "run.steps=6") == 0
+        same(tmp_path / "one", tmp_path / name, 1e-12)
+
+
+def held(path: Path, *words: str) -> tuple[int, int]:
+    """(bytes of optimizer state on this rank, what `explain` says of the ranks of its stage that have most)."""
+    started = session(path, *words)
+    run = started.run
+    said = run.parallel.explain(run, Mesh.of(dict(started.mesh.sizes)))
+    assert said is not None
+    stage = said.ranks[started.mesh.coordinate(started.comms.rank)["pp"]]
+    return sum(s.local.numel() * s.local.itemsize for s in started.optimizer.shards()), stage.bytes["optimizer state"]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("layout", CHOSEN)
+def test_explain_says_the_bytes(tmp_path: Path, layout: str, optimizer: str) -> None:
+    """Of the rank that has most of its stage; rows over ranks that do not divide are counted as equal shares."""
+    world, *words = LAYOUTS[layout]
+    ranks = pool(world).run(held, tmp_path / "run", *OPTIMIZERS[optimizer], *words)
+    by_stage: dict[int, int] = {}
+    for bytes_held, said in ranks:
+        by_stage[said] = max(by_stage.get(said, 0), bytes_held)
+    for said, most in by_stage.items():
+        assert most == pytest.approx(said, rel=0.02), layout
+        if "zero" not in layout or layout == "zero 0":
+            assert most == said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("parallel=tp launch.processes=2 model.hidden=96", "optimizer.block=16; or parallel.tp=1"),
+        ("parallel=fsdp launch.processes=2 model.hidden=96", ""),
+    ],
+)
+def test_a_block_that_a_layout_cuts_is_refused(words: str, said: str) -> None:
+    from gangline.config.check import problems
+    from gangline.testing.runs import small_run
+
+    run = small_run("optimizer=adamw8bit", "optimizer.fewest=1", "optimizer.block=64", "model.dim=64", *words.split())
+    found = [problem for problem in problems(run) if "inside of one" in problem.what]
+    assert len(found) == bool(said)
+    for problem in found:
+        assert said in problem.mend
