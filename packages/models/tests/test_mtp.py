@@ -187,6 +187,20 @@ def test_what_a_directory_lacks_is_drawn_or_refused(tmp_path: Path):
     assert "model.layers.2.*" in "".join(none.model.notices(none))
 
 
+def test_an_export_of_another_family_is_without(tmp_path: Path):
+    (run,) = compose(["recipe=tiny", "mtp=on", "model.dim=24", "model.layers=1"])
+    assert "an export leaves them out" in "".join(run.edits["mtp"].notices(run))
+    model = whole_model(*compose_model(run), seed=3, dtype=torch.float32)
+    directory = write(run, model, tmp_path / "out")
+    assert not any("layers.1." in name or "mtp" in name for name in load_file(directory / "model.safetensors"))
+    assert "num_nextn_predict_layers" not in json.loads((directory / "config.json").read_text())
+    again = run_of(directory)
+    assert again.edits == {}
+    learnt = dict(model.named_parameters())
+    for name, weight in ours(again).named_parameters():
+        assert weight.equal(learnt[name]), name
+
+
 def test_what_cannot_be_is_refused():
     with pytest.raises(UserError, match="depth=12: rows of 12 tokens have none so far ahead"):
         check(small_run("mtp=on", "mtp.depth=12"))

@@ -52,13 +52,13 @@ class Batch:
 
         What lies behind the row's end or in another document does not count; `ahead(0)` are targets and loss_mask.
         """
+        if not count:
+            return self.targets, self.loss_mask
         whole, own = (self, None) if self.rows is None else self.rows
-        targets, counts = whole.targets, whole.loss_mask
-        if count:
-            targets, counts = targets.roll(-count, 1), counts.roll(-count, 1)
-            counts[:, -count:] = False
-            if whole.document is not None:
-                counts &= whole.document == whole.document.roll(-count, 1)
+        targets, counts = whole.targets.roll(-count, 1), whole.loss_mask.roll(-count, 1)
+        counts[:, -count:] = False
+        if whole.document is not None:
+            counts &= whole.document == whole.document.roll(-count, 1)
         return (targets, counts) if own is None else (own(targets), own(counts))
 
     def to(self, device: torch.device | str) -> Batch:

@@ -232,6 +232,7 @@ class Plan:
     frozen: tuple[str, ...] = ()  # what is not trained: kept and saved, with neither gradient nor moments
     kept: tuple[Kept, ...] = ()  # what of that is kept in fewer bits
     trained: tuple[str, ...] = ()  # what is trained inside of that; of all that match the most specific pattern decides
+    head_blocks: tuple[str, ...] = ()  # further blocks, inside the head: they emit under their own path, as `blocks` do
     facts: dict[str, int] = field(default_factory=dict)  # sizes a layout must divide: heads, kv_heads, vocab_size, ...
 
     def init(self, name: str) -> Init:
@@ -293,6 +294,13 @@ class Plan:
         return any(matches(pattern, name) for pattern in self.master_dtype) or (
             rule is not None and rule.dtype == "int8"
         )
+
+    def emits_under(self, path: str) -> str:
+        """The path under which the module at `path` emits: that of the block around it; "" outside of blocks."""
+        for pattern in (f"{self.blocks}.*", *self.head_blocks):
+            if matches(pattern, path):
+                return ".".join(path.split(".")[: pattern.count(".") + 1])
+        return ""
 
     def owner(self, name: str) -> str:
         """The name a parameter is kept under: itself, unless it is tied to another."""

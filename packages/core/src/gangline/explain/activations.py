@@ -31,8 +31,6 @@ from gangline.model.tree import (
 )
 from gangline.plan import Plan
 
-INDEX_BYTES = 8  # of the number of a token
-
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationSizes:
@@ -198,9 +196,9 @@ def _beside(head: Node, path: str) -> list[tuple[str, Node]]:
 
 
 def _within_head(node: Node, sizes: ActivationSizes, path: str) -> int:
-    """As `of_node`; a lookup keeps which rows it took, a head what its product reads, for logits are apart."""
+    """As `of_node`; a lookup is counted by what is around it, of a head what its product reads: logits are apart."""
     if isinstance(node, EmbeddingNode):
-        return sizes.inner_tokens * INDEX_BYTES
+        return 0
     own = sizes.tokens * node.dim * sizes.itemsize if isinstance(node, HeadNode) else node.activation_bytes(sizes.local)
     if own is None:
         return of_node(node, sizes, path)

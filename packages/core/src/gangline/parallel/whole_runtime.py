@@ -69,7 +69,7 @@ class WholeRuntime(Runtime):
         self.data_coordinate = (mesh.index(mesh.coordinate(comms.rank), DATA_AXES), mesh.size(*DATA_AXES))
         self._masters = [self.storage.masters[name] for name in self.storage.trained]
         self._tally = Tally(self.comm, comms.device, groups)
-        self._told = [(_block_of(path, plan), module) for path, module in listeners(model, "", plan)]
+        self._told = [(plan.emits_under(path), module) for path, module in listeners(model, "", plan)]
         self._emitted: dict[str, dict[str, Tensor]] = {}
 
     @abstractmethod
@@ -176,10 +176,3 @@ class WholeRuntime(Runtime):
     def applied(self) -> None:
         for block, module in self._told:
             module.after_step(self._emitted.get(block, {}))
-
-
-def _block_of(path: str, plan: Plan) -> str:
-    """The block around a module, under whose path it emits; "" outside of the blocks."""
-    if not path.startswith(f"{plan.blocks}."):
-        return ""
-    return f"{plan.blocks}.{path.removeprefix(plan.blocks + '.').split('.')[0]}"

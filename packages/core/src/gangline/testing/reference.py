@@ -162,8 +162,7 @@ class Reference:
             assert weight.grad is not None
             descend(weight, weight.grad, self.velocity[name])
         for path, module in listeners(self.model, "", self.plan):
-            block = ".".join(path.split(".")[: self.plan.blocks.count(".") + 2])
-            module.after_step(self._emitted.get(block, {}))
+            module.after_step(self._emitted.get(self.plan.emits_under(path), {}))
 
     @torch.no_grad()
     def evaluate(self, groups: Sequence[Sequence[Batch]]) -> tuple[float, int]:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from gangline import Part, Problem
 from gangline.config import EditConfig, NonNegativeFloat, PositiveInt, holds_checkpoint
-from gangline.strategy import Ddp, Single
 from gangline_models.hugging_face.files import tensor_names
 
 if TYPE_CHECKING:
     from gangline.config import Run
 
 FIELD = "num_nextn_predict_layers"  # of config.json: how many modules the files hold
+DEEPSEEK = "DeepseekV3ForCausalLM"
 
 
 @dataclass
@@ -37,9 +37,6 @@ class Mtp(EditConfig):
         return {f"mtp/{depth}": total / count for depth, (total, count) in pairs if count}
 
     def check(self, run: Run) -> list[Problem]:
-        if not isinstance(run.parallel, Single | Ddp):
-            what = "mtp=on trains on one process, or on several that have the whole model each."
-            return [Problem(what, "No other layout of it is tested yet.", "parallel=ddp")]
         if self.depth < run.batch.sequence_length:
             return self._files(run)
         what = f"mtp.depth={self.depth}: rows of {run.batch.sequence_length} tokens have none so far ahead."
@@ -54,6 +51,10 @@ class Mtp(EditConfig):
         return [Problem(what, f"It lacks {', '.join(lacks[:3])}.", "Take another mtp.depth, or mtp=off.")]
 
     def notices(self, run: Run) -> list[str]:
+        from gangline_models.mtp.edit import their_names
+
+        if not their_names(run):
+            return ["mtp: files of this model have no place for the modules' weights: an export leaves them out."]
         _, lacks = self._there(run)
         return [f"model.weights={run.model.pretrained()} lacks mtp's weights: they are drawn."] if lacks else []
 
@@ -68,13 +69,13 @@ class Mtp(EditConfig):
         return [name for name in wanted if name in held], [name for name in wanted if name not in held]
 
     def to_hugging_face(self, config: dict[str, Any]) -> dict[str, Any]:
-        """With the number of modules."""
-        return config | {FIELD: self.depth}
+        """With the number of modules, where such models have any; else the model is exported without."""
+        return config | ({FIELD: self.depth} if FIELD in config else {})
 
     @classmethod
     def of_hugging_face(cls, config: dict[str, Any]) -> tuple[EditConfig, dict[str, Any]] | None:
         depth = config.get(FIELD)
-        if not isinstance(depth, int) or depth < 1:
+        if config.get("architectures") != [DEEPSEEK] or not isinstance(depth, int) or depth < 1:
             return None
         return cls(depth=depth), {name: value for name, value in config.items() if name != FIELD}
 

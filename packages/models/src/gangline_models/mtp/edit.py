@@ -48,6 +48,7 @@ def edit(tree: Node, plan: Plan, options: Mtp) -> tuple[Node, Plan, list[str]]:
     rules = _of_modules(plan, head, options.depth) | {"names": tuple(_names(plan, edited, options.depth))}
     ties = {f"{at}.{alias}": plan.owner(of) for at, n in nodes(edited) if at for alias, of in n.ties().items()}
     rules["tied"] = tuple(ties.items())
+    rules["head_blocks"] = (f"{_modules(plan)}.*.block",)
     for kind, of_blocks in _of_blocks(tree, plan, last).items():
         rules[kind] = (*rules.get(kind, ()), *of_blocks)
     return edited, plan.extended(**rules), [plan.head]
@@ -58,7 +59,7 @@ def _module(tree: Node, plan: Plan, head: HeadNode, index: int) -> MtpNode:
     embed, block = nodes_of[plan.embed], nodes_of[f"{plan.blocks}.{plan.layers - 1}"]
     shares = [(f"embed.{name}", f"{plan.embed}.{name}") for name in parameter_shapes(embed)]
     return MtpNode(
-        path=f"{_modules(plan)}.{index}",
+        path=f"{_modules(plan)}.{index}.block",
         first=index == 0,
         dim=head.dim,
         embed=embed,
@@ -122,7 +123,7 @@ class _Inside:
 
 
 def _names(plan: Plan, edited: Node, depth: int) -> Iterator[Name]:
-    """Each module as a layer of theirs behind the last; files may lack it."""
+    """Each module as a layer of theirs behind the last; files may lack it, and those of most models have no such."""
     blocks = f"{plan.blocks}.*."
     begin = _beginning(plan)
     for index in range(depth):
@@ -133,15 +134,15 @@ def _names(plan: Plan, edited: Node, depth: int) -> Iterator[Name]:
                 yield Name(f"{ours}.{module}.{leaf}", name, optional=True)
         for rule in plan.names:
             if rule.pattern.startswith(blocks):
-                theirs = _numbered(rule.theirs, layer)
+                theirs = "" if begin is None else _numbered(rule.theirs, layer)
                 yield replace(rule, pattern=f"{ours}.block.{rule.pattern[len(blocks) :]}", theirs=theirs, optional=True)
 
 
 def _beginning(plan: Plan) -> str | None:
-    """What the names of a layer begin with, up to its number: "model.layers.{0}."; None: there are no such names."""
-    of_blocks = (rule.theirs for rule in plan.names if rule.pattern.startswith(f"{plan.blocks}.*."))
-    first = next((theirs for theirs in of_blocks if "{0}." in theirs), None)
-    return None if first is None else first[: first.index("{0}.") + len("{0}.")]
+    """What the names of a layer begin with, up to its number; None: the model's files have no layers that merge."""
+    merge = f"{plan.blocks}.*.{THEIRS['merge']}.weight"
+    found = (rule.theirs for rule in plan.names if rule.pattern == merge)
+    return next((theirs.removesuffix(f"{THEIRS['merge']}.weight") for theirs in found), None)
 
 
 def _numbered(theirs: str, layer: int) -> str:

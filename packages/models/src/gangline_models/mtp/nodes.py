@@ -7,13 +7,15 @@ from typing import ClassVar
 
 from gangline.model import Decoding, HeadNode, LinearNode, LocalSizes, Node, WrapNode
 
+INDEX_BYTES = 8  # of the number of a token
+
 
 @dataclass(frozen=True, kw_only=True)
 class MtpNode(Node):
     """What predicts one token further than the module before.
 
-    embed and head are the model's own, told by `shares`: name from here -> full name. path: that of this node, under
-    which it emits. first: no other module is before it.
+    embed and head are the model's own, told by `shares`: name from here -> full name. path: of the block,
+    under which it emits. first: no other module is before it.
     """
 
     module: ClassVar[str] = "gangline_models.mtp.modules:MtpModule"
@@ -32,9 +34,13 @@ class MtpNode(Node):
         return dict(self.shares)
 
     def activation_bytes(self, sizes: LocalSizes) -> int:
-        """What the product that merges reads, less what goes in: that the head before keeps, too, unless it scales."""
+        """What the product that merges reads, less what goes in: that the head before keeps, too, unless it scales.
+
+        A lookup keeps which rows it took: those of the first module are the batch's own, where the vocabulary is whole.
+        """
         width = 2 * self.dim if self.first and self.head.scale != 1.0 else self.dim
-        return sizes.tokens * width * sizes.itemsize
+        rows = 0 if self.first and sizes.size("tp") == 1 else sizes.inner_tokens * INDEX_BYTES
+        return sizes.tokens * width * sizes.itemsize + rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,16 @@ def case_of(run: Run) -> Case:
 
 
 def of_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explained:
-    """The numbers of a case; `gpu` as in `gangline.explain.ActivationSizes`, `products` the format of blocks'."""
+    """The numbers of a case; `gpu` as in `gangline.explain.ActivationSizes`, `products` the format of blocks'.
+
+    Raises UserError for a model with blocks inside its head.
+    """
+    if case.plan.head_blocks:
+        raise UserError(
+            f"what {case.plan.head_blocks[0]} sends, and needs at its fullest, is not counted on this layout.",
+            "Its gradients and logits stand beside those of the head around it.",
+            "Switch off the model edit that puts it there; parallel=single and parallel=ddp count it.",
+        )
     schedule = timing.schedule_of(case)
     return Explained(
         mesh=case.mesh,

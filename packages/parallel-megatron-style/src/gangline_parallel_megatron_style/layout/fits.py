@@ -140,7 +140,7 @@ def _units(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         if cut is None:
             continue
         count = shape[cut.dim] // cut.unit
-        if _of_vocabulary(plan, name):
+        if cut.dim == 0 and shape[0] == plan.facts.get("vocab_size", shape[0]) and _of_vocabulary(plan, name):
             found["vocab_size"] = count
             continue
         blocks = cut.dim == 1 and plan.is_scales(name)  # of codes: no rank can have half of one, as of a key head

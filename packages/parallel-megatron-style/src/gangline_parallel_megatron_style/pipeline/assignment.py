@@ -66,12 +66,12 @@ class StageAssignment:
     def listeners(self, model: nn.Module) -> list[tuple[str, StepListener]]:
         """Modules on this rank with `after_step`, with the path of their block."""
         homes = {self.plan.embed: self.ranks[0], self.plan.head: self.ranks[-1]}
-        found = [("", path) for path, rank in homes.items() if rank == self.index]
-        found += [(path, path) for path in (f"{self.plan.blocks}.{index}" for index in self.blocks)]
+        found = [path for path, rank in homes.items() if rank == self.index]
+        found += [f"{self.plan.blocks}.{index}" for index in self.blocks]
         return [
-            (block, module)
-            for block, path in found
-            for _, module in listeners_of(model.get_submodule(path), path, self.plan)
+            (self.plan.emits_under(inside), module)
+            for path in found
+            for inside, module in listeners_of(model.get_submodule(path), path, self.plan)
         ]
 
     def executor(self, stage: RankStages, comm: Comm, device: torch.device) -> Executor:

@@ -213,7 +213,7 @@ class RowsRuntime(Runtime):
     @torch.no_grad()
     def applied(self) -> None:
         for path, module in listeners(self.model, "", self.plan):
-            module.after_step(self.emitted.get(_block_of(path, self.plan), {}))
+            module.after_step(self.emitted.get(self.plan.emits_under(path), {}))
 
     # --- what others see ---------------------------------------------------------------------------------------------
 
@@ -247,10 +247,6 @@ class RowsRuntime(Runtime):
             Shard(model_array(part.name), part.shape, tensor.dtype, box.offset, tensor.detach(), primary)
             for tensor, box, primary in zip(part.tensors, part.boxes, part.primary, strict=True)
         ]
-
-
-def _block_of(path: str, plan: Plan) -> str:
-    return ".".join(path.split(".")[:2]) if path.startswith(f"{plan.blocks}.") else ""
 
 
 def build(
