@@ -6,8 +6,7 @@ The directory is made here, of random numbers, and removed. Each of `--ranks` pr
 every weight in float32, as ZeRO would cut them, and fills it by `load_pretrained`; the raw way reads as many bytes of
 the files as fall to a process into one buffer of 16 MB. Ways take turns; a cold round first drops the files from the
 page cache. Prints medians: gigabytes of the files per second, the ratio to the raw way, and at their highest the bytes
-of a process beyond those before its weights were there, over the bytes of its weights: of its own memory, and with what
-it maps of files.
+of a process beyond those before its weights were there, over the bytes of its weights.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import os
 import random
 import statistics
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -68,33 +66,25 @@ def shapes_of(layers: int) -> dict[str, tuple[int, ...]]:
 
 
 class Peak:
-    """Bytes of this process at their highest, looked at every millisecond: (its own, with files that it maps)."""
+    """Bytes that this process holds at its highest, files that it maps among them, beyond those before; as the system
+    counts them, so that nothing has to run beside what is measured.
+    """
 
     def __init__(self) -> None:
-        self.before = self.own, self.all = self._now()
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
+        Path("/proc/self/clear_refs").write_text("5")  # the highest is that of now
+        self.before = self._now("VmRSS")
 
     @staticmethod
-    def _now() -> tuple[int, int]:
+    def _now(field: str) -> int:
         fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        anonymous, files, shared = (int(fields[name].split()[0]) << 10 for name in ("RssAnon", "RssFile", "RssShmem"))
-        return anonymous + shared, anonymous + shared + files
+        return int(fields[field].split()[0]) << 10
 
-    def _watch(self) -> None:
-        while not self._done.wait(0.001):
-            own, everything = self._now()
-            self.own, self.all = max(self.own, own), max(self.all, everything)
-
-    def beyond(self) -> tuple[int, int]:
-        self._done.set()
-        self._thread.join()
-        return self.own - self.before[0], self.all - self.before[1]
+    def beyond(self) -> int:
+        return self._now("VmHWM") - self.before
 
 
 def fill(directory: Path, layers: int, rank: int, ranks: int, start, found) -> None:
-    """What a rank does: (seconds, bytes of its weights, bytes of its own beyond, bytes with files beyond)."""
+    """What a rank does: (seconds, bytes of its weights, bytes beyond those before)."""
     import torch
 
     from gangline.interop import load_pretrained
@@ -113,7 +103,7 @@ def fill(directory: Path, layers: int, rank: int, ranks: int, start, found) -> N
     began = time.perf_counter()
     load_pretrained(directory, shards, plan)
     seconds = time.perf_counter() - began
-    found.put((seconds, sum(shard.local.nbytes for shard in shards), *peak.beyond()))
+    found.put((seconds, sum(shard.local.nbytes for shard in shards), peak.beyond()))
 
 
 def raw(directory: Path, layers: int, rank: int, ranks: int, start, found) -> None:
@@ -130,7 +120,7 @@ def raw(directory: Path, layers: int, rank: int, ranks: int, start, found) -> No
             file.seek(first)
             while (left := last - file.tell()) > 0 and file.readinto(view[: min(left, BUFFER)]):
                 pass
-    found.put((time.perf_counter() - began, BUFFER, BUFFER, BUFFER))
+    found.put((time.perf_counter() - began, BUFFER, BUFFER))
 
 
 def forget(directory: Path) -> None:
@@ -140,7 +130,7 @@ def forget(directory: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def timed(way, directory: Path, layers: int, ranks: int) -> list[tuple[float, int, int, int]]:
+def timed(way, directory: Path, layers: int, ranks: int) -> list[tuple[float, int, int]]:
     context = multiprocessing.get_context("spawn")
     start, found = context.Barrier(ranks), context.Queue()
     workers = [
@@ -169,8 +159,7 @@ def main() -> None:
             nbytes = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
             for ranks in asked.ranks:
                 seconds: dict[str, list[float]] = {"raw": [], "filled": []}
-                own: list[float] = []
-                everything: list[float] = []
+                memory: list[float] = []
                 for _ in range(asked.rounds):
                     for name in random.sample(list(seconds), len(seconds)):
                         if not asked.warm:
@@ -178,14 +167,13 @@ def main() -> None:
                         results = timed({"raw": raw, "filled": fill}[name], directory, layers, ranks)
                         seconds[name].append(max(one[0] for one in results))
                         if name == "filled":
-                            own.append(max(one[2] / one[1] for one in results))
-                            everything.append(max(one[3] / one[1] for one in results))
+                            memory.append(max(one[2] / one[1] for one in results))
                 taken = {name: statistics.median(values) for name, values in seconds.items()}
                 print(
                     f"{nbytes / 1e9:.1f} GB {dtype} {ranks} ranks {'warm' if asked.warm else 'cold'}:  "
                     f"{nbytes / taken['filled'] / 1e9:.2f} GB/s, raw {nbytes / taken['raw'] / 1e9:.2f}, "
                     f"x {taken['raw'] / taken['filled']:.2f}  "
-                    f"memory x {max(own):.3f}, with files x {max(everything):.3f}",
+                    f"memory x {max(memory):.3f}",
                     flush=True,
                 )
 

@@ -65,6 +65,8 @@ def _fill(tensors: Tensors, theirs: Theirs, shard: Shard, name: str) -> None:
         raise UserError(
             f"{tensors.directory}: {theirs.name} has shape {found}.", f"For {name} it must have shape {theirs.shape}."
         )
+    if tensors.fill(theirs.name, box, local):
+        return
     with torch.no_grad():
         for first, rows in tensors.blocks(theirs.name, box):
             (local[first : first + len(rows)] if local.dim() else local).copy_(rows)

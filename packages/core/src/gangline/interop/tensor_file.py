@@ -59,6 +59,30 @@ class TensorFile:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._entries[name]["shape"])
 
+    def fill(self, name: str, box: tuple[slice, ...], local: torch.Tensor) -> bool:
+        """Read the part of a tensor that `box` takes into `local`, where that has the same numbers in the same order.
+
+        False: it has others, and nothing was done. Raises UserError as `blocks` does.
+        """
+        shape, dtype, offset = self._place(name)
+        rows = range(*box[0].indices(shape[0])) if shape else range(1)
+        if local.dtype != dtype or local.device.type != "cpu" or not local.is_contiguous() or rows.step != 1:
+            return False
+        if any(range(*part.indices(size)) != range(size) for part, size in zip(box[1:], shape[1:], strict=True)):
+            return False
+        if local.numel():
+            self._read(offset + rows.start * prod(shape[1:]) * dtype.itemsize, local.detach())
+        return True
+
+    def _place(self, name: str) -> tuple[tuple[int, ...], torch.dtype, int]:
+        """(shape, dtype, where in the file it begins). Raises UserError for numbers of a kind that is not read."""
+        import torch
+
+        entry = self._entries[name]
+        if entry["dtype"] not in DTYPES:
+            raise UserError(f"{self.path}: {name} has numbers of dtype {entry['dtype']}, which are not read.")
+        return self.shape(name), getattr(torch, DTYPES[entry["dtype"]]), self._begin + entry["data_offsets"][0]
+
     def blocks(self, name: str, box: tuple[slice, ...]) -> Iterator[tuple[int, torch.Tensor]]:
         """The part of a tensor that `box` takes of it, a few rows at a time: (number of the first of them, the rows).
 
@@ -67,11 +91,7 @@ class TensorFile:
         """
         import torch
 
-        entry, shape = self._entries[name], self.shape(name)
-        if entry["dtype"] not in DTYPES:
-            raise UserError(f"{self.path}: {name} has numbers of dtype {entry['dtype']}, which are not read.")
-        dtype: torch.dtype = getattr(torch, DTYPES[entry["dtype"]])
-        offset = self._begin + entry["data_offsets"][0]
+        shape, dtype, offset = self._place(name)
         if not shape:
             scalar = torch.empty(1, dtype=dtype)
             self._read(offset, scalar)

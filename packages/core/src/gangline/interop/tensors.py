@@ -70,6 +70,10 @@ class Tensors:
             raise UserError(f"{file.path} has no tensor {name}.", f"{INDEX} says that it lies there.")
         return file.shape(name)
 
+    def fill(self, name: str, box: tuple[slice, ...], local: torch.Tensor) -> bool:
+        """Straight into `local` where that can be, as `TensorFile.fill`."""
+        return self._file(self.files[name]).fill(name, box, local)
+
     def blocks(self, name: str, box: tuple[slice, ...]) -> Iterator[tuple[int, torch.Tensor]]:
         """The part of a tensor that `box` takes of it, a few rows at a time, as `TensorFile.blocks`."""
         return self._file(self.files[name]).blocks(name, box)

@@ -17,9 +17,10 @@ from gangline.model.tree import HeadNode
 
 
 class Head(nn.Module):
-    """hidden (B, T, D) -> the loss summed over the batch's valid targets; `logits` for sampling."""
+    """hidden (B, T, D) -> the loss summed over the batch's valid targets; `logits` for sampling, by `product`."""
 
     loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    product: Callable[[Tensor, Tensor], Tensor]
 
     def __init__(self, node: HeadNode) -> None:
         super().__init__()
@@ -27,6 +28,7 @@ class Head(nn.Module):
         self.weight = nn.Parameter(torch.empty(node.vocab_size, node.dim))
         self.loss = CrossEntropy(node.call, node.chunk)
         self.soft_cap, self.scale = node.soft_cap, node.scale
+        self.product = logits
 
     def forward(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
         return self.loss(self.normed(hidden_BTD), self.weight, batch.targets, batch.loss_mask)
@@ -41,6 +43,6 @@ class Head(nn.Module):
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """(B, T, V) of the next token, in float32 at least."""
-        x_BTV = logits(self.normed(hidden_BTD), self.weight)
+        x_BTV = self.product(self.normed(hidden_BTD), self.weight)
         x_BTV = x_BTV.to(torch.promote_types(x_BTV.dtype, torch.float32))
         return x_BTV if self.soft_cap is None else cap_logits_(x_BTV, self.soft_cap)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ from gangline.mesh import Mesh
 from gangline.model.build import construct, materialise
 from gangline.model.columns import lay_out_by_columns
 from gangline.model.compose import compose_model
+from gangline.model.packed import packed
 from gangline.model.seams import recomputed
 from gangline.parallel.prepare import bind_folds
 from gangline.rundir import RunDirectory
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from gangline.model.decoder import Decoder
 
 USUAL = 200
+WORTH_PACKING = 16  # tokens: packing a model's matrices takes about as long as writing a few
 
 
 @dataclass(frozen=True)
@@ -219,6 +222,7 @@ def generate(
     """What a whole model on one device writes after each prompt (of at least one token).
 
     model: has `hidden(batch)` -> (B, T, D) and a `head` with `logits(hidden)` -> (B, T, V). cached: as `decode` has it.
+    Of several prompts on a CPU the model's float32 matrices are held a second time meanwhile (`packed`).
     """
     was_training = model.training
     model.eval()
@@ -226,9 +230,11 @@ def generate(
     def forward(batch: Batch) -> Tensor:
         return model.head.logits(model.hidden(batch)[:, -1:])[:, -1]
 
+    several = len(prompts) > 1 and cached and sampling.tokens >= WORTH_PACKING
     try:
         device = next(model.parameters()).device
-        return decode(forward, prompts, sampling, cached=cached, device=device, stop=stop)
+        with packed(model, len(prompts)) if several else nullcontext():
+            return decode(forward, prompts, sampling, cached=cached, device=device, stop=stop)
     finally:
         model.train(was_training)
 

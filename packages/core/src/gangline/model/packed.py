@@ -1,0 +1,57 @@
+"""Matrices packed for products with a few tokens at a time on a CPU.
+
+What oneDNN packs once for so many rows it multiplies faster than MKL does matrices that lie as they are. Measured with
+8 rows on one core of an AMD EPYC, float32, GB/s of the matrix: 4 to 7 as they are, 8 to 11 packed.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from gangline.model.head import Head
+from gangline.model.linear import Linear
+
+
+@contextmanager
+def packed(model: nn.Module, rows: int) -> Iterator[None]:
+    """Inside, linears and head of the model multiply by packed copies of their float32 matrices, made for `rows` rows.
+
+    Only where torch has oneDNN for an x86 processor and the model is there; else nothing changes.
+    """
+    changed: list[tuple[Linear | Head, Callable[..., Tensor]]] = []
+    try:
+        for module in model.modules() if available() else ():
+            if isinstance(module, Linear | Head) and _packs(module):
+                changed.append((module, module.product))
+                module.product = partial(_product, _pack(module.weight, rows))
+        yield
+    finally:
+        for module, product in changed:
+            module.product = product
+
+
+def available() -> bool:
+    """Whether this torch packs matrices for this processor."""
+    known = all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
+    return known and torch.backends.mkldnn.is_available() and platform.machine() == "x86_64"
+
+
+def _packs(module: Linear | Head) -> bool:
+    weight = module.weight
+    own = isinstance(module, Head) or module.matrix is weight  # else something stands for it
+    return own and weight.device.type == "cpu" and weight.dtype == torch.float32
+
+
+@torch.no_grad()
+def _pack(weight: Tensor, rows: int) -> Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
+
+
+def _product(packed: Tensor, x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")

@@ -1,0 +1,62 @@
+"""Matrices that are laid out or packed to write text: values, names and tokens stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gangline.config import default_run
+from gangline.model.columns import lay_out_by_columns
+from gangline.model.compose import compose_model
+from gangline.model.config import Tiny
+from gangline.model.init import whole_model
+from gangline.model.packed import available, packed
+from gangline.sampling.options import Sampling
+from gangline.sampling.sampler import WORTH_PACKING, generate
+
+SHAPE = {"dim": 24, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "hidden": 40, "init_std": 0.5}
+
+
+def model_of(dtype: torch.dtype = torch.float32, **options):
+    tree, plan = compose_model(default_run(model=Tiny(**(SHAPE | options))))
+    return whole_model(tree, plan, seed=3, dtype=dtype)
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    return [torch.randint(256, (length,)).tolist() for length in lengths]
+
+
+@pytest.mark.parametrize("options", [{}, {"tied": False}, {"soft_cap": 1.5}], ids=str)
+def test_tokens_are_the_same(options):
+    model, other = model_of(**options), model_of(**options)
+    lay_out_by_columns(other)
+    asked, how = prompts(5, 9, 2), Sampling(tokens=WORTH_PACKING)
+    plain = [generate(model, [prompt], how, cached=True)[0] for prompt in asked]
+    assert generate(model, asked, how, cached=True) == plain
+    assert generate(other, asked, how, cached=True) == plain
+    assert [generate(other, [prompt], how, cached=True)[0] for prompt in asked] == plain
+
+
+def test_layout_by_columns_changes_no_value():
+    model, other = model_of(tied=False), model_of(tied=False)
+    lay_out_by_columns(other)
+    assert not other.head.weight.is_contiguous()
+    assert other.blocks[0].feed_forward.w_down.weight.is_contiguous()
+    assert other.embed.weight.is_contiguous()
+    for (name, one), two in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(one, two), name
+
+
+def test_products_are_packed_inside_alone_and_only_what_is_float32():
+    model, wide = model_of(), model_of(torch.float64)
+    x = torch.randn(3, 2, 24)
+    linear, head = model.blocks[0].attention.wq, model.head
+    plain, logits = linear(x), head.logits(x)
+    with packed(model, 3), packed(wide, 3):
+        assert (linear.product is not F.linear) == available()
+        assert wide.blocks[0].attention.wq.product is F.linear
+        torch.testing.assert_close(linear(x), plain)
+        torch.testing.assert_close(head.logits(x), logits)
+    assert linear.product is F.linear
+    assert torch.equal(head.logits(x), logits)
