@@ -136,3 +136,12 @@ def test_a_rank_that_is_slower_now_and_then_is_not_noted() -> None:
         times = [draw.gauss(1.0, 0.1) for _ in range(RANKS)]
         times[step // 150 % RANKS] *= 1.2
         assert found.add(times) == {}
+
+
+def test_all_ranks_say_it_in_the_same_words() -> None:
+    """What is said alike is told once; each rank has its own time for a step."""
+    found = list(rows(200, slow=3, since=100))
+    other = [replace(record, step_seconds=1.7 * record.step_seconds) for record in found]
+    first, second = (said(StragglersMonitor(StragglersOptions()), records) for records in (found, other))
+    assert first
+    assert first == second

@@ -118,7 +118,8 @@ class StragglersMonitor(Monitor):
         phase = max(excess, key=lambda name: excess[name])
         next_slowest = max(seconds for other, seconds in enumerate(own) if other != rank)
         cost = max(0.0, own[rank] - next_slowest)  # what a step would be shorter without it
-        share = cost / record.step_seconds if record.step_seconds else 0.0
+        step = (record.rank_seconds or {}).get("max", record.step_seconds)  # equal on all ranks: else each tells it
+        share = cost / step if step else 0.0
         where = " of its stage" if len(peers) < len(own) else ""
         evidence = (
             f"rank {rank} works {own[rank]:.3f} s a step, the median of {len(peers)} ranks{where} {middle:.3f} s "
