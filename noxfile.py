@@ -124,36 +124,6 @@ def docs(session: nox.Session) -> None:
     session.run(*PYTEST, *SPREAD[:-1], "worksteal", "docs", *session.posargs)
 
 
-SLURM = ("munge", "slurmctld", "slurmd", "slurm-client")
-
-
-def install_slurm(session: nox.Session) -> str:
-    """Why that cannot be; nothing where it is done."""
-    if not shutil.which("apt-get") or os.geteuid():
-        return "can install it only as root with apt"
-    try:
-        session.run("apt-get", "update", "-q", external=True)
-        get = ("apt-get", "install", "-q", "-y", "--no-install-recommends")
-        session.run(*get, *SLURM, external=True, env={"DEBIAN_FRONTEND": "noninteractive"})
-    except CommandFailed:
-        return "apt could not install it (is there a network?)"
-    return ""
-
-
-@nox.session(allow_parallel=True)
-def slurm(session: nox.Session) -> None:
-    """A real Slurm on this machine: its packages by apt where they are missing (as root), runs on five nodes."""
-    there = shutil.which("sbatch") and shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin")
-    if not there and (why_not := install_slurm(session)):
-        what = f"needs Slurm, and {why_not}:  apt-get install {' '.join(SLURM)}"
-        if "slurm" in ASKED:  # by name, as the public checks do
-            session.error(what)
-        session.skip(what)
-    install(session, *editable("core", "launch", "parallel-megatron-style"), *SPREADING)
-    one_thread(session)
-    session.run(*PYTEST, *AGAIN, "packages/launch/tests_on_slurm", *session.posargs)
-
-
 @nox.session(allow_parallel=True)
 @nox.parametrize("package", LARGEST, ids=LARGEST)
 def tests(session: nox.Session, package: str) -> None:
@@ -323,6 +293,36 @@ def train(session: nox.Session) -> None:
     session.log(f"Held-out loss at step {last['step']}: {last['validation_loss']:.4f}, and {LEARNT} is asked for.")
     if last["step"] != 100 or not all(last[name] <= LEARNT for name in ("loss", "validation_loss")):  # NaN is not
         session.error(f"The main job has not learnt: {last}")
+
+
+SLURM = ("munge", "slurmctld", "slurmd", "slurm-client")
+
+
+def install_slurm(session: nox.Session) -> str:
+    """Why that cannot be; nothing where it is done."""
+    if not shutil.which("apt-get") or os.geteuid():
+        return "can install it only as root with apt"
+    try:
+        session.run("apt-get", "update", "-q", external=True)
+        get = ("apt-get", "install", "-q", "-y", "--no-install-recommends")
+        session.run(*get, *SLURM, external=True, env={"DEBIAN_FRONTEND": "noninteractive"})
+    except CommandFailed:
+        return "apt could not install it (is there a network?)"
+    return ""
+
+
+@nox.session  # alone: five nodes on one machine, whose daemons lose each other where it has no time for them
+def slurm(session: nox.Session) -> None:
+    """A real Slurm on this machine: its packages by apt where they are missing (as root), runs on five nodes."""
+    there = shutil.which("sbatch") and shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin")
+    if not there and (why_not := install_slurm(session)):
+        what = f"needs Slurm, and {why_not}:  apt-get install {' '.join(SLURM)}"
+        if "slurm" in ASKED:  # by name, as the public checks do
+            session.error(what)
+        session.skip(what)
+    install(session, *editable("core", "launch", "parallel-megatron-style"), *SPREADING)
+    one_thread(session)
+    session.run(*PYTEST, *AGAIN, "packages/launch/tests_on_slurm", *session.posargs)
 
 
 @nox.session(default=False)
