@@ -102,6 +102,38 @@ def test_memory_that_is_short_twice_at_one_step_ends_the_run_and_says_what_helps
     assert stop.action is Action.STOP
 
 
+def appended(path: Path, *lines: dict) -> None:
+    with path.open("a") as file:
+        file.writelines("\n" + json.dumps(line) for line in lines)
+        file.write("\n")
+
+
+@pytest.mark.parametrize(("died_at", "same"), [(27, False), (41, True), (None, False)], ids=str)
+def test_a_start_that_went_back_failed_where_it_was_then(tmp_path: Path, died_at: int | None, same: bool) -> None:
+    """It says what it does at the step that it comes from; a machine that is lost on the way is another fault."""
+    written(tmp_path, [40, 40, 40], ["start", "rank", "rank", "rank"])
+    for step in (40, 41):  # ordered before the first step, or behind it
+        about = {"by": "rank", "generation": 4, "attempt": 1, "step": step}
+        appended(tmp_path / "events.jsonl", {"event": "order", "action": "roll_back", **about})
+        appended(tmp_path / "events.jsonl", {"event": "phase", "phase": "recovery", "at": "end", **about})
+        appended(tmp_path / "metrics.jsonl", {"generation": 4, "attempt": 1, "step": step})
+    then = range(21, died_at or 0)
+    appended(tmp_path / "metrics.jsonl", *({"generation": 4, "attempt": 2, "step": step} for step in then))
+    lost = {"event": "launch", "by": "launcher", "why": "rank", "generation": 5, "futile": 4, "evidence": KILLED}
+    appended(tmp_path / "events.jsonl", lost)
+    assert [verdict.details["row"] for verdict in found(tmp_path)] == ([4] if same else [])
+
+
+def test_memory_that_was_short_once_behind_another_fault_does_not_end_the_run(tmp_path: Path) -> None:
+    written(tmp_path, [47, 47], ["start", "rank", "rank"])
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    events[-2]["evidence"] = ON_GPU
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events))
+    (verdict,) = found(tmp_path)
+    assert (verdict.kind, verdict.details["row"]) == ("repeated-failure", 2)
+    assert order([verdict]) is None, "a warning, for now"
+
+
 @pytest.mark.parametrize("kills", [3, 4])
 def test_a_run_that_fails_at_one_step_again_and_again(tmp_path: Path, kills: int) -> None:
     """What is wrong with the newest checkpoint is left behind by an older one; what is not, ends the run."""

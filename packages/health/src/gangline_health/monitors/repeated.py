@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +42,15 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Repeated:
-    """Starts in a row that failed at one step: how many, the most steps that they had done, why the last one failed."""
+    """Starts in a row that failed at one step: how many, the most steps that they had done, why the last one failed.
+
+    no_memory: how many of them, the last one and those before it, had no memory left.
+    """
 
     times: int
     step: int
     why: str
+    no_memory: int
 
 
 class RepeatedMonitor(Monitor):
@@ -74,11 +79,11 @@ class RepeatedMonitor(Monitor):
         if found is None:
             return
         step = found.step + 1
-        details = {"step": step, "row": found.times}
-        evidence = (
-            f"{found.times} starts in a row failed in step {step}; the last one: {found.why or 'nobody knows why'}"
-        )
-        if NO_MEMORY.search(found.why):
+        short = found.no_memory >= 2  # one alone may be what the fault before it left behind
+        times = found.no_memory if short else found.times
+        details = {"step": step, "row": times}
+        evidence = f"{times} starts in a row failed in step {step}; the last one: {found.why or 'nobody knows why'}"
+        if short:
             evidence += f". {MORE_MEMORY}"
             yield Verdict("out-of-memory", f"step {step}", 0.9, evidence, Action.WARN, details=details)
         else:
@@ -102,7 +107,7 @@ class RepeatedMonitor(Monitor):
 
 def repeated(launches: Sequence[Line], reached: dict[int, int]) -> Repeated | None:
     """What the newest launches follow: failures of ranks, all at one step; None where they are fewer than two."""
-    times, step = 0, None
+    step, whys = None, list[str]()
     for line in reversed(launches):
         before = int(line["generation"]) - 1
         if line.get("why") != "rank" or before not in reached:
@@ -110,16 +115,30 @@ def repeated(launches: Sequence[Line], reached: dict[int, int]) -> Repeated | No
         step = reached[before] if step is None else step
         if abs(reached[before] - step) > SAME:
             break
-        times += 1
-    return None if step is None or times < 2 else Repeated(times, step, str(launches[-1].get("evidence", "")))
+        whys.append(str(line.get("evidence", "")))
+    if step is None or len(whys) < 2:
+        return None
+    no_memory = len(list(takewhile(NO_MEMORY.search, whys)))
+    return Repeated(len(whys), step, whys[0], no_memory)
 
 
 def reached(events: Iterable[Line], steps: Iterable[Line]) -> dict[int, int]:
-    """By generation the most steps that were done, as rank 0 wrote it."""
+    """By generation the most steps that were done, as rank 0 wrote it.
+
+    Of a start that went back: since then, by its records alone. What it said before is of where it came from.
+    """
     found: dict[int, int] = {}
-    for line in (*(each for each in events if each.get("by") == "rank"), *steps):
+    left: dict[int, int] = {}  # generation -> the newest attempt that it went back from
+    told = [line for line in events if line.get("by") == "rank"]
+    for line in told:
+        if line.get("event") == "order" and line.get("action") == "roll_back":
+            with suppress(KeyError, TypeError, ValueError):
+                left[int(line["generation"])] = int(line["attempt"])
+    for line in (*(each for each in told if each.get("generation") not in left), *steps):
         with suppress(KeyError, TypeError, ValueError):
             number, step = int(line["generation"]), int(line["step"])
+            if number in left and int(line["attempt"]) <= left[number]:
+                continue
             found[number] = max(step, found.get(number, 0))
     return found
 
