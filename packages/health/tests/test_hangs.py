@@ -148,6 +148,28 @@ def test_a_hung_rank_is_killed_though_nobody_could_be_told(tmp_path: Path, troub
     assert failure.member == "health/mine", "the next start leaves it out"
 
 
+@pytest.mark.parametrize(("why", "member"), [("behind", "health/on"), ("transfer", ""), ("stopped", "")])
+def test_of_what_comes_in_anybodys_code_no_check_is_blamed(tmp_path: Path, why: str, member: str) -> None:
+    (tmp_path / "logs").mkdir()
+    children = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
+    try:
+        seen = [
+            Seen(rank, 2, 1, child.pid, True, 2, 7, "collective", "", 1.0, None, member="health/on")
+            for rank, child in enumerate(children)
+        ]
+        watcher = Watcher(tmp_path, HangsOptions())
+        watcher.watched = lambda: [Watched(each, 99.0, 1.0, "S") for each in seen]  # type: ignore[method-assign]
+        watcher.act(Diagnosis((0, 1), why, "all_gather", "nothing moves"))
+        assert children[0].wait(60) == -signal.SIGKILL
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    failure = first(tmp_path / "logs", 1)
+    assert failure is not None
+    assert failure.member == member
+
+
 @contextmanager
 def answers_oddly() -> Iterator[str]:
     """The URL of a server that does not speak HTTP."""

@@ -151,7 +151,8 @@ class Watcher:
             print(f"health: {diagnosis.evidence}; it could not be told: {type(error).__name__}: {error}", flush=True)
         if self.options.act == "restart":
             said = f"hang: {diagnosis.evidence}; it was killed"
-            member = "" if diagnosis.why == "stopped" else culprits[0].seen.member  # a signal comes in anybody's code
+            # a signal comes in anybody's code, and so does a network that carries nothing
+            member = culprits[0].seen.member if diagnosis.why not in ("stopped", "transfer") else ""
             failure = RankFailure(diagnosis.ranks[0], "bug", 1, said, member=member)
             claim(self.run_dir / "logs", generation, failure)
             for one in culprits if diagnosis.why != "transfer" else culprits[:1]:
