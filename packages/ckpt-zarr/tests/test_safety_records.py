@@ -33,6 +33,12 @@ def wait_until_it_stands(metrics: Path, seconds: float = 2.0) -> None:
         time.sleep(0.02)
 
 
+def beats(run_dir: Path) -> dict[int, tuple[int, str]]:
+    """Of each rank: its beat, and the phase that it is in."""
+    seen = [pulse.PulseReader(path).read() for path in pulse.find(run_dir)]
+    return {one.rank: (one.beat, one.phase) for one in seen if one.alive}
+
+
 def test_a_step_that_people_were_told_of_is_never_done_again(runs: Runs) -> None:
     """A rank is killed while its save gets no further: what was told before is whole in memory."""
     words = ("run.steps=200", "checkpoint.every=null", "parallel=ddp", "launch.processes=2", "run.deterministic=on")
@@ -41,7 +47,11 @@ def test_a_step_that_people_were_told_of_is_never_done_again(runs: Runs) -> None
     victim = ranks(process.pid)[1]
     (writer,) = [pid for pid, command in children(victim).items() if "save.writer.process" in command]
     os.kill(writer, signal.SIGSTOP)
-    wait_until_it_stands(runs.directory / "out" / "metrics.jsonl")
+    out = runs.directory / "out"
+    wait_until_it_stands(out / "metrics.jsonl")
+    before = beats(out)
+    time.sleep(0.5)
+    assert beats(out) == before, "to those who watch, ranks that wait for a save stand still"
     os.kill(victim, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
         os.kill(writer, signal.SIGKILL)

@@ -30,6 +30,16 @@ class Noted(Generic[T]):
         return result
 
 
+def unwatched(comm: Comm) -> Comm:
+    """The same collectives, of which its pulse says nothing."""
+    found = comm
+    while isinstance(found, Wrapped):
+        found, wrapped = found.inner, found
+        if isinstance(wrapped, Pulsed):
+            return found
+    return comm
+
+
 class Pulsed(Wrapped):
     """Writes each collective into a pulse. One that raises leaves the pulse as it was: there the rank was lost."""
 

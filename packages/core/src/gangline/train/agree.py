@@ -11,6 +11,7 @@ import torch
 
 from gangline.comm.base import Comm
 from gangline.comm.objects import gather_json
+from gangline.comm.pulsed import unwatched
 from gangline.data.base import DataSource
 from gangline.errors import UserError
 from gangline.health import Verdict
@@ -63,10 +64,10 @@ def agree(
 
 
 def all_true(world: Comm, device: torch.device, mine: bool) -> bool:
-    """Whether it is true of every rank."""
+    """Whether it is true of every rank. No pulse beats: who asks again and again stands still to those who watch."""
     if world.size == 1:
         return mine
-    return bool(world.all_gather(torch.tensor([float(mine)], device=device)).all())
+    return bool(unwatched(world).all_gather(torch.tensor([float(mine)], device=device)).all())
 
 
 def by_phase(rows: Sequence[Sequence[float]]) -> dict[str, list[float]] | None:

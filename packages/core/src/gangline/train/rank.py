@@ -110,6 +110,7 @@ def train(s: Session) -> int:
             s.close_readers()
         settle(s)
         poll(s, wait=True)
+        flush(s)
         if ending.why in ("done", *REQUEUED) and (lost := lost_at_the_end(s)):
             ending = lost
         s.checkpointer.close()

@@ -37,8 +37,8 @@ def report(s: Session, record: StepRecord, waits: bool) -> None:
 
 
 def flush(s: Session) -> None:
-    """Hand over the record that waits, if the save that keeps it is over; where that failed the loop says so."""
-    if s.saving is None or s.saving.over:
+    """Hand over the record that waits, if its checkpoint is whole, or no save is under way any more."""
+    if s.unreported is not None and (s.saving is None or s.saving.whole):
         _release(s)
 
 
