@@ -12,7 +12,7 @@ from gangline.mesh import Mesh
 from gangline.pulse import ROWS
 from gangline.testing import rank
 from gangline.testing.pool import pool
-from gangline.train.agree import WAITS, Gathered, agree, rank_mfu, same_data
+from gangline.train.agree import WORK, Gathered, agree, rank_mfu, same_data
 
 CPU = torch.device("cpu")
 
@@ -45,10 +45,11 @@ def test_where_no_rank_has_anything_to_say_nothing_is_heard() -> None:
 def test_mfu_of_a_rank_is_over_its_own_work_alone() -> None:
     """A step of 2 s on two ranks, of which one works all the time and the other waits for it half of it."""
     phases = {name: [0.0, 0.0] for name in ROWS} | {"forward": [0.5, 0.25], "backward": [1.5, 0.75]}
-    phases |= {"collective": [0.0, 1.0], "checkpoint": [3.0, 3.0]}
-    assert set(WAITS) <= set(ROWS)
+    phases |= {"collective": [0.0, 1.0], "checkpoint": [3.0, 3.0], "other": [9.0, 0.5]}
+    assert set(WORK) <= set(ROWS)
     gathered = Gathered(None, phases, None, "", [], False, 0.0)
     assert rank_mfu(0.4, 2.0, gathered) == [0.4, 0.8]
+    assert rank_mfu(0.5, 1.5, gathered) == [0.5, 0.75], "the forward passes of a validation are no work of the step"
     assert rank_mfu(None, 2.0, gathered) is None
     assert rank_mfu(0.4, 2.0, Gathered(None, None, None, "", [], False, 0.0)) is None
 

@@ -17,7 +17,7 @@ from gangline.errors import UserError
 from gangline.health import Verdict
 from gangline.pulse.layout import ROWS
 
-WAITS = ("collective", "checkpoint")  # of a step's phases: a rank does no work of the step in them
+WORK = ("data", "forward", "backward", "optimizer")  # a rank's own work of a step: the rest is waits, saves, trackers
 _SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 
 
@@ -79,12 +79,15 @@ def by_phase(rows: Sequence[Sequence[float]]) -> dict[str, list[float]] | None:
 
 
 def rank_mfu(mfu: float | None, step_seconds: float, gathered: Gathered) -> list[float] | None:
-    """By rank: the MFU that the step would have if it took as long as this rank worked; None where that is unknown."""
+    """By rank: the MFU that the step would have if it took as long as this rank worked; None where that is unknown.
+
+    Never below `mfu`: a validation before the step has its forward passes in the same rows, but not in the step's time.
+    """
     if mfu is None or gathered.rank_phases is None:
         return None
-    work = [column for name, column in gathered.rank_phases.items() if name not in WAITS]
-    own = [sum(seconds) for seconds in zip(*work, strict=True)]
-    return [mfu * step_seconds / seconds if seconds > 0 else 0.0 for seconds in own]
+    work = [gathered.rank_phases[name] for name in WORK]
+    own = [min(sum(seconds), step_seconds) for seconds in zip(*work, strict=True)]
+    return [mfu * (step_seconds / seconds) if seconds > 0 else mfu for seconds in own]
 
 
 def gather_verdicts(world: Comm, device: torch.device, verdicts: list[Verdict]) -> tuple[list[Verdict], float]:

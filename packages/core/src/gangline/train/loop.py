@@ -32,7 +32,7 @@ def loop(s: Session) -> Ending:
         return Ending(signal)
     each(s, "begin", s.step)
     s.checkpointer.prepare(s.saved_registry)
-    clock = Clock()
+    clock, begun = Clock(), s.step
     while s.step < s.run.steps:
         clock.pulse.step(s.step + 1)
         flush(s)
@@ -48,7 +48,9 @@ def loop(s: Session) -> Ending:
         with ahead("agree"):  # on a GPU also the wait for the optimizer: it counts to the step that comes
             agreed = agree(s.comms.world, s.device, own, stop_requested(), mine, due, clock.pulse.rows(), own_loss)
         record.rank_seconds, record.rank_phases = agreed.rank_seconds, agreed.rank_phases
-        record.rank_losses, record.rank_mfu = agreed.rank_losses, rank_mfu(record.mfu, record.step_seconds, agreed)
+        record.rank_losses = agreed.rank_losses
+        if record.step > begun + 1:  # the rows of a start's first step have what was before it
+            record.rank_mfu = rank_mfu(record.mfu, record.step_seconds, agreed)
         order, found = verdicts.judged(s, [*before, *agreed.verdicts], agreed.now, record)
         record.verdicts = [verdict.to_dict() for verdict in found.verdicts]
         stays = order.action < Action.ROLL_BACK
