@@ -15,7 +15,7 @@ from gangline.optimizer.muon import MuonOptimizer, orthogonalise
 from gangline.optimizer.pieces import decay_of
 from gangline.optimizer.soap import SoapOptimizer
 from gangline.parallel.owners import MatrixId
-from gangline.plan import chosen
+from gangline.plan import chosen, is_mapped
 from gangline.runtime import ParamShard, ShardedParam
 from gangline.shard import Box, Division, Layout, Registry, Shard
 
@@ -337,3 +337,19 @@ def test_a_pattern_that_is_of_nothing_is_refused(option):
 )
 def test_weight_decay_shrinks_matrices_and_stacks_of_them(name, shape, found):
     assert decay_of(ShardedParam(name, shape, ()), Adamw(weight_decay=0.1)) == (0.1 if found else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "found"),
+    [
+        ("wq.weight", (8, 4), True),
+        ("w_up.weight", (3, 8, 4), True),
+        ("w_up.bias", (3, 8), False),
+        ("convolution.weight", (64, 1, 4), False),
+        ("gate.weight", (1, 8), False),
+        ("norm.weight", (8,), False),
+    ],
+)
+def test_a_matrix_that_is_mapped_has_two_sides(name, shape, found):
+    """Of (channels, 1, taps) each channel would be a matrix of one row."""
+    assert is_mapped(name, shape) == found

@@ -60,6 +60,14 @@ def is_matrix(name: str, shape: Sequence[int]) -> bool:
     return len(shape) >= 2 and not name.endswith(".bias")
 
 
+def is_mapped(name: str, shape: Sequence[int]) -> bool:
+    """Whether optimizers that map whole matrices take a parameter: both sides of its matrices are longer than 1.
+
+    Filters of a depthwise convolution, (channels, 1, taps), are vectors to them.
+    """
+    return is_matrix(name, shape) and min(shape[-2:]) > 1
+
+
 @dataclass(frozen=True)
 class Cut:
     """Parameters matching `pattern` may be cut along tensor dim `dim` by mesh (or fold) axis `axis`.

@@ -20,7 +20,7 @@ from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct
 from gangline.model.tree import Node, by_path, parameter_shapes
 from gangline.parallel.owners import most_matrix_bytes
-from gangline.plan import Plan, is_matrix
+from gangline.plan import Plan, is_mapped
 from gangline.shard import Layout, Registry, itemsize, model_array
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def explain_replicated(
         parts.append(work)
         kept, again = kept + stays, max(again, more)
     total, shapes = StageWork.total(parts), parameter_shapes(tree)
-    matrix = {name: name.startswith(f"{plan.blocks}.") and is_matrix(name, shape) for name, shape in shapes.items()}
+    matrix = {name: name.startswith(f"{plan.blocks}.") and is_mapped(name, shape) for name, shape in shapes.items()}
     trained = {name: prod(shape) for name, shape in shapes.items() if not plan.is_frozen(name)}
     numbers, kept_bytes = parameter_count(tree), Counter[str]()
     for name, shape in shapes.items():

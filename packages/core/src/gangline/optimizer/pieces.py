@@ -9,7 +9,7 @@ from torch import Tensor
 from gangline.config.schema import Run
 from gangline.model.compose import compose_model
 from gangline.optimizer.config import DecayingConfig
-from gangline.plan import chosen, is_matrix, matches
+from gangline.plan import chosen, is_mapped, is_matrix, matches
 from gangline.runtime import ParamShard, Runtime, ShardedParam
 from gangline.shard import Shard, model_array
 
@@ -38,7 +38,7 @@ def decay_of(parameter: ShardedParam, config: DecayingConfig) -> float:
 
 
 def in_blocks(run: Run, runtime: Runtime) -> dict[str, None]:
-    """The names of the matrices and stacks in the blocks that the plan names, on whatever stage, in order."""
+    """The names of what is mapped as matrices, in the blocks that the plan names, on whatever stage, in order."""
     _, plan = compose_model(run)
     shapes = ((name, runtime.registry[model_array(name)].shape) for name in runtime.names())
-    return {name: None for name, shape in shapes if is_matrix(name, shape) and matches(plan.blocks, name)}
+    return {name: None for name, shape in shapes if is_mapped(name, shape) and matches(plan.blocks, name)}

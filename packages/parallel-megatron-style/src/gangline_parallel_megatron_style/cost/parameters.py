@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import pairwise
 from math import prod
 
-from gangline.strategy import Layout, Mesh, is_matrix, model_array
+from gangline.strategy import Layout, Mesh, is_mapped, model_array
 from gangline_parallel_megatron_style.layout.alike import AlikeBlocks
 from gangline_parallel_megatron_style.sharding.arrays import EMBED, HEAD, TIED, ModelShapes, ParamKind, lay_out
 from gangline_parallel_megatron_style.sharding.ranks import StateRanks
@@ -67,8 +67,8 @@ class Array:
 
     @property
     def matrix(self) -> bool:
-        """Whether it is a matrix, or a stack of them, of a block."""
-        return self.block is not None and is_matrix(self.name, self.shape)
+        """Whether it is a matrix of a block, or a stack of them, that an optimizer may map as a whole."""
+        return self.block is not None and is_mapped(self.name, self.shape)
 
 
 @dataclass(frozen=True)
