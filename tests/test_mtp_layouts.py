@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gangline import UserError
+from gangline.config.check import check
 from gangline.config.compose import compose_one
 from gangline.explain import of_angles
 from gangline.mesh import Mesh
@@ -75,6 +76,13 @@ def test_blocks_of_experts_and_their_routers_in_the_head():
     holds("dp_shard=2 tp=2 zero=2", *experts, *losses, "moe.ep_out_of=[dp_shard]")
 
 
+def test_what_is_drawn_and_frozen_is_refused():
+    """Adapters beside modules that nobody has trained: a directory has to bring the modules."""
+    with pytest.raises(UserError, match="beside lora they stay as they are drawn") as refused:
+        check(compose_one(["recipe=tiny", "mtp=on", "lora=on", "lora.targets=[wq]"]))
+    assert "mtp=off, or lora=off" in str(refused.value)
+
+
 # --- what is explained of it ------------------------------------------------------------------------------------------
 
 TINY = (
@@ -107,6 +115,8 @@ def test_what_is_not_counted_is_refused_by_name():
     """The planner asks the same; one process and ddp count it."""
     with pytest.raises(UserError, match=r"what head\.mtp\.\*\.block sends, .* is not counted on this layout"):
         explained(compose_one([*TINY.split(), "parallel=fsdp", "launch.processes=4"]))
+    with pytest.raises(UserError, match="To plan without it, mtp=off; parallel=single and parallel=ddp count it"):
+        explained(compose_one([*TINY.split(), "moe=on", "moe.experts=4", "parallel=fsdp", "launch.processes=4"]))
     run, mesh = compose_one([*TINY.split(), "parallel=ddp", "launch.processes=2"]), Mesh.of({"dp_replicate": 2})
     plain = replace(run, edits={})
     found, before = (one.parallel.explain(one, mesh).ranks[0] for one in (run, plain))

@@ -74,9 +74,10 @@ def module_of(plan: Plan, path: str, shape: Shape) -> str:
     """
     found = theirs_of(plan, f"{path}.weight", shape)
     if len(found) != 1 or found[0].index is not None or found[0].first is not None:
+        cut = f"In its files that is {', '.join(one.name for one in found[:2])}, cut in another way."
         raise UserError(
             f"peft has no adapter like the one of {path}.",
-            f"In its files that is {', '.join(one.name for one in found[:2]) or 'nothing'}, cut in another way.",
+            cut if found else "Files of this model have no such matrix.",
             "gangline export --merge writes the weights with the adapter added.",
         )
     return found[0].name.removesuffix(".weight")

@@ -38,7 +38,7 @@ class Mtp(EditConfig):
 
     def check(self, run: Run) -> list[Problem]:
         if self.depth < run.batch.sequence_length:
-            return self._files(run)
+            return self._files(run) or self._frozen(run)
         what = f"mtp.depth={self.depth}: rows of {run.batch.sequence_length} tokens have none so far ahead."
         return [Problem(what, "", f"mtp.depth={run.batch.sequence_length - 1} or less.")]
 
@@ -49,6 +49,24 @@ class Mtp(EditConfig):
             return []
         what = f"model.weights={run.model.pretrained()} holds a part of what mtp.depth={self.depth} needs."
         return [Problem(what, f"It lacks {', '.join(lacks[:3])}.", "Take another mtp.depth, or mtp=off.")]
+
+    def _frozen(self, run: Run) -> list[Problem]:
+        """Whether an edit beside this one, such as lora, keeps from learning what has only been drawn."""
+        others = [group for group, edit in run.edits.items() if edit is not self]
+        if not others or holds_checkpoint(run):
+            return []
+        from gangline_models.mtp.edit import frozen_of_modules
+
+        there, lacks = self._there(run)
+        frozen = [] if there and not lacks else frozen_of_modules(run)
+        if not frozen:
+            return []
+        off = " or ".join(f"{group}=off" for group in others)
+        what = (
+            f"mtp=on draws the weights of its modules, and beside {' and '.join(others)} they stay as they are drawn."
+        )
+        why = f"Frozen are {', '.join(frozen[:3])}{' and more' if frozen[3:] else ''}; no directory brings them."
+        return [Problem(what, why, f"mtp=off, or {off}; or model.weights=DIR of a DeepSeek-V3 that has them.")]
 
     def notices(self, run: Run) -> list[str]:
         from gangline_models.mtp.edit import their_names

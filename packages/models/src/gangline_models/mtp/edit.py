@@ -158,3 +158,13 @@ def their_names(run: Run) -> list[str]:
     tree, plan = compose_model(run)
     mine = ((name, shape) for name, shape in parameter_shapes(tree).items() if name.startswith(f"{_modules(plan)}."))
     return [theirs.name for name, shape in mine for theirs in theirs_of(plan, name, shape)]
+
+
+def frozen_of_modules(run: Run) -> list[str]:
+    """Parameters of the modules' own that are not trained; none of a model that cannot be composed."""
+    try:
+        tree, plan = compose_model(run)
+    except UserError:
+        return []  # whoever checks a run composes it, too, and says why
+    place = f"{_modules(plan)}."
+    return [n for n in parameter_shapes(tree) if plan.owner(n).startswith(place) and plan.is_frozen(n)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,7 @@ class Case:
     recompute_every: int
     optimizer: OptimizerConfig  # says what it keeps of each weight
     callback_copies: int = 0  # arrays like each trained parameter that callbacks keep
+    head_edits: tuple[str, ...] = ()  # settings that switch off what has put blocks into the head
 
     @classmethod
     def of(cls, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None) -> Case:
@@ -68,6 +69,7 @@ class Case:
             recompute_every=run.run.recompute_every,
             optimizer=run.optimizer,
             callback_copies=sum(config.copies(run) for config in run.callback.values()),
+            head_edits=_head_edits(run) if plan.head_blocks else (),
         )
 
     @cached_property
@@ -250,3 +252,9 @@ class Case:
     def recomputed(self, block: int) -> bool:
         """Whether a block is computed again in the backward pass, wholly or its attention."""
         return self.recompute is not Recompute.none and block % self.recompute_every == 0
+
+
+def _head_edits(run: Run) -> tuple[str, ...]:
+    """`GROUP=off` of each model edit without which the head has no blocks."""
+    rest = {group: {name: edit for name, edit in run.edits.items() if name != group} for group in run.edits}
+    return tuple(f"{group}=off" for group in rest if not compose_model(replace(run, edits=rest[group]))[1].head_blocks)

@@ -53,10 +53,11 @@ def of_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explained:
     Raises UserError for a model with blocks inside its head.
     """
     if case.plan.head_blocks:
+        off = " or ".join(case.head_edits) or "take a model that has none"
         raise UserError(
             f"what {case.plan.head_blocks[0]} sends, and needs at its fullest, is not counted on this layout.",
             "Its gradients and logits stand beside those of the head around it.",
-            "Switch off the model edit that puts it there; parallel=single and parallel=ddp count it.",
+            f"To plan without it, {off}; parallel=single and parallel=ddp count it.",
         )
     schedule = timing.schedule_of(case)
     return Explained(
