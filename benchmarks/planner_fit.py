@@ -1,12 +1,13 @@
 """Fits the numbers of the shipped cluster files that no datasheet has on published step times, and writes them.
 
-    python benchmarks/planner_fit.py published.json [--seconds 300] [--cross]
+    python benchmarks/planner_fit.py published.json [--rounds 12] [--cross]
 
 Few numbers, each with a meaning (`gangline.cluster.file.NUMBERS`), none of them of a table: those of software and
 network are one for all machines, those of products one for each generation of accelerators. Rows are those of the
 tables in judge/calibrated.json; every table weighs as the root of its rows, so that no large one drowns the others.
-Coordinate descent on the mean absolute logarithm of predicted over published, where an error above e^0.5 counts as
-that: a row that is not what it seems must not pull.
+Reweighted Gauss-Newton steps on the mean absolute logarithm of predicted over published, where an error above e^0.5
+counts as that: a row that is not what it seems must not pull. Numbers that few rows show stay near their first guess:
+its distance, in quarters of the range, costs `PRIOR`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gangline.cluster import Cluster, Quantity, load_cluster, shipped
 from gangline.cluster.file import SHIPPED
@@ -40,11 +43,13 @@ SHARED = {  # number -> (first guess, least, most)
     "module.seconds": (5e-5, 1e-5, 2e-4),
     "link.node.efficiency": (0.75, 0.68, 0.82),  # nccl-tests: 230 of 300 GB/s on A100, 360 of 450 on H100
     "link.cluster.efficiency": (0.75, 0.5, 0.92),
+    "link.cluster.crowding": (0.03, 1e-3, 0.3),
     "overlap.share": (0.7, 0.3, 0.95),
-    "link.node.latency": (1e-5, 5e-6, 1.5e-5),
+    "link.node.latency": (8e-6, 2e-6, 1.5e-5),
     "link.cluster.latency": (1.5e-5, 5e-6, 6e-5),
     "host.seconds": (0.005, 1e-3, 0.01),
-    "jitter.sigma": (0.004, 0.001, 0.02),
+    "jitter.sigma": (0.004, 1e-3, 0.02),
+    "jitter.seconds": (0.02, 5e-4, 0.2),  # the middle of MLPerf's steps spreads by 0.04 to 0.3 s (mlperf_step_jitter)
 }
 EACH = {  # of each generation
     "matmul.efficiency": (0.7, 0.4, 0.88),
@@ -56,6 +61,12 @@ MEASURED = {"ampere"}  # generations whose fused attention no row shows: their f
 BACKWARD = 0.85  # of attention's forward rate (Dao, arXiv 2307.08691, figures 4 to 6)
 LIMITED = {"h100_500w_ib": (500 / 700) ** (1 / 3)}  # clocks go with the cube root of power
 
+PRIOR = 0.02
+MOST = 0.5  # of an error that counts
+LEAST = 0.015  # error below which rows weigh no more
+GAIN = 2e-5  # of the loss, below which a step is the last
+
+Vector = NDArray[np.float64]
 Fit = dict[tuple[str, str], float]  # (generation or "all", number) -> value
 
 
@@ -100,33 +111,92 @@ def errors(fit: Fit, points: list[Point]) -> list[float]:
     return [log(estimate(p.explained, clusters[p.cluster], p.stretch) / p.published) for p in points]
 
 
-def loss(fit: Fit, points: list[Point], weights: list[float]) -> float:
-    found = errors(fit, points)
-    return sum(w * min(abs(error), 0.5) for w, error in zip(weights, found, strict=True)) / sum(weights)
+def guess() -> Fit:
+    fit = {("all", name): first for name, (first, _, _) in SHARED.items()}
+    return fit | {(own, name): first for own in GENERATIONS for name, (first, _, _) in EACH.items()}
 
 
-def descend(points: list[Point], seconds: float, start: Fit | None = None) -> Fit:
-    fit = {("all", name): guess for name, (guess, _, _) in SHARED.items()}
-    fit |= {(own, name): guess for own in GENERATIONS for name, (guess, _, _) in EACH.items()}
-    for key, value in (start or {}).items():
-        _, least, most = {**SHARED, **EACH}[key[1]]
-        fit[key] = min(max(value, least), most)
-    sizes = Counter(point.table for point in points)
-    weights = [1 / sqrt(sizes[point.table]) for point in points]
-    best, steps, end = loss(fit, points, weights), dict.fromkeys(fit, 0.3), time.monotonic() + seconds
-    while max(steps.values()) > 0.02 and time.monotonic() < end:
-        for key in fit:
-            _, least, most = {**SHARED, **EACH}[key[1]]
-            for sign in (1, -1):
-                other = {**fit, key: min(max(fit[key] * exp(sign * steps[key]), least), most)}
-                found = loss(other, points, weights)
-                if found < best - 1e-6:
-                    best, fit = found, other
-                    steps[key] *= 1.2
-                    break
-            else:
-                steps[key] *= 0.5
-    return fit
+class Problem:
+    """Rows and numbers as vectors: numbers as logarithms in the order of `keys`."""
+
+    def __init__(self, points: list[Point], keys: list[tuple[str, str]]) -> None:
+        self.points, self.keys = points, keys
+        sizes = Counter(point.table for point in points)
+        weights = np.array([1 / sqrt(sizes[point.table]) for point in points])
+        self.weights = weights / weights.sum()
+        ranges = [{**SHARED, **EACH}[name] for _, name in keys]
+        self.first, self.low, self.high = (np.log([one[index] for one in ranges]) for index in range(3))
+        self.stiff = PRIOR / len(keys) / ((self.high - self.low) / 4) ** 2
+
+    def fit(self, at: Vector) -> Fit:
+        return dict(zip(self.keys, np.exp(at).tolist(), strict=True))
+
+    def errors(self, at: Vector) -> Vector:
+        return np.array(errors(self.fit(at), self.points))
+
+    def loss(self, found: Vector, at: Vector) -> float:
+        rows = self.weights @ np.minimum(np.abs(found), MOST)
+        return float(rows + self.stiff @ (at - self.first) ** 2)
+
+    def slopes(self, found: Vector, at: Vector, each: float = 0.02) -> Vector:
+        """(rows, numbers): how errors grow with each number; sideways where it ends."""
+        columns = []
+        for index in range(len(at)):
+            step = each if at[index] + each <= self.high[index] else -each
+            beside = at.copy()
+            beside[index] += step
+            columns.append((self.errors(beside) - found) / step)
+        return np.stack(columns, axis=1)
+
+    def step(self, found: Vector, slopes: Vector, at: Vector, damped: float) -> Vector:
+        """Where a step leads; numbers at an end that it would leave stay there."""
+        weights = self.weights / np.maximum(np.abs(found), LEAST) * (np.abs(found) < MOST)
+        free = np.ones(len(at), bool)
+        while True:
+            some = slopes[:, free]
+            curves = some.T @ (weights[:, None] * some) + 2 * np.diag(self.stiff[free])
+            downhill = some.T @ (weights * found) + 2 * (self.stiff * (at - self.first))[free]
+            step = np.zeros(len(at))
+            step[free] = -np.linalg.solve(curves + damped * np.diag(np.diag(curves)), downhill)
+            left = free & (((at <= self.low) & (step < 0)) | ((at >= self.high) & (step > 0)))
+            if not left.any():
+                return np.clip(at + step, self.low, self.high)
+            free &= ~left
+
+
+def descend(points: list[Point], rounds: int, start: Fit | None = None) -> Fit:
+    """The numbers of the least loss; the makespans of schedules follow them."""
+    begin = guess() | (start or {})
+    problem = Problem(points, list(begin))
+    at, damped = np.log(list(begin.values())), 1e-3
+    for _ in range(rounds):
+        problem.points = stretched(problem.points, problem.fit(at))
+        found = problem.errors(at)
+        slopes, best = problem.slopes(found, at), problem.loss(found, at)
+        for _ in range(6):
+            ahead = problem.step(found, slopes, at, damped)
+            reached = problem.loss(problem.errors(ahead), ahead)
+            if reached < best:
+                break
+            damped *= 5
+        else:
+            break
+        at, damped = ahead, max(damped / 5, 1e-5)
+        if best - reached < GAIN:
+            break
+    return problem.fit(at)
+
+
+def stretched(points: list[Point], fit: Fit) -> list[Point]:
+    """With schedules simulated under a fit."""
+    clusters = {name: fitted(fit, name) for name in {point.cluster for point in points}}
+    return [replace(one, stretch=stretch(one.explained, clusters[one.cluster])) for one in points]
+
+
+def stretch(explained: Explained, cluster: Cluster) -> float:
+    """The makespan of its schedule over the time in which the busiest rank computes."""
+    pieces = Pieces.of(explained, cluster)
+    return step_time(explained, cluster, pieces).timeline.makespan / pieces.busiest(explained)
 
 
 def as_written(value: float) -> str:
@@ -156,10 +226,9 @@ def points_of(cases: Iterable[Judgeable]) -> list[Point]:
     points = []
     for alike in same.values():
         explained, cluster = interned(alike[0].explained), alike[0].cluster
-        makespan = step_time(explained, cluster).timeline.makespan
-        stretch = makespan / Pieces.of(explained, cluster).busiest(explained)
         seconds = median(case.seconds for case in alike)
-        points.append(Point(str(alike[0].row["table"]), cluster.name, explained, seconds, stretch))
+        table = str(alike[0].row["table"])
+        points.append(Point(table, cluster.name, explained, seconds, stretch(explained, cluster)))
     return points
 
 
@@ -183,10 +252,10 @@ def cases_of(path: str, tables: Collection[str]) -> Iterator[Judgeable]:
                 continue
 
 
-def cross(points: list[Point], seconds: float, start: Fit) -> None:
+def cross(points: list[Point], rounds: int, start: Fit) -> None:
     """Each table judged by a fit on the others."""
     for left in sorted({point.table for point in points}):
-        fit = descend([point for point in points if point.table != left], seconds, start)
+        fit = descend([point for point in points if point.table != left], rounds, start)
         found = errors(fit, [point for point in points if point.table == left])
         print(f"fitted without {left:26} {Spread.of([exp(error) - 1 for error in found])}", flush=True)
 
@@ -194,13 +263,13 @@ def cross(points: list[Point], seconds: float, start: Fit) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows")
-    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--rounds", type=int, default=12, help="steps at most")
     parser.add_argument("--cross", action="store_true", help="judge each table by a fit on the others; write nothing")
     asked = parser.parse_args()
     points = points_of(cases_of(asked.rows, calibrated_tables()))
-    fit = descend(points, asked.seconds)
+    fit = descend(points, asked.rounds)
     if asked.cross:
-        cross(points, asked.seconds / 4, fit)
+        cross(points, asked.rounds // 2, fit)
         return 0
     write(fit)
     for (own, name), value in fit.items():

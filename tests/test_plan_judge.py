@@ -144,6 +144,28 @@ def test_attention_of_2021_keeps_its_scores_and_that_of_today_does_not():
     assert not any(isinstance(product, AttentionProduct) for product in old.work[0].forward)
 
 
+def gradients(row):
+    return [sent for sent in judgeable(row).explained.ranks[0].transfers if sent.purpose == "gradients"]
+
+
+def test_gradients_of_2021_are_summed_behind_the_backward_pass_and_in_16_bits():
+    """Megatron-LM 2.5, megatron/model/distributed.py: `allreduce_gradients`; torch's DDP sums beside it."""
+    (own,), (torch,), (new,) = (
+        gradients(GPT_18B | change) for change in ({}, {"notes": "torch DDP"}, {"source": "a blog of 2024"})
+    )
+    assert (own.waits, torch.waits, new.waits) == (True, False, False)
+    assert 2 * own.bytes == new.bytes
+
+
+def test_nanotron_sums_whole_gradients_behind_the_backward_pass_where_zero_parts_the_optimizer():
+    row = GPT_18B | {"gpu": "H100", "source": "nanotron", "precision": "bf16", "zero": 1}
+    (theirs,), (other,) = gradients(row), gradients(row | {"source": "a blog"})
+    assert (theirs.operation, theirs.waits, theirs.bytes) == ("all_reduce", True, 2 * other.bytes)
+    assert (other.operation, other.waits) == ("reduce_scatter", False)
+    (plain,) = gradients(row | {"zero": 0})
+    assert not plain.waits
+
+
 def test_microbatches_that_are_not_published_are_the_fastest_that_fit():
     open_row = {key: value for key, value in LLAMA_B200.items() if key not in ("micro_batch", "grad_acc")}
     case = judgeable(open_row | {"global_batch": 16})

@@ -14,7 +14,7 @@ from gangline.cli.main import main
 from gangline.cluster import Quantity, load_cluster, save_cluster
 from gangline.explain import AttentionProduct, MatrixProduct, StepAction, StepTimeline
 from gangline_planner.assumed import explain, planned
-from gangline_planner.calibrate.command import said, threads_of, written
+from gangline_planner.calibrate.command import crowded, said, threads_of, written
 from gangline_planner.calibrate.fit import Measured, numbers, stage_time, work_of
 from gangline_planner.calibrate.kernels import ATTENTION, PRODUCTS
 from gangline_planner.calibrate.lines import two_costs
@@ -218,6 +218,13 @@ def test_ranks_have_the_threads_that_those_of_a_run_would_have(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
     cores = len(os.sched_getaffinity(0))
     assert (threads_of(1), threads_of(2), threads_of(cores * 4)) == (cores, max(1, cores // 2), 1)
+
+
+def test_more_processes_than_cores_are_said():
+    cores = len(os.sched_getaffinity(0))
+    assert crowded(cores) == []
+    (line,) = crowded(cores + 1)
+    assert line.startswith(f"{cores + 1} processes share {cores} cores: ")
 
 
 def test_the_first_error_of_a_rank_is_said_and_not_what_torchrun_says_of_it(tmp_path):

@@ -33,6 +33,8 @@ SHIPPED = Path(__file__).parent / "shipped"
 MAY_BE_ZERO = {"overlap.share", "jitter.sigma", "host.seconds", "module.seconds", "matmul.half", "attention.half"}
 MAY_BE_ZERO |= {"link.node.latency", "link.cluster.latency", "elementwise.passes", "elementwise.passes_apart"}
 MAY_BE_ZERO |= {
+    "jitter.seconds",
+    "link.cluster.crowding",
     "storage.bandwidth",
     "storage.read",
     "watts",
@@ -73,8 +75,13 @@ NUMBERS: dict[str, tuple[str, bool]] = {
     "link.cluster.latency": ("seconds of one message there", True),
     "link.node.efficiency": ("share of that bandwidth that collectives reach inside a node", True),
     "link.cluster.efficiency": ("the same between nodes", True),
+    "link.cluster.crowding": (
+        "share by which collectives between nodes take longer with each doubling of these; none where not said",
+        False,
+    ),
     "overlap.share": ("share of a transfer that need not be waited for which computation hides", True),
     "jitter.sigma": ("a rank's step time, relative spread; the slowest of n ranks sets the step", True),
+    "jitter.seconds": ("the same in seconds of a step, however long it is; none where not said", False),
     "host.seconds": ("time of a step outside its passes: data, loss, logging, optimizer launches", True),
     "node.alone": ("how much faster a rank computes while all others of its node wait: it has their cores, too", False),
     "storage.bandwidth": ("bytes a second that a rank writes to a checkpoint while the step waits", False),

@@ -36,7 +36,8 @@ def calibrate(out: Path, processes: int, rounds: int) -> str:
     threads = threads_of(processes)
     found = _measured(processes, threads, rounds)
     save_cluster(written(out, found, processes, f"{processes} processes of {threads} threads at once"), out)
-    return "\n".join([f"{name:30} {value:.4g}" for name, value in found.items()] + [f"written: {out}"])
+    lines = [f"{name:30} {value:.4g}" for name, value in found.items()]
+    return "\n".join([*lines, *crowded(processes), f"written: {out}"])
 
 
 def written(out: Path, found: Mapping[str, float], processes: int, at_once: str) -> Cluster:
@@ -59,8 +60,19 @@ def threads_of(processes: int) -> int:
     told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     if told.isdigit() and int(told):
         return int(told)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // processes)
+    return max(1, cores() // processes)
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def crowded(processes: int) -> list[str]:
+    """A line where ranks are more than cores: what was measured is then a share of a core, and not a core."""
+    if processes <= cores():
+        return []
+    return [f"{processes} processes share {cores()} cores: each rate is that of a share, not of a core"]
 
 
 def _measured(processes: int, threads: int, rounds: int) -> dict[str, float]:

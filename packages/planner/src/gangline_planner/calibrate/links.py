@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, log2
 
 import torch
 
 from gangline.comm import Comm
+from gangline.explain import Operation
 from gangline_planner.calibrate.clock import seconds
+from gangline_planner.price.transfers import messages
 
 SIZES = {"cpu": (1 << 12, 1 << 18, 1 << 21), "cuda": (1 << 14, 1 << 22, 1 << 26)}  # bytes that a rank has
 COMPUTED = {"cpu": 256, "cuda": 2048}  # rows of the square products between
@@ -25,14 +26,14 @@ LEAST = 0.02  # of the computation before it: what no clock tells from nothing
 class CollectiveCall:
     """A collective. bytes: that leave a rank."""
 
-    operation: str
+    operation: Operation
     ranks: int
     bytes: float
 
     @property
     def rounds(self) -> int:
-        """As `gangline_planner.price.transfers` counts them."""
-        return ceil(log2(self.ranks)) * (2 if self.operation == "all_reduce" else 1)
+        """As a plan counts them in a node."""
+        return messages(self.operation, self.ranks)[0]
 
 
 def collectives(groups: Sequence[Comm], world: Comm, device: torch.device) -> Mapping[CollectiveCall, float]:

@@ -21,9 +21,15 @@ def as_its_software(row: Mapping[str, Any], found: Explained, top_k: int = 0) ->
         found = _sends(found, "gradients", 0.5)  # grad_reduce_in_fp32=False: in 16 bits
         if found.products != "bf16":
             found = _sends(found, "weights", 0.5)  # fp8_param_gather
+    if own_ddp(row):
+        found = _behind(found, {"gradients"})
+        if found.products == "fp16":
+            found = _sends(found, "gradients", 0.5)  # accumulate_allreduce_grads_in_fp32 comes with bf16 alone
+    if "nanotron" in said(row) and row.get("zero"):
+        found = _behind(_summed_whole(found), {"gradients", "weights"})
     if "nemo" in said(row) and top_k:
         found = _sends_once(found, top_k)
-    if keeps_scores(row):
+    if before_2023(row):
         found = replace(found, work=tuple(map(with_scores, found.work)))
     return replace(found, kernels=kernels(row))
 
@@ -41,6 +47,19 @@ def overlaps_experts(row: Mapping[str, Any]) -> bool:
     return container is not None and (int(container[1]), int(container[2])) >= (26, 6)
 
 
+def own_ddp(row: Mapping[str, Any]) -> bool:
+    """Whether gradients are summed behind the last backward pass: by Megatron-LM before 2023, and what is made of it,
+    unless a row says torch's DDP (Megatron-LM 2.5, megatron/model/distributed.py, `allreduce_gradients`).
+    """
+    return before_2023(row) and "torch ddp" not in said(row)
+
+
+def before_2023(row: Mapping[str, Any]) -> bool:
+    """Megatron-LM and what is made of it, of those years (arXiv 1909.08053, 2104.04473, 2205.05198)."""
+    words, gpu = said(row), str(row.get("gpu")).lower()
+    return bool(re.search("a100|v100", gpu)) and bool(re.search(r"megatron|2205\.05198|vtrain", words))
+
+
 def kernels(row: Mapping[str, Any]) -> Kernels:
     """NVIDIA's libraries have kernels for norms, gates, rotations and attention; torchtitan compiles (the table of
     2024-12 says where); nanotron runs operator by operator.
@@ -51,14 +70,6 @@ def kernels(row: Mapping[str, Any]) -> Kernels:
     if "torchtitan" in words:
         return "fused" if "float8" in words or "compile" in words or "asynctp" in words else "apart"
     return "fused" if "llama 3 herd" in words else "vendor"
-
-
-def keeps_scores(row: Mapping[str, Any]) -> bool:
-    """Whether attention is two products with a softmax between them: Megatron-LM, and what is made of it, before 2023
-    (arXiv 1909.08053, 2104.04473, 2205.05198).
-    """
-    words, gpu = said(row), str(row.get("gpu")).lower()
-    return bool(re.search("a100|v100", gpu)) and bool(re.search(r"megatron|2205\.05198|vtrain", words))
 
 
 def with_scores(work: StageWork) -> StageWork:
@@ -101,6 +112,27 @@ def _sends(found: Explained, purpose: str, share: float) -> Explained:
     def of(sent: Transfer) -> Transfer:
         ours = sent.purpose == purpose and sent.axes != ("tp",)
         return replace(sent, bytes=int(share * sent.bytes)) if ours else sent
+
+    return _changed(found, of)
+
+
+def _behind(found: Explained, purposes: set[str]) -> Explained:
+    """With transfers over data axes of these purposes that nothing hides."""
+
+    def of(sent: Transfer) -> Transfer:
+        return replace(sent, waits=True) if sent.purpose in purposes and sent.when in ("end", "update") else sent
+
+    return _changed(found, of)
+
+
+def _summed_whole(found: Explained) -> Explained:
+    """With gradients that all ranks get the sum of, though each needs a part (nanotron's trainer.py, `training_step`:
+    reduce_scatter=False).
+    """
+
+    def of(sent: Transfer) -> Transfer:
+        whole = sent.operation == "reduce_scatter" and sent.purpose == "gradients"
+        return replace(sent, operation="all_reduce", bytes=2 * sent.bytes) if whole else sent
 
     return _changed(found, of)
 

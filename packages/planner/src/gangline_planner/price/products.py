@@ -5,8 +5,9 @@ cost (launch, fill of the pipeline, the last wave of tiles), and its operands cr
 that wait for operands do not multiply, and measured products of few rows with many matrices take the sum and not the
 greater (SimuMax, configs/system/b200_bf16_ceperm.json, group_matmul). The gradient of a weight is added to the sum of
 earlier microbatches, which is read and written. In 8 or 4 bits what is multiplied is cast before: read once and written
-twice, by rows and by columns. Attention reaches its rate over many keys; over few, starts and the tiles that causality
-halves cost as much as `attention.half` keys do.
+twice, by rows and by columns; the maker's own norms and gates (Transformer Engine) write so few bits themselves.
+Attention reaches its rate over many keys; over few, starts and the tiles that causality halves cost as much as
+`attention.half` keys do.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Rates:
     attention: float
     attention_backward: float
     attention_half: float
-    cast: float = 0.0  # bytes that a number's cast moves, 0 where products are not in a narrow format
+    cast: float = 0.0  # bytes that a number's cast moves, 0 where no cast is a kernel of its own
     itemsize: int = 2
     gradient: int = 4  # bytes of a number of the sum of gradients
 
@@ -55,7 +56,7 @@ class Rates:
             attention=cluster[f"peak.{plain}"] * cluster["attention.efficiency"] * own_kernel,
             attention_backward=cluster[f"peak.{plain}"] * cluster["attention.efficiency_backward"] * own_kernel,
             attention_half=cluster["attention.half"],
-            cast={"fp8": 4.0, "fp4": 3.0}.get(products, 0.0),
+            cast=0.0 if kernels == "vendor" else {"fp8": 4.0, "fp4": 3.0}.get(products, 0.0),
         )
 
 

@@ -151,8 +151,11 @@ def cores_of(explained: Explained, cluster: Cluster) -> Cores:
 
 
 def jitter_of(seconds: float, world: int, cluster: Cluster) -> float:
-    """What the slowest of all ranks adds: the greatest of n normal draws lies about sqrt(2 ln n) deviations out."""
-    return seconds * cluster["jitter.sigma"] * sqrt(2 * log(max(world, 1)))
+    """What the slowest of all ranks adds: the greatest of n normal draws lies about sqrt(2 ln n) deviations out. One
+    part of a deviation grows with the step (clocks, heat); the other does not (hosts, allocators, the network).
+    """
+    deviation = seconds * cluster["jitter.sigma"] + (cluster.get("jitter.seconds") or 0.0)
+    return deviation * sqrt(2 * log(max(world, 1)))
 
 
 def estimate(explained: Explained, cluster: Cluster, stretch: float) -> float:
