@@ -17,10 +17,10 @@ from gangline.train.rank import train
 MODEL = ("model=qwen3_next", "model.dim=32", "model.layers=2", "model.heads=2", "model.kv_heads=1", "model.hidden=64")
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "soap"])
+@pytest.mark.parametrize("optimizer", ["optimizer=muon", "optimizer=soap optimizer.max_side=64"])
 def test_filters_of_a_convolution_are_no_matrices(tmp_path: Path, optimizer: str) -> None:
     """(channels, 1, taps): AdamW steps them; each channel as a matrix would be as many arrays and products."""
-    words = [f"optimizer={optimizer}", "model.vocab_size=256", "precision=fp32", f"run.dir={tmp_path}/run"]
+    words = [*optimizer.split(), "model.vocab_size=256", "precision=fp32", f"run.dir={tmp_path}/run"]
     size = ["batch.global_size=2", "batch.sequence_length=16", "run.device=cpu", "validate.every=null"]
     (run,) = compose(["recipe=quick", *MODEL, *words, *size, "run.steps=2", "checkpoint=off"])
     RunDirectory.create(run).unlock()
