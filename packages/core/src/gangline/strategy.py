@@ -63,7 +63,6 @@ if TYPE_CHECKING:
         Fold as Fold,
         Plan as Plan,
         is_mapped as is_mapped,
-        is_matrix as is_matrix,
         matches as matches,
         names as names,
     )
@@ -101,7 +100,7 @@ __getattr__, __all__ = lazily(
         "gangline.runtime": "ParamShard Runtime ShardedParam StepResult",
         "gangline.batch": "Batch",
         "gangline.mesh": "AXES DATA_AXES Mesh",
-        "gangline.plan": "Cut Fold Plan is_mapped is_matrix matches names",
+        "gangline.plan": "Cut Fold Plan is_mapped matches names",
         "gangline.sampling.decode": "Stop decode",
         "gangline.sampling.on_ranks": "writing",
         "gangline.sampling.options": "Sampling Written",
