@@ -119,8 +119,10 @@ def test_plugins_of_one_group_and_for_scripts(capsys):
     assert "tiny" not in page
     assert said(capsys, main, "plugins", "--names", "optimizer").split() == [
         "optimizer=adamw",
+        "optimizer=adamw8bit",
         "optimizer=lion",
         "optimizer=muon",
+        "optimizer=soap",
     ]
 
 
