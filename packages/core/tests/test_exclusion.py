@@ -129,6 +129,7 @@ def test_of_two_that_are_excluded_one_stays_until_the_other_is_needed(meet, tmp_
     nodes = {name: Exclusion(name, tmp_path, meetings[name], 2, None, 0.0, said.append) for name in "abc"}
     for name in "ac":
         nodes[name].wait()
+        meetings[name].met()
     assert said == ["train: a is excluded by an order; it stays, for too few other nodes are there"]
     waits = threading.Thread(target=nodes["b"].wait)
     waits.start()
@@ -142,6 +143,25 @@ def test_of_two_that_are_excluded_one_stays_until_the_other_is_needed(meet, tmp_
         "train: b is excluded by an order; others take its place, and it waits",
         "train: b was excluded by an order, and comes back: it is needed",
     ]
+
+
+def test_a_node_between_two_starts_is_not_missed(meet, tmp_path):
+    """A member leaves one start before it joins the next: what is out must not come back in that moment."""
+    meetings = meet("abc")
+    exclude(tmp_path, "b")
+    said: list[str] = []
+    nodes = {name: Exclusion(name, tmp_path, meetings[name], 2, None, 0.0, said.append) for name in "abc"}
+    for name in "ac":
+        nodes[name].wait()
+        meetings[name].leave()
+    waits = threading.Thread(target=nodes["b"].wait, daemon=True)
+    waits.start()
+    waits.join(2)
+    assert waits.is_alive(), said
+    for name in "ac":
+        meetings[name].met()  # and they are lost
+    waits.join(60)
+    assert not waits.is_alive()
 
 
 def test_of_two_that_wait_the_one_comes_back_that_was_excluded_first(meet, tmp_path):

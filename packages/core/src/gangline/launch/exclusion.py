@@ -25,8 +25,8 @@ class Meeting(Protocol):
     def others(self) -> Collection[str]:
         """The names of the nodes that are heard of, without this one."""
 
-    def waits(self, name: str) -> None:
-        """This node is out and would come back: it is heard of by those that are out too. Said again and again."""
+    def waits(self) -> None:
+        """This node would take part, and is out or between two starts: it is heard of by those that are out too."""
 
     def waiting(self) -> Collection[str]:
         """The names of the nodes that have said so lately."""
@@ -72,6 +72,8 @@ class Exclusion:
         """Return as soon as this node may take part in a start; raises RendezvousClosedError where the job is over."""
         out = excluded(self.run_dir, self.hours)
         first, self.patience = time.monotonic() + self.patience, 0.0
+        if out:  # it leaves one start before it joins the next, and is not to be missed meanwhile
+            self.meeting.waits()
         if self.name not in out:
             return
         while time.monotonic() < first and not self._away(out):
@@ -81,17 +83,14 @@ class Exclusion:
             return
         self.meeting.leave()
         self.say(f"train: {self.name} is excluded by an order; others take its place, and it waits")
-        while self._waits(excluded(self.run_dir, self.hours)):
+        while self._away(excluded(self.run_dir, self.hours)):
             self.meeting.check_open()
             time.sleep(LOOK_SECONDS)
         why = "it is needed" if self.name in excluded(self.run_dir, self.hours) else "its exclusion is over"
         self.say(f"train: {self.name} was excluded by an order, and comes back: {why}")
 
     def _away(self, out: Sequence[str]) -> bool:
-        return stays_away(self.name, self.meeting.others(), out, self.fewest)
-
-    def _waits(self, out: Sequence[str]) -> bool:
         """Of several that wait no more come back than are needed, those first that were excluded first."""
-        self.meeting.waits(self.name)
+        self.meeting.waits()
         others = {*self.meeting.others(), *self.meeting.waiting()} - {self.name}
         return stays_away(self.name, others, out, self.fewest)

@@ -12,7 +12,7 @@ import pickle
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from glob import escape
@@ -106,11 +106,13 @@ class JobMeeting:
     patience: Patience
     backend: FileBackend
     lost_seconds: float
+    own: str = ""  # the name of this node
     members: frozenset[Any] = frozenset()  # of the start under way
 
     def met(self) -> None:
         """The nodes of a start are together."""
         self.patience.has_met()
+        self._waits_in(self.own).unlink(missing_ok=True)  # heartbeats tell of this node from now on
         state = self._state()
         self.members = frozenset(state.participants) if state else frozenset()
 
@@ -124,6 +126,7 @@ class JobMeeting:
 
     def name(self, name: str) -> None:
         """Say who this node is; before it joins."""
+        self.own = name
         self.store.set(f"{_NAMES}/{self._me}", name)
 
     def others(self) -> set[str]:
@@ -144,22 +147,23 @@ class JobMeeting:
         handler._stop_heartbeats()
         handler._op_executor.run(_RendezvousExitOp(), time.monotonic() + CLOSE_SECONDS)
 
-    def waits(self, name: str) -> None:
-        """This node has left, and would come back where it is needed. A file, for the store forgets nothing.
+    def waits(self) -> None:
+        """This node is no member of a start, and would take part in one. A file, for the store forgets nothing.
 
-        It counts for `lost_seconds` more, so that nobody else comes while this node is on its way back.
+        It counts until the node has met the others, or for `lost_seconds`.
         """
         new = self.backend.path.with_name(f"stnew-{uuid.uuid4().hex}")
-        new.write_text(f"{name}\n{time.time()}")
-        os.replace(new, self.backend.path.with_name(f"{self._waiting}{quote(name, safe='')}"))
+        new.write_text(f"{self.own}\n{time.time()}")
+        os.replace(new, self._waits_in(self.own))
 
     def waiting(self) -> set[str]:
         """The names of the nodes that wait, this one too."""
         found, since = set(), time.time() - self.lost_seconds
         for path in self.backend.path.parent.glob(f"{escape(self._waiting)}*"):
-            name, beat = path.read_text().split("\n")
-            if float(beat) >= since:
-                found.add(name)
+            with suppress(FileNotFoundError):  # it has just met the others
+                name, beat = path.read_text().split("\n")
+                if float(beat) >= since:
+                    found.add(name)
         return found
 
     def check_open(self) -> None:
@@ -171,6 +175,9 @@ class JobMeeting:
     @property
     def _waiting(self) -> str:
         return f"stwaits-{self.backend.path.name}-"
+
+    def _waits_in(self, name: str) -> Path:
+        return self.backend.path.with_name(f"{self._waiting}{quote(name, safe='')}")
 
     @property
     def _me(self) -> Any:
