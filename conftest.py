@@ -85,10 +85,12 @@ def waits(item: pytest.Item) -> bool:
     )
 
 
-# How an assertion tells of numbers that are not those expected: by `pytest.approx`, by torch and numpy, and by == of
-# what is no round number. Those of a clock are compared by < and >.
+# How an assertion tells of numbers that are not those expected: by `pytest.approx`, by torch and numpy, by the kit's
+# `gangline.testing.compare`, and by == of what is no round number. What is compared by < and > may be of a clock, and
+# whole numbers and lists of steps may be of a start too many: those are tried again.
 _WRONG_NUMBER = re.compile(
     r"^(AssertionError: )?assert .*(±|\d\.\d{6,}.* [!=]= |[!=]= .*\d\.\d{6,})|comparison failed|Mismatched elements"
+    r"|\d apart where |differ in their bits| is -?[\d.e+-]+, expected "
     r"|(are|is) not (close|equal)|Not equal to tolerance|where False = .*\b(isclose|allclose|equal|array_equal)\b",
     re.MULTILINE,
 )

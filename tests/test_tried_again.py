@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from gangline.testing import compare
+
 LOSS = 5.545177459716797
 
 
@@ -60,6 +62,18 @@ def arrays() -> None:
     np.testing.assert_allclose(np.ones(3), np.zeros(3))
 
 
+def of_the_kit() -> None:
+    compare.close("loss", torch.ones(3), torch.full((3,), 2.0), 1e-6)
+
+
+def bits_of_the_kit() -> None:
+    compare.all_close("gradients", {"w": torch.ones(3)}, {"w": torch.zeros(3)}, 0)
+
+
+def number_of_the_kit() -> None:
+    compare.number_close("loss of step 3", 5.12, -5e-22, 1e-6)
+
+
 def of_a_rank() -> None:
     raise RuntimeError("on rank 1 of 2:\nAssertionError: Tensor-likes are not close!\n\nMismatched elements: 1 / 4")
 
@@ -87,7 +101,9 @@ def starts() -> None:
 
 
 @pytest.mark.parametrize(
-    "test", [number, numbers, of_one_name, curve, message, close, tensors, bits, arrays, of_a_rank]
+    "test",
+    [number, numbers, of_one_name, curve, message, close, tensors, bits, arrays]
+    + [of_the_kit, bits_of_the_kit, number_of_the_kit, of_a_rank],
 )
 def test_a_wrong_number_fails_for_good(test):
     with pytest.raises((AssertionError, RuntimeError)) as failed:

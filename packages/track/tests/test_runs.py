@@ -65,8 +65,8 @@ def test_a_killed_run_goes_on_in_all_three(runs: RealRuns) -> None:
     assert [step for step, _ in trackio_history(out, runs.directory / "trackio")] == steps
     assert any(key.startswith("pictures/load") for key in wandb_history(out)[-1][1])
     true = {record["step"]: record["loss"] for record in read_records(out / "metrics.jsonl")}
-    assert all(abs(loss - true[step]) < 1e-6 for step, loss in mlflow_history(out))
-    assert all(abs(values["loss"] - true[step]) < 1e-6 for step, values in wandb_history(out))
+    assert dict(mlflow_history(out)) == pytest.approx(true, rel=0, abs=1e-6)
+    assert {step: values["loss"] for step, values in wandb_history(out)} == pytest.approx(true, rel=0, abs=1e-6)
 
 
 @pytest.fixture
