@@ -74,9 +74,12 @@ def test_a_node_that_is_lost_while_others_wait_for_its_part_of_a_save_is_missed_
     first, lost = sorted(agents, key=lambda agent: seen[1] in ranks(agent.pid))
     (writer,) = [pid for pid, command in children(seen[1]).items() if "save.writer.process" in command]
     os.kill(writer, signal.SIGSTOP)
-    wait_until_it_stands(out / "metrics.jsonl")
-    os.kill(lost.pid, signal.SIGKILL)
-    runs.finish(first)
+    try:
+        wait_until_it_stands(out / "metrics.jsonl")
+        os.kill(lost.pid, signal.SIGKILL)
+        runs.finish(first)
+    finally:
+        os.kill(writer, signal.SIGCONT)  # it finds its trainer gone, and ends
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(1, 61)]
     assert {line["generation"] for line in lines} == {1, 2}
