@@ -451,24 +451,34 @@ RAISES = """
 from dataclasses import dataclass
 
 from gangline import Part, hookimpl
-from gangline.health import HealthCheck
+from gangline.health import Action, HealthCheck, Verdict, within
 from gangline.parts import HealthConfig
 
 
 @dataclass
 class Raises(HealthConfig):
-    pass
+    parts: bool = False
 
 
 class RaisesCheck(HealthCheck):
     def __init__(self, config, run):
-        pass
+        self.left = ["first", "second"] if config.parts else []
+        self.whole = not config.parts
+
+    def leave_out(self, part):
+        self.left.remove(part)
+        return True
 
     def observe(self, record):
-        return ()
+        yield Verdict("left", "the run", 1.0, " ".join(self.left), Action.NOTE)
 
     def collective(self, comm):
-        raise OSError("no such driver")
+        if self.whole:
+            raise OSError("no such driver")
+        for part in self.left:
+            with within(part):
+                if part == "second":
+                    raise OSError("no such driver")
 
 
 @hookimpl
@@ -489,3 +499,15 @@ def test_a_check_that_fails_where_ranks_wait_for_each_other_is_left_out_of_the_n
     assert failed["kind"] == "check-failed"
     assert failed["evidence"].startswith(wanted)
     assert [record["step"] for record in runs.records("out")] == [1, 2, 3, 4]
+
+
+def test_of_a_check_with_parts_only_the_one_that_fails_is_left_out(runs, strangers):
+    strangers.add("gangline-raises", RAISES, module="raises")
+    runs.environment |= strangers.environment
+    words = ("health=[raises]", "health.raises.parts=true", "launch.processes=2", "launch.max_restarts=2")
+    runs.train("run.dir=out", "parallel=ddp", "run.steps=4", *words)
+    told = events.read_events(runs.directory / "out")
+    assert [line["member"] for line in told if line["event"] == "launch"] == ["", "health/raises/second"]
+    failed, *left = [line["evidence"] for line in told if line["event"] == "verdict"]
+    assert failed.startswith("health=raises/second is left out until the job ends: rank ")
+    assert {*left} == {"first"}

@@ -14,10 +14,11 @@ from gangline import UserError
 from gangline.comm import Comm
 from gangline.config.check import check
 from gangline.health import Agreed, Verdict
+from gangline.launch import RankFailure
 from gangline.testing.health import healthy
 from gangline.testing.runs import small_run
 from gangline.testing.sessions import session
-from gangline.tools import attempts, read_events, read_records
+from gangline.tools import Events, attempts, read_events, read_records
 from gangline.track import StepRecord
 from gangline.train.rank import train
 from gangline_health.check import WatchCheck
@@ -155,3 +156,27 @@ def test_what_cannot_be_is_refused(word: str, said: str) -> None:
     with pytest.raises(UserError, match="health") as caught:
         check(small_run("health=[on]", word))
     assert said in str(caught.value)
+
+
+def test_a_monitor_that_raises_in_a_collective_is_the_only_one_that_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No rank can go on alone: that start ends, and says whose fault it was; the next one goes on with the others."""
+
+    def collective(self, comm, step):
+        raise OSError("no such driver")
+
+    monkeypatch.setattr(NumbersMonitor, "collective", collective)
+    with pytest.raises(OSError, match="no such driver") as raised:
+        train(session(tmp_path / "out", "health=[on]", "run.steps=6"))
+    member = RankFailure.of(0, raised.value).member
+    assert member == "health/on/numbers"
+    events = Events(tmp_path / "out")
+    events.write("launch", why="rank", member=member, evidence="no such driver")
+    events.close()
+    s = session(tmp_path / "out", "health=[on]", "run.steps=6")
+    assert train(s) == 0
+    check = s.health["on"]
+    assert isinstance(check, WatchCheck)
+    assert "numbers" not in check.monitors
+    assert "corruption" in check.monitors

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from gangline.callback.base import Callback
+from gangline.pulse.write import current
 
 if TYPE_CHECKING:
     from gangline.attempts import Attempt
@@ -143,7 +145,8 @@ class HealthCheck(Callback, ABC):
     """A callback that finds what is wrong, on every rank. What it raises is caught and named, and ends no run.
 
     But for `before_run` and `collective`, in which ranks wait for each other: none may go on without the rest. What one
-    of these raises ends that start of the ranks, and the next ones of the job do without the check.
+    of these raises ends that start of the ranks, and the next ones of the job do without the check, or without the part
+    of it that had the word (`within`).
 
     Collectives belong in `before_run` and `collective`, on any Comm that `attach` was given.
     """
@@ -172,6 +175,13 @@ class HealthCheck(Callback, ABC):
     def collective(self, comm: Comm) -> None:
         """Called on all ranks before `observe`, each `every`-th step: what needs the other ranks to be observed."""
 
+    def leave_out(self, part: str) -> bool:
+        """Do without that part, in whose code (`within`) an earlier start of this job failed or stood still.
+
+        Called on all ranks alike, before `attach`. False: there is no such part, and the whole check is left out.
+        """
+        return False
+
     def respond(self, agreed: Agreed, record: StepRecord | None) -> Order | None:
         """What is to be done about the verdicts of all checks and ranks; None where it knows nothing better.
 
@@ -180,6 +190,24 @@ class HealthCheck(Callback, ABC):
         `agreed.history`, which outlives a rollback, not in its state, which does not.
         """
         return None
+
+
+@contextmanager
+def within(part: str) -> Iterator[None]:
+    """Within, that part of the check that core has called has the word: what fails or stands still is its fault alone.
+
+    The next starts of the job ask the check to do without it (`HealthCheck.leave_out`).
+    """
+    pulse = current()
+    check = pulse.call("")
+    pulse.call(f"{check}/{part}")
+    try:
+        yield
+    except Exception as error:
+        vars(error).setdefault("raised_in", part)
+        raise
+    finally:
+        pulse.call(check)
 
 
 def decide(agreed: Agreed, responses: Sequence[Order]) -> Order:

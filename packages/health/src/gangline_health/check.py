@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gangline import plugins
-from gangline.health import Action, Agreed, HealthCheck, Order, Verdict
+from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, within
 from gangline_health import playbooks
 from gangline_health.config import WatchedHealth
 from gangline_health.monitors.base import Monitor
@@ -88,8 +88,12 @@ class WatchCheck(HealthCheck):
         yield from self._each(lambda monitor: monitor.before_update(self.step, loss, grad_norm))
 
     def collective(self, comm: Comm) -> None:
-        for monitor in self.monitors.values():
-            monitor.collective(comm, self.step)
+        for name, monitor in self.monitors.items():
+            with within(name):
+                monitor.collective(comm, self.step)
+
+    def leave_out(self, part: str) -> bool:
+        return self.monitors.pop(part, None) is not None
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
         yield from self._each(lambda monitor: monitor.observe(record))
@@ -113,7 +117,8 @@ class WatchCheck(HealthCheck):
             if name in self.silent:
                 continue
             try:
-                found += list(ask(monitor))
+                with within(name):
+                    found += list(ask(monitor))
             except Exception as error:
                 self.silent.add(name)
                 self.failed[name] = f"{type(error).__name__}: {error}"

@@ -51,11 +51,19 @@ def attach(s: Session) -> None:
 
 
 def _leave_out_blamed(s: Session) -> None:
-    """A check in whose code a start of this job failed, or stood still, has no part in the next ones."""
+    """A check in whose code a start of this job failed, or stood still, has no part in the next ones.
+
+    Where it has parts, it is only the one that had the word.
+    """
     if not s.health:
         return
     for place, why in gather_json(s.comms.world, s.device, blamed(s.directory.path))[0].items():
-        if s.health.pop(place.partition("/")[2], None) is not None and s.comms.rank == 0:
+        _, name, *part = place.split("/", 2)
+        if name not in s.health:
+            continue
+        if not (part and s.health[name].leave_out(part[0])):
+            del s.health[name]
+        if s.comms.rank == 0:
             s.untold[f"{choice(place)} is left out until the job ends: {why}"] = False
 
 
@@ -120,7 +128,8 @@ def _with_name(place: str, error: Exception) -> Exception:
     if isinstance(error, UserError):
         return UserError(f"{choice(place)}: {error.what}", *error.details)
     error.add_note(f"raised by {choice(place)}")
-    vars(error)["raised_by"] = place  # for whoever starts the ranks again
+    part = vars(error).get("raised_in", "")
+    vars(error)["raised_by"] = f"{place}/{part}" if part else place  # for whoever starts the ranks again
     return error
 
 

@@ -20,7 +20,8 @@ class Monitor(ABC):
     """Asked on every rank as a health check is (`gangline.health.HealthCheck`); each method but one may stay as it is.
 
     What a monitor raises names it and leaves it out from there on, at the same step on all ranks; the others go on.
-    Only `collective` may use collectives, and what it raises ends the run.
+    Only `collective` may use collectives: what it raises ends that start of the ranks, and the next ones of the job do
+    without this monitor.
 
     A verdict's details that playbooks read: `first`, the step from which on something may be spoilt; `exclude`, whom it
     names for sure as the cause: a node, or one of its ranks ("rank 3"); `row`, findings in a row.
