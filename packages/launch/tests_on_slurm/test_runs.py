@@ -90,7 +90,7 @@ def test_notice_urgent_work_and_an_excluded_node_start_one_run_again(slurm, runs
     """One run with four starts, and the curve of one process."""
     process = runs.start("run.dir=out", *DDP, "checkpoint.every=1000", f"run.steps={MANY}")
     out = runs.directory / "out"
-    wait_for((out / "launch" / "clocks").exists)  # agents have begun
+    wait_for(lambda: len([*out.glob("launch/clocks/n*")]) == 2)  # both agents have begun
     slurm.ask("scancel", "--signal=USR1", job(out))  # as Slurm: to all processes; there is nothing to save yet
     runs.wait_for_step(process, "out", 5)
     slurm.ask("scancel", "--signal=USR1", job(out))
