@@ -458,16 +458,18 @@ from gangline.parts import HealthConfig
 @dataclass
 class Raises(HealthConfig):
     parts: bool = False
+    knows: bool = True  # its parts by name, when it is asked to leave one out
 
 
 class RaisesCheck(HealthCheck):
     def __init__(self, config, run):
         self.left = ["first", "second"] if config.parts else []
-        self.whole = not config.parts
+        self.whole, self.knows = not config.parts, config.knows
 
     def leave_out(self, part):
-        self.left.remove(part)
-        return True
+        found = part in self.left and self.knows
+        self.left = [one for one in self.left if one != part or not found]
+        return found
 
     def observe(self, record):
         yield Verdict("left", "the run", 1.0, " ".join(self.left), Action.NOTE)
@@ -501,13 +503,16 @@ def test_a_check_that_fails_where_ranks_wait_for_each_other_is_left_out_of_the_n
     assert [record["step"] for record in runs.records("out")] == [1, 2, 3, 4]
 
 
-def test_of_a_check_with_parts_only_the_one_that_fails_is_left_out(runs, strangers):
+@pytest.mark.parametrize(("knows", "said"), [(True, "health=raises/second"), (False, "health=raises")])
+def test_of_a_check_with_parts_only_the_one_that_fails_is_left_out(runs, strangers, knows, said):
     strangers.add("gangline-raises", RAISES, module="raises")
     runs.environment |= strangers.environment
-    words = ("health=[raises]", "health.raises.parts=true", "launch.processes=2", "launch.max_restarts=2")
+    check = ("health=[raises]", "health.raises.parts=true", f"health.raises.knows={knows}")
+    words = (*check, "launch.processes=2", "launch.max_restarts=2")
     runs.train("run.dir=out", "parallel=ddp", "run.steps=4", *words)
     told = events.read_events(runs.directory / "out")
     assert [line["member"] for line in told if line["event"] == "launch"] == ["", "health/raises/second"]
     found = {(line["kind"], line["evidence"]) for line in told if line["event"] == "verdict"}
-    ((_, failed),) = found - {("left", "first")}
-    assert failed.startswith("health=raises/second is left out until the job ends: rank "), found
+    (failed,) = (evidence for kind, evidence in found if kind == "check-failed")
+    assert failed.startswith(f"{said} is left out until the job ends: rank "), found
+    assert {evidence for kind, evidence in found if kind == "left"} == ({"first"} if knows else set())

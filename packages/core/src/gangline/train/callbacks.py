@@ -63,6 +63,7 @@ def _leave_out_blamed(s: Session) -> None:
             continue
         if not (part and s.health[name].leave_out(part[0])):
             del s.health[name]
+            place = f"health/{name}"
         if s.comms.rank == 0:
             s.untold[f"{choice(place)} is left out until the job ends: {why}"] = False
 
