@@ -85,6 +85,25 @@ def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
     assert found[0] | {"run_dir": ""} == found[1] | {"run_dir": ""}
 
 
+def test_what_processes_beside_the_ranks_write_is_no_start(tmp_path: Path) -> None:
+    """They know of no start, or of one that is over: a finding of theirs is no sign of life of its ranks."""
+    files = Files(tmp_path)
+    files.launch("start")
+    files.step(1)
+    began, files.generation = files.generation, 0
+    files.event("verdict", by="watcher", kind="hang")
+    files.generation = began
+    files.now += 3.0
+    files.event("verdict", by="alert", kind="alert-lost")
+    files.launch("rank", found=files.now - 1.0)
+    files.step(2)
+    of = ledger(tmp_path)
+    whole(of)
+    (fault,) = of.faults
+    assert (fault.kind, fault.found) == ("rank", pytest.approx(2.0625, abs=0.01))
+    assert of.seconds["idle"] == pytest.approx(0.0, abs=0.2)
+
+
 def test_a_run_with_a_kill_step_by_step(tmp_path: Path) -> None:
     files = Files(tmp_path)
     files.launch("start")

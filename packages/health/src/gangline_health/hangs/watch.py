@@ -167,7 +167,7 @@ class Watcher:
         action = Action.RESTART if self.options.act == "restart" else Action.WARN
         details = {"ranks": diagnosis.ranks, "why": diagnosis.why, "operation": diagnosis.operation, "host": self.host}
         verdict = Verdict("hang", where, 1.0, evidence, action, details=details)
-        events = Events(self.run_dir, by="watcher")
+        events = Events(self.run_dir, generation, by="watcher")
         events.write("verdict", step=culprits[0].seen.step, **verdict.to_dict())
         events.close()
         stacks = processes.stacks(self.run_dir, [one.seen for one in own])

@@ -64,8 +64,9 @@ def _between(before: RanksStart | None, each: RanksStart) -> Iterator[Span]:
     if not before.ended:
         yield Span(before.last, before.last + typical(before), "lost_work", BASE + 1)
     if follows(each):
-        yield Span(before.last, found(each), "detection", BASE)
-        yield Span(found(each), each.begin, "recovery", BASE)
+        seen = max(before.last, found(each))  # ranks that lost a peer may speak after the one that knew why
+        yield Span(before.last, seen, "detection", BASE)
+        yield Span(seen, each.begin, "recovery", BASE)
 
 
 def _phases(each: RanksStart, kind: str) -> Iterator[Span]:

@@ -114,7 +114,7 @@ def faults(starts: Sequence[RanksStart], begin: float) -> list[Interruption]:
             kind = "killed"
         if kind not in (*FAULTS, "killed") or kind == "joined" or (kind == "killed" and before.ended):
             continue
-        seen = found(each) if follows(each) else each.begin
+        seen = max(before.last, found(each) if follows(each) else each.begin)
         named = str(launch.get("evidence") or "nobody was left to say")
         every.append(Interruption(kind, before.last - begin, seen - before.last, named, _recovered(seen, each)))
     for each in starts:

@@ -57,7 +57,7 @@ def read(run_dir: Path, events: Iterable[Line]) -> list[RanksStart]:
             of(line).launch = line
         elif line["event"] == "exit":
             of(line).exit = line
-        else:
+        elif line.get("by", "rank") == "rank":
             of(line).events.append(line)
     path = run_dir / "metrics.jsonl"
     for text in path.read_bytes().splitlines() if path.exists() else ():
