@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gangline.config.defaults import default_run
+from gangline.events import read_events
 from gangline.launch import forkserver, requeue
 from gangline.launch.agents import detect, first_host, tasks_per_node
 from gangline.rundir import RunDirectory
@@ -137,6 +138,17 @@ def test_a_requeued_job_goes_on_in_its_run_directory(srun, tmp_path):
     assert len(list((tmp_path / "runs").glob("*/config.yaml"))) == 1
     assert srun("fresh", "agent", "reduce", SLURM_JOB_ID="78")[0] == [0, 0]
     assert len(list((tmp_path / "runs").glob("*/config.yaml"))) == 2
+
+
+def test_a_requeued_job_knows_what_failed_before_it(srun, tmp_path):
+    """For Slurm each start is a new job; nothing else tells the ranks that it is not the first."""
+    for restart in ("0", "1"):
+        about = {"SLURM_JOB_ID": "79", "SLURM_RESTART_COUNT": restart}
+        assert srun("fresh", "agent", "fail", '[1, "raise"]', **about)[0] == [1, 1]
+    [config] = (tmp_path / "runs").glob("*/config.yaml")
+    told = [line for line in read_events(config.parent) if line["event"] == "launch"]
+    assert [(line["why"], line["after"], line["futile"]) for line in told] == [("start", "", 0), ("start", "bug", 1)]
+    assert told[1]["evidence"] == "rank 1 failed first: ValueError: the answer is not 42"
 
 
 def test_a_lone_task_that_is_requeued_finds_its_run(tmp_path, monkeypatch):

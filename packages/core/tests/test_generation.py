@@ -163,6 +163,63 @@ def test_why_there_is_another_start(tmp_path, failure, nodes, why):
     assert said
 
 
+MISSED = RunEnding(generation=1, reason="killed", exit_code=75, requeue=True, evidence="launch.nodes=2: ...")
+PREEMPTED = RunEnding(generation=1, reason="preempted", exit_code=75, requeue=True, evidence="SIGTERM at step 5")
+LOST = RunEnding(generation=1, reason="killed", exit_code=1, requeue=True, evidence="the server is gone\nThe logs: ...")
+BUG = RankFailure(1, "bug", 1, "OSError: no driver", member="health/mine")
+
+
+@pytest.mark.parametrize(
+    ("failure", "ending", "told"),
+    [
+        (BUG, "its own", ("bug", "rank 1 failed first: OSError: no driver", "health/mine", 1)),
+        (BUG, None, ("bug", "rank 1 failed first: OSError: no driver", "health/mine", 1)),
+        (None, None, ("killed", "everything was killed, and nobody was left to say why", "", 1)),
+        (None, LOST, ("killed", "the server is gone", "", 1)),
+        (None, MISSED, ("preempted", "", "", 0)),
+        (None, PREEMPTED, ("preempted", "", "", 0)),
+        (RankFailure(0, "ended", 75), None, ("preempted", "", "", 0)),
+        (RankFailure(0, "ended", 3), "its own", ("verdict", "", "", 0)),
+        (RankFailure(0, "restart", 3, "bad-link"), None, ("restart", "", "", 0)),
+        (RankFailure(0, "user", 2, "a mistake"), "its own", ("mistake", "", "", 0)),
+        (None, RunEnding(generation=1, reason="done", exit_code=0), ("done", "", "", 0)),
+    ],
+)
+@pytest.mark.parametrize("changed", [False, True], ids=["as it was", "changed"])
+def test_the_first_start_of_a_job_knows_how_the_one_before_it_ended(tmp_path, failure, ending, told, changed):
+    """Whoever gives the command again: it is no restart, and yet what failed may fail again."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "config.yaml").write_text("run: {}\n")
+    starts(tmp_path)[0].begin(["a"], 2, first=True)
+    if failure is not None:
+        failures.claim(tmp_path / "logs", 1, failure)
+    if ending == "its own":
+        Starts.end(tmp_path, 1, failure)
+    elif ending is not None:
+        write_ending(tmp_path, ending)
+    if changed:
+        (tmp_path / "config.yaml").write_text("run: {steps: 9}\n")
+    assert starts(tmp_path)[0].begin(["a"], 2, first=True).stop is None
+    first, launch = [line for line in read_events(tmp_path) if line["event"] == "launch"]
+    assert (first["why"], first["after"], launch["why"]) == ("start", "", "start")
+    names = ("after", "evidence", "member", "futile")
+    assert tuple(launch[name] for name in names) == (("", "", "", 0) if changed else told)
+
+
+def test_what_failed_in_an_earlier_job_takes_no_restart_from_this_one(tmp_path):
+    (tmp_path / "logs").mkdir()
+    for number in range(1, 7):
+        decides, _ = starts(tmp_path, max_restarts=None, futile_restarts=1)
+        assert decides.begin(["a"], 2, first=True).stop is None
+        failures.claim(tmp_path / "logs", number, BUG)
+    assert read_events(tmp_path)[-1]["futile"] == 5
+    assert decides.begin(["a"], 2, first=False).stop is None
+    failures.claim(tmp_path / "logs", 7, BUG)
+    assert decides.begin(["a"], 2, first=False).stop == BUG, "and this one starts no ranks"
+    assert starts(tmp_path)[0].begin(["a"], 2, first=True).stop is None
+    assert read_events(tmp_path)[-1]["futile"] == 7
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "allowed"),
     [

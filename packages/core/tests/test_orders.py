@@ -448,6 +448,8 @@ def test_a_rollback_a_restart_and_a_kill_in_one_run(runs, strangers):
 
 
 RAISES = """
+import os
+import sys
 from dataclasses import dataclass
 
 from gangline import Part, hookimpl
@@ -458,18 +460,26 @@ from gangline.parts import HealthConfig
 @dataclass
 class Raises(HealthConfig):
     parts: bool = False
-    knows: bool = True  # its parts by name, when it is asked to leave one out
+    asked: str = "does"  # what it does when it is asked to leave a part of it out
 
 
 class RaisesCheck(HealthCheck):
     def __init__(self, config, run):
         self.left = ["first", "second"] if config.parts else []
-        self.whole, self.knows = not config.parts, config.knows
+        self.whole, self.asked = not config.parts, config.asked
+
+    def attach(self, runtime, comms, store, device):
+        self.rank = comms.rank
 
     def leave_out(self, part):
-        found = part in self.left and self.knows
-        self.left = [one for one in self.left if one != part or not found]
-        return found
+        if self.asked == "refuses":
+            return False
+        if self.asked == "raises" or (self.asked == "raises on rank 1" and os.environ["RANK"] == "1"):
+            raise KeyError(part)
+        if self.asked == "exits":
+            sys.exit(0)
+        self.left.remove(part)
+        return True
 
     def observe(self, record):
         yield Verdict("left", "the run", 1.0, " ".join(self.left), Action.NOTE)
@@ -480,7 +490,7 @@ class RaisesCheck(HealthCheck):
         for part in self.left:
             with within(part):
                 if part == "second":
-                    raise OSError("no such driver")
+                    raise OSError("no such driver") if self.asked != "exits" else SystemExit(0)
 
 
 @hookimpl
@@ -503,11 +513,21 @@ def test_a_check_that_fails_where_ranks_wait_for_each_other_is_left_out_of_the_n
     assert [record["step"] for record in runs.records("out")] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(("knows", "said"), [(True, "health=raises/second"), (False, "health=raises")])
-def test_of_a_check_with_parts_only_the_one_that_fails_is_left_out(runs, strangers, knows, said):
+@pytest.mark.parametrize(
+    ("asked", "said", "why"),
+    [
+        ("does", "health=raises/second", ""),
+        ("refuses", "health=raises", ""),
+        ("raises", "health=raises", "; it could not leave out second alone: health=raises failed: KeyError: 'second'"),
+        ("raises on rank 1", "health=raises", "; it could not leave out second alone: health=raises failed: KeyError"),
+        ("exits", "health=raises", "; it could not leave out second alone: health=raises failed: SystemExit: 0"),
+    ],
+)
+def test_of_a_check_with_parts_only_the_one_that_fails_is_left_out(runs, strangers, asked, said, why):
+    """All ranks do the same: where one cannot do without the part alone, all do without the whole check."""
     strangers.add("gangline-raises", RAISES, module="raises")
     runs.environment |= strangers.environment
-    check = ("health=[raises]", "health.raises.parts=true", f"health.raises.knows={knows}")
+    check = ("health=[raises]", "health.raises.parts=true", f"health.raises.asked={asked}")
     words = (*check, "launch.processes=2", "launch.max_restarts=2")
     runs.train("run.dir=out", "parallel=ddp", "run.steps=4", *words)
     told = events.read_events(runs.directory / "out")
@@ -515,4 +535,22 @@ def test_of_a_check_with_parts_only_the_one_that_fails_is_left_out(runs, strange
     found = {(line["kind"], line["evidence"]) for line in told if line["event"] == "verdict"}
     (failed,) = (evidence for kind, evidence in found if kind == "check-failed")
     assert failed.startswith(f"{said} is left out until the job ends: rank "), found
-    assert {evidence for kind, evidence in found if kind == "left"} == ({"first"} if knows else set())
+    assert why in failed
+    assert {evidence for kind, evidence in found if kind == "left"} == ({"first"} if asked == "does" else set())
+    assert [record["step"] for record in runs.records("out")] == [1, 2, 3, 4]
+
+
+def test_a_check_that_failed_has_no_part_in_the_next_job_either_until_something_changes(runs, strangers):
+    """A queue starts the job again, and each such start would fail as the one before it."""
+    strangers.add("gangline-raises", RAISES, module="raises")
+    runs.environment |= strangers.environment
+    runs.train("run.dir=out", "health=[raises]", "run.steps=4", "launch.processes=1", code=1)
+    runs.train("resume=out")
+    told = events.read_events(runs.directory / "out")
+    assert [line["after"] for line in told if line["event"] == "launch"] == ["", "bug"]
+    (failed,) = [line for line in told if line["event"] == "verdict"]
+    assert failed["evidence"].startswith("health=raises is left out until the job ends: rank 0 failed first")
+    assert "raises where" not in runs.train("resume=out", "run.steps=6", code=1), "another run is asked anew"
+    assert [line["after"] for line in events.read_events(runs.directory / "out") if line["event"] == "launch"][2:] == [
+        ""
+    ]

@@ -25,15 +25,26 @@ def written(run_dir: Path, reached: list[int], why: list[str], evidence: str = K
     for generation, reason in enumerate(why, 1):
         new = generation > 1 and reached[generation - 2] > best
         best = max(best, reached[generation - 2]) if generation > 1 else 0
+        word, _, after = reason.partition(" ")
         futile = 0 if reason == "start" or new else events[-2]["futile"] + 1
-        about = {"generation": generation, "futile": futile, "evidence": evidence}
-        events.append({"event": "launch", "by": "launcher", "why": reason, **about})
+        about = {"generation": generation, "futile": futile, "evidence": evidence, "after": after}
+        events.append({"event": "launch", "by": "launcher", "why": word, **about})
         events.append({"event": "verdict", "by": "rank", "generation": generation, "step": 40})
         if generation <= len(reached):
             steps += [{"step": step, "generation": generation} for step in range(41, reached[generation - 1] + 1)]
     (run_dir / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events))
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps) + '{"step": 99, "gen')
     attempts.append(run_dir, Attempt(1, start, why="resume"))
+
+
+def test_starts_of_several_jobs_are_starts_in_a_row(tmp_path: Path) -> None:
+    """Where a scheduler or a loop gives the command again, each start is the first of a job."""
+    written(tmp_path, [47, 46, 47], ["start", "start bug", "rank", "start killed"])
+    (verdict,) = found(tmp_path)
+    assert verdict.details["row"] == 3
+    back = order([verdict])
+    assert back is not None
+    assert back.action is Action.ROLL_BACK
 
 
 def found(run_dir: Path, every: int | None = 20) -> list[Verdict]:
@@ -81,7 +92,7 @@ def test_of_a_checkpoint_in_memory_the_next_one_that_is_due_is_older(tmp_path: P
         ([47, 43, 47], ["start", "rank", "rank", "rank"]),
         ([47, 47, 47], ["start", "rank", "rank", "node"]),
         ([47, 47, 47], ["start", "rank", "rank", "order"]),
-        ([47, 47, 47], ["start", "rank", "rank", "start"]),
+        ([47, 47, 47], ["start", "rank", "rank", "start preempted"]),
         ([], ["start"]),
     ],
     ids=["each goes further", "elsewhere", "a node was lost", "it was ordered", "a new job", "the first start"],
@@ -159,3 +170,20 @@ def test_a_run_that_fails_at_one_step_again_and_again(tmp_path: Path, kills: int
         runs.train("run.dir=calm", *words)
         assert then == []
         assert runs.curve("out") == runs.curve("calm")
+
+
+def test_the_same_command_given_again_and_again_ends_with_a_stop(tmp_path: Path) -> None:
+    """No launcher is left from one start to the next, as where a queue starts a job again, or a person does."""
+    words = ("run.dir=out", "run.steps=14", "checkpoint.every=4", "launch=elastic", "launch.agents=1")
+    ranks = ("launch.processes=1", "launch.max_restarts=0", "health=[on,chaos]")
+    faults = (f"health.chaos.at=[{','.join(['kill@11:0'] * 4)}]", "health.on.playbooks.repeated_failure.patience=2")
+    with RealRuns(tmp_path) as runs:
+        for code in (1, 1, 1, 3):
+            printed = runs.train(*words, *ranks, *faults, code=code)
+    assert "3 starts in a row failed in step 11" in printed
+    orders = [(line.order, line.start) for line in attempts.read(tmp_path / "out") if line.order]
+    assert [order for order, _ in orders] == ["roll_back", "stop"]
+    assert orders[0][1] == "step-00000004", "an older one than that of the starts that failed"
+    ending = read_ending(tmp_path / "out")
+    assert ending is not None
+    assert (ending.reason, ending.requeue, ending.exit_code) == ("verdict", False, 3)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 EXIT_USER_ERROR = 2
+RAISED = (Exception, SystemExit)  # by the code of others: a library that ends the process raises, too
 
 
 @dataclass(frozen=True)

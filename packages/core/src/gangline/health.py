@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from gangline.callback.base import Callback
+from gangline.errors import RAISED
 from gangline.pulse.write import current
 
 if TYPE_CHECKING:
@@ -178,7 +179,8 @@ class HealthCheck(Callback, ABC):
     def leave_out(self, part: str) -> bool:
         """Do without that part, in whose code (`within`) an earlier start of this job failed or stood still.
 
-        Called on all ranks alike, before `attach`. False: there is no such part, and the whole check is left out.
+        Called on all ranks alike, before `attach`. False: there is no such part, and the whole check is left out. So it
+        is on all ranks where one of them says so, or raises.
         """
         return False
 
@@ -203,8 +205,9 @@ def within(part: str) -> Iterator[None]:
     pulse.call(f"{check}/{part}")
     try:
         yield
-    except Exception as error:
-        vars(error).setdefault("raised_in", part)
+    except RAISED as error:
+        inner = vars(error).get("raised_in", "")
+        vars(error)["raised_in"] = f"{part}/{inner}" if inner else part
         raise
     finally:
         pulse.call(check)

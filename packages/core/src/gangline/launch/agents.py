@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,6 +22,7 @@ from gangline.ending import RunEnding, clear_ending, read_ending
 from gangline.errors import EXIT_USER_ERROR, UserError
 from gangline.events import Events
 from gangline.launch import failures, forkserver, requeue, sidecars, worker
+from gangline.launch.before import StartBefore, config_of, start_before
 from gangline.launch.failures import EXIT_FAILURE
 from gangline.launch.starts import Starts, end
 from gangline.rundir import RunDirectory
@@ -187,11 +188,12 @@ def _tell(job: Job, store: Store, compose_and_write: Callable[[], RunDirectory])
         directory.lock()
         requeue.remember(job.key, directory.path)
         first = job.restarts == 0 or job.agent != "torchrun"
+        why, before = ("start", start_before(directory.path)) if first else _replaced(directory)
         if first:
             failures.clear(directory.logs)
         clear_ending(directory.path)
-        now = generation.advance(directory.path, counts=not first, first=first)
-        _tell_events(job, directory.path, now, first)
+        now = generation.advance(directory.path, counts=not first or before.failed, first=first, failed=before.failed)
+        _tell_events(job, directory.path, now, why, before)
     except BaseException as error:
         code = error.exit_code if isinstance(error, UserError) else EXIT_FAILURE
         store.set(_key(job), f"{code}:0:")
@@ -201,14 +203,37 @@ def _tell(job: Job, store: Store, compose_and_write: Callable[[], RunDirectory])
     return directory, now.generation
 
 
-def _tell_events(job: Job, run_dir: Path, now: generation.Progress, first: bool) -> None:
+def _replaced(directory: RunDirectory) -> tuple[str, StartBefore]:
+    """(why the agent starts the ranks again, what is known of it). Nobody writes down that a rank was killed."""
+    failure = failures.first(directory.logs, generation.progress(directory.path).generation)
+    if failure is None:
+        return "rank", StartBefore(evidence="a rank was lost")
+    why = "order" if failure.kind == "restart" else "rank"
+    return why, StartBefore(evidence=failure.what if why == "order" else failure.evidence, member=failure.member)
+
+
+def _tell_events(job: Job, run_dir: Path, now: generation.Progress, why: str, before: StartBefore) -> None:
     events = Events(run_dir, now.generation, by="launcher")
-    why, hosts = ("start" if first else "rank"), [socket.gethostname()]
-    failure = None if first else failures.first(run_dir / "logs", now.generation - 1)
-    evidence, member = ("", "") if failure is None else (failure.evidence, failure.member)
-    about = {"why": why, "evidence": evidence, "futile": now.futile, "member": member}
-    events.write("launch", nodes=hosts, processes=job.world, spares=0, **about)
+    events.write(
+        "launch",
+        nodes=[socket.gethostname()],
+        processes=job.world,
+        spares=0,
+        why=why,
+        evidence=before.evidence,
+        found=None if why == "start" else _found(run_dir, now.generation - 1),
+        futile=now.futile,
+        member=before.member,
+        after=before.after,
+        config=config_of(run_dir),
+    )
     events.close()
+
+
+def _found(run_dir: Path, number: int) -> str | None:
+    """When that start was seen to have ended: an agent that is not ours leaves no word of its own."""
+    at = failures.seen_at(run_dir / "logs", number)
+    return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
 def _told(job: Job, store: Store) -> tuple[int, int, str]:

@@ -115,6 +115,17 @@ def first(logs: Path, attempt: int) -> RankFailure | None:
         return None
 
 
+def seen_at(logs: Path, attempt: int) -> float | None:
+    """When the first failure of the `attempt`-th start was written down, in seconds since the epoch; None: it was not.
+
+    By the clock of the file system that the logs lie on.
+    """
+    try:
+        return _path(logs, attempt).stat().st_mtime
+    except OSError:
+        return None
+
+
 def report(failure: RankFailure, logs: Path) -> str:
     """What the user is shown of a failure that is not theirs."""
     if failure.kind == "restart":

@@ -18,12 +18,11 @@ from gangline.errors import EXIT_USER_ERROR, Problem, UserError
 from gangline.events import Events, read_events
 from gangline.generation import Progress
 from gangline.launch import failures
+from gangline.launch.before import StartBefore, config_of, reason_of, start_before
 from gangline.launch.config import LocalLaunch
-from gangline.launch.failures import EXIT_FAILURE, EXIT_STOPPED, RankFailure
+from gangline.launch.failures import EXIT_FAILURE, RankFailure
 
 Usable = Callable[[int], tuple[int, list[Problem]]]  # of so many ranks, how many train, and why no more
-REASONS = {"user": "mistake", "bug": "bug", "restart": "restart", "lost": "killed"}
-ENDED = {EXIT_STOPPED: "verdict", EXIT_REQUEUE: "preempted"}  # by exit code, where rank 0 had no time to say it
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,11 @@ class Starts:
         before = self._before(first)
         now_there = set(nodes)
         failure = None if first else failures.first(self.logs, before.get("generation", 0))
+        earlier = start_before(self.run_dir) if first else StartBefore()
         why, evidence = self._why(before, now_there, failure)
         counts = why in ("rank", "node", "order")
-        now = generation.advance(self.run_dir, counts, first)
+        again = earlier.failed and not earlier.counted
+        now = generation.advance(self.run_dir, counts or again, first, earlier.failed)
         if first:
             failures.clear(self.logs)
         clear_ending(self.run_dir)
@@ -77,7 +78,8 @@ class Starts:
             stop = RankFailure(0, "user", EXIT_USER_ERROR, error.what, list(error.details))
         start = JobStart(now.generation, tuple(nodes), usable, ranks - usable, stop)
         if stop is None:
-            self._tell(start, why, evidence, now, failure.member if failure is not None and why == "rank" else "")
+            member = failure.member if failure is not None and why == "rank" else earlier.member
+            self._tell(start, why, evidence or earlier.evidence, now, member, earlier.after)
         return start
 
     def stop(self, now: Progress, failure: RankFailure | None, evidence: str = "") -> RankFailure | None:
@@ -93,8 +95,8 @@ class Starts:
         most = self.config.max_restarts
         if last.kind != "restart" and most is not None and now.restarts > most:
             return last
-        if now.futile > self.config.futile_restarts and (most is None or most > 0 or last.kind == "restart"):
-            self.say(f"train: {now.futile - 1} restarts in a row did no step beyond {now.best}; it ends here")
+        if now.futile_here > self.config.futile_restarts and (most is None or most > 0 or last.kind == "restart"):
+            self.say(f"train: {now.futile_here - 1} restarts in a row did no step beyond {now.best}; it ends here")
             return last
         return None
 
@@ -108,7 +110,7 @@ class Starts:
     @staticmethod
     def end(run_dir: Path, start: int, stop: RankFailure) -> None:
         """Leave ending.json, and the last line of events.jsonl."""
-        reason = ENDED.get(stop.exit_code, "bug") if stop.kind == "ended" else REASONS.get(stop.kind, "bug")
+        reason = reason_of(stop)
         text = "\n".join((stop.what, *stop.details))
         lines = attempts.read(run_dir)
         end(
@@ -142,7 +144,7 @@ class Starts:
             return "joined", f"come: {', '.join(sorted(come))}"
         return "rank", "a rank was lost"
 
-    def _tell(self, start: JobStart, why: str, evidence: str, now: Progress, member: str) -> None:
+    def _tell(self, start: JobStart, why: str, evidence: str, now: Progress, member: str, after: str) -> None:
         found, found_monotonic = self.found or (None, None)
         events = Events(self.run_dir, start.generation, by="launcher")
         events.write(
@@ -157,6 +159,8 @@ class Starts:
             found_monotonic=found_monotonic,
             futile=now.futile,
             member=member,
+            after=after,
+            config=config_of(self.run_dir),
         )
         events.close()
         if why != "start":

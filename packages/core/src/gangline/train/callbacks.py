@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from itertools import chain
@@ -13,7 +13,7 @@ import torch
 
 from gangline.callback.base import Metrics
 from gangline.comm.objects import gather_json
-from gangline.errors import UserError
+from gangline.errors import RAISED, UserError
 from gangline.events import read_events
 from gangline.health import Action, HealthCheck, Verdict
 from gangline.pulse.write import current
@@ -22,6 +22,7 @@ from gangline.shard import Shard, parameter_of
 from gangline.train.session import Session
 
 T = TypeVar("T")
+GOES_ON = ("bug", "killed", "preempted", "restart")  # how a job ends that is to be started again
 
 
 def attach(s: Session) -> None:
@@ -34,8 +35,9 @@ def attach(s: Session) -> None:
     for place, member in s.members.items():
         member.place = place
         try:
-            member.attach(s.runtime, s.comms, s.comms.store, s.device)
-        except Exception as error:
+            with _calling(place):
+                member.attach(s.runtime, s.comms, s.comms.store, s.device)
+        except RAISED as error:
             failed[place] = _failure(s, place, error)
             continue
         strange = [
@@ -53,7 +55,7 @@ def attach(s: Session) -> None:
 def _leave_out_blamed(s: Session) -> None:
     """A check in whose code a start of this job failed, or stood still, has no part in the next ones.
 
-    Where it has parts, it is only the one that had the word.
+    Where it has parts, it is only the one that had the word, unless on some rank it cannot do without that one alone.
     """
     if not s.health:
         return
@@ -61,20 +63,36 @@ def _leave_out_blamed(s: Session) -> None:
         _, name, *part = place.split("/", 2)
         if name not in s.health:
             continue
-        if not (part and s.health[name].leave_out(part[0])):
+        answers = gather_json(s.comms.world, s.device, _does_without(s, name, part))
+        if refused := [answer for answer in answers if answer is not None]:
             del s.health[name]
-            place = f"health/{name}"
+            place, why = f"health/{name}", why + max(refused, key=len)
         if s.comms.rank == 0:
             s.untold[f"{choice(place)} is left out until the job ends: {why}"] = False
 
 
+def _does_without(s: Session, name: str, part: Sequence[str]) -> str | None:
+    """None where the check leaves that part of it out on this rank; else what there is to say of that, if anything."""
+    if not part:
+        return ""
+    place = f"health/{name}"
+    try:
+        with _calling(place):
+            return None if s.health[name].leave_out(part[0]) else ""
+    except RAISED as error:
+        return f"; it could not leave out {part[0]} alone: {_failure(s, place, error)}"
+
+
 def blamed(run_dir: str | Path) -> dict[str, str]:
-    """The checks in whose code ranks of this job failed, and what was said of that."""
+    """The checks in whose code ranks of this job failed, and what was said of that.
+
+    Also of an earlier job of the run that was to be started again: only who ends or changes a run has a new word.
+    """
     found: dict[str, str] = {}
     for line in read_events(run_dir):
         if line.get("event") == "launch":
             place = str(line.get("member", ""))
-            if line.get("why") == "start":
+            if line.get("why") == "start" and line.get("after") not in GOES_ON:
                 found = {}
             elif place.startswith("health/"):
                 found[place] = str(line.get("evidence", ""))
@@ -108,7 +126,7 @@ def named(s: Session, place: str, call: Callable[..., T], *arguments: object) ->
     try:
         with _calling(place):
             return call(*arguments)
-    except Exception as error:
+    except RAISED as error:
         why = _failure(s, place, error)
         if s.comms.rank == 0:
             s.notes.append(why)
@@ -117,14 +135,14 @@ def named(s: Session, place: str, call: Callable[..., T], *arguments: object) ->
         return None
 
 
-def _failure(s: Session, place: str, error: Exception) -> str:
+def _failure(s: Session, place: str, error: BaseException) -> str:
     """What a check raised, in words. What a callback raised is raised again, with its name."""
     if isinstance(s.members[place], HealthCheck):
         return f"{choice(place)} failed: {type(error).__name__}: {error}"
     raise _with_name(place, error)
 
 
-def _with_name(place: str, error: Exception) -> Exception:
+def _with_name(place: str, error: BaseException) -> BaseException:
     """The error, such that it says who raised it."""
     if isinstance(error, UserError):
         return UserError(f"{choice(place)}: {error.what}", *error.details)
@@ -143,7 +161,7 @@ def together(s: Session, place: str, call: Callable[..., T], *arguments: object)
     try:
         with _calling(place):
             return call(*arguments)
-    except Exception as error:
+    except RAISED as error:
         with_name = _with_name(place, error)
         if with_name is error:  # it must not become its own cause
             raise
@@ -173,7 +191,7 @@ def tell_of_error(s: Session, error: BaseException) -> None:
     for place, member in s.members.items():
         try:
             member.on_error(error)
-        except Exception as another:
+        except RAISED as another:
             error.add_note(f"{choice(place)} failed while it was told: {type(another).__name__}: {another}")
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,9 +108,9 @@ class RepeatedMonitor(Monitor):
 def repeated(launches: Sequence[Line], reached: dict[int, int]) -> Repeated | None:
     """What the newest launches follow: failures of ranks, all at one step; None where they are fewer than two."""
     step, whys = None, list[str]()
-    for line in reversed(launches):
-        before = int(line["generation"]) - 1
-        if line.get("why") != "rank" or before not in reached:
+    for earlier, line in reversed([*pairwise(launches)]):
+        before = int(earlier["generation"])
+        if not _failed(line) or before not in reached:
             break
         step = reached[before] if step is None else step
         if abs(reached[before] - step) > SAME:
@@ -120,6 +120,11 @@ def repeated(launches: Sequence[Line], reached: dict[int, int]) -> Repeated | No
         return None
     no_memory = len(list(takewhile(NO_MEMORY.search, whys)))
     return Repeated(len(whys), step, whys[0], no_memory)
+
+
+def _failed(line: Line) -> bool:
+    """Whether a launch follows a failure of ranks: of its own job, or of the one before it."""
+    return line.get("why") == "rank" or (line.get("why") == "start" and line.get("after") in ("bug", "killed"))
 
 
 def reached(events: Iterable[Line], steps: Iterable[Line]) -> dict[int, int]:
