@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 
 import pytest
 import torch
@@ -220,6 +221,42 @@ def test_numbers_of_a_kind_that_is_not_read_are_named(tmp_path):
     save_file({"scales": torch.ones(4, dtype=torch.complex64)}, tmp_path / "x.safetensors")
     with pytest.raises(UserError, match=r"scales has numbers of dtype C64"):
         list(TensorFile(tmp_path / "x.safetensors").blocks("scales", (slice(0, 4),)))
+
+
+def test_of_many_weights_no_more_are_made_than_are_filled():
+    from gangline.interop import read
+
+    made, filled, most = 0, 0, 0
+
+    def shards():
+        nonlocal made
+        for _ in range(40):
+            made += 1
+            yield made
+
+    def fill(_):
+        nonlocal filled, most
+        most = max(most, made - filled)
+        filled += 1
+
+    read.side_by_side(fill, shards())
+    assert made == filled == 40
+    assert most <= read.LANES + 1
+
+
+def test_where_one_weight_cannot_be_filled_no_further_one_is_begun():
+    from gangline.interop import read
+
+    def fill(shard):
+        if shard == 3:
+            raise UserError("it cannot be read.")
+        begun.append(shard)
+        sleep(0.001)  # as reading does, it lets the other thread run
+
+    begun = []
+    with pytest.raises(UserError, match="it cannot be read"):
+        read.side_by_side(fill, iter(range(1000)))
+    assert len(begun) < 1000
 
 
 @pytest.mark.parametrize("how", ["same", "transpose"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
@@ -14,6 +16,9 @@ from gangline.shard import parameter_of
 
 if TYPE_CHECKING:
     from gangline.shard import Shard
+
+
+LANES = 2  # weights that are read side by side: while one waits for the disk, another is converted
 
 
 def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, seed: int = 0) -> None:
@@ -42,8 +47,37 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
             for theirs in found:
                 _fill(tensors, theirs, shard, name)
 
-        for shard in shards:
-            fill_as_kept(shard, plan, read)
+        side_by_side(lambda shard: fill_as_kept(shard, plan, read), shards)
+
+
+def side_by_side(fill: Callable[[Shard], None], shards: Iterable[Shard]) -> None:
+    """Fill shards in `LANES` threads, each of which takes the next when it is done with one, so that no more of them
+    than that need to be there. Raises what a `fill` raises; the other threads then take no further one.
+    """
+    coming, taking, failed = iter(shards), Lock(), False
+
+    def mine() -> Iterator[Shard]:
+        while not failed:
+            with taking:
+                try:
+                    shard = next(coming)
+                except StopIteration:
+                    return
+            yield shard
+
+    def lane() -> None:
+        nonlocal failed
+        try:
+            for shard in mine():
+                fill(shard)
+        except BaseException:
+            failed = True
+            raise
+
+    with ThreadPoolExecutor(LANES, thread_name_prefix="read weights") as pool:
+        lanes = [pool.submit(lane) for _ in range(LANES)]
+    for one in lanes:
+        one.result()
 
 
 def _fill(tensors: Tensors, theirs: Theirs, shard: Shard, name: str) -> None:

@@ -1,4 +1,4 @@
-"""A safetensors file, read a few rows at a time into a small buffer, while those before it are looked at in another.
+"""A safetensors file, read a few rows at a time into a small buffer, by several threads at once if they like.
 
 It is not mapped: pages that are come one by one from the disk, and count as memory of the process that looks at them.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,25 +101,12 @@ class TensorFile:
         if not rows or not row_bytes:
             return
         at_once = min(len(rows), max(1, BLOCK_BYTES // (row_bytes * rows.step)))
-        buffers = [torch.empty((at_once - 1) * rows.step + 1, *shape[1:], dtype=dtype)]
-
-        def read(first: int, buffer: torch.Tensor) -> torch.Tensor:
+        buffer = torch.empty((at_once - 1) * rows.step + 1, *shape[1:], dtype=dtype)
+        for first in range(0, len(rows), at_once):
             some = rows[first : first + at_once]
             held = buffer[: some[-1] - some[0] + 1]
             self._read(offset + some[0] * row_bytes, held)
-            return held[(slice(None, None, rows.step), *box[1:])]
-
-        if at_once == len(rows):
-            yield 0, read(0, *buffers)
-            return
-        buffers.append(torch.empty_like(buffers[0]))
-        with ThreadPoolExecutor(1) as ahead:
-            coming = ahead.submit(read, 0, buffers[0])
-            for number, first in enumerate(range(0, len(rows), at_once), 1):
-                here = coming.result()
-                if first + at_once < len(rows):
-                    coming = ahead.submit(read, first + at_once, buffers[number % 2])
-                yield first, here
+            yield first, held[(slice(None, None, rows.step), *box[1:])]
 
     def _read(self, offset: int, into: torch.Tensor) -> None:
         import torch

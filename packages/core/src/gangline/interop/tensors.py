@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
@@ -20,12 +21,13 @@ INDEX = "model.safetensors.index.json"
 
 
 class Tensors:
-    """Reads without holding more than was asked for. A context manager: files stay open inside it."""
+    """Reads without holding more than was asked for, in any thread. A context manager: files stay open inside it."""
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory).expanduser()
         self._open = ExitStack()
         self._files: dict[str, TensorFile] = {}
+        self._opening = Lock()
 
     def __enter__(self) -> Tensors:
         return self
@@ -48,18 +50,19 @@ class Tensors:
         raise UserError(f"{self.directory} has no weights.", f"Neither {ONE_FILE} nor {INDEX} is in it.")
 
     def _file(self, name: str) -> TensorFile:
-        if name not in self._files:
-            from safetensors import SafetensorError
+        with self._opening:
+            if name not in self._files:
+                from safetensors import SafetensorError
 
-            path = self.directory / name
-            try:
-                self._files[name] = TensorFile(path)
-                self._open.callback(self._files[name].close)
-            except FileNotFoundError:
-                raise UserError(f"{path} is missing.", f"{INDEX} says that weights lie there.") from None
-            except (OSError, SafetensorError) as error:
-                raise UserError(f"{path} cannot be read.", str(error)) from error
-        return self._files[name]
+                path = self.directory / name
+                try:
+                    self._files[name] = TensorFile(path)
+                    self._open.callback(self._files[name].close)
+                except FileNotFoundError:
+                    raise UserError(f"{path} is missing.", f"{INDEX} says that weights lie there.") from None
+                except (OSError, SafetensorError) as error:
+                    raise UserError(f"{path} cannot be read.", str(error)) from error
+            return self._files[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Global shape. Raises UserError where there is no such tensor."""
