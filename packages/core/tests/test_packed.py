@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from gangline.config import default_run
+from gangline.model import packed as packing
 from gangline.model.columns import lay_out_by_columns
 from gangline.model.compose import compose_model
 from gangline.model.config import Tiny
@@ -16,6 +17,11 @@ from gangline.sampling.options import Sampling
 from gangline.sampling.sampler import WORTH_PACKING, generate
 
 SHAPE = {"dim": 24, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "hidden": 40, "init_std": 0.5}
+
+
+@pytest.fixture(autouse=True)
+def small_ones_too(monkeypatch):
+    monkeypatch.setattr(packing, "LEAST_BYTES", 1)
 
 
 def model_of(dtype: torch.dtype = torch.float32, **options):
@@ -60,3 +66,11 @@ def test_products_are_packed_inside_alone_and_only_what_is_float32():
         torch.testing.assert_close(head.logits(x), logits)
     assert linear.product is F.linear
     assert torch.equal(head.logits(x), logits)
+
+
+def test_small_ones_stay_as_they_are(monkeypatch):
+    model = model_of()
+    monkeypatch.setattr(packing, "LEAST_BYTES", model.head.weight.nbytes)
+    with packed(model, 3):
+        assert model.blocks[0].attention.wq.product is F.linear
+        assert (model.head.product is not F.linear) == available()
