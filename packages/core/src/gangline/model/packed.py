@@ -1,8 +1,8 @@
 """Matrices packed for products with a few tokens at a time on a CPU.
 
 What oneDNN packs once for so many rows it multiplies faster than MKL does matrices that lie as they are. Measured with
-8 rows on one core of an AMD EPYC, float32, GB/s of the matrix: 4 to 7 as they are, 8 to 11 packed. A product with a packed
-matrix takes some 12 us before it begins, in which a small matrix is done as it is.
+8 rows on one core of an AMD EPYC, float32, GB/s of the matrix: 4 to 7 as they are, 8 to 11 packed. A product with a
+packed matrix takes some 12 us before it begins, in which a small matrix is done as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEAST_BYTES = 1 << 20  # of a matrix that is packed
 
 @contextmanager
 def packed(model: nn.Module, rows: int) -> Iterator[None]:
-    """Inside, linears and head of the model multiply by packed copies of their large float32 matrices, made for `rows` rows.
+    """Inside, linears and head of the model multiply by packed copies of large float32 matrices, made for `rows` rows.
 
     Only where torch has oneDNN for an x86 processor and the model is there; else nothing changes.
     """
