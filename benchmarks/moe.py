@@ -29,7 +29,7 @@ from gangline.comm.base import Pending, Splits, Transfers
 from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
 from gangline.model.build import construct
-from gangline.model.tree import FeedForwardNode
+from gangline.model.decoder_nodes import FeedForwardNode
 from gangline.testing import rank
 from gangline.testing.pool import close_all, pool
 from gangline_moe.config import MoeOptions

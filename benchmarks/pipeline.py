@@ -21,8 +21,8 @@ from torch import nn
 
 from gangline import forward_context
 from gangline.mesh import Mesh
+from gangline.model.decoder_nodes import LinearNode
 from gangline.model.linear import Linear
-from gangline.model.tree import LinearNode
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import close_all, pool

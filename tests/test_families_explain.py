@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
@@ -10,13 +9,14 @@ from math import prod
 import pytest
 import torch
 from test_families import FAMILIES, SIZES
-from torch import Tensor, nn
+from torch import nn
 
 from gangline.config import Run, from_dict
 from gangline.config.compose import compose_one
 from gangline.explain import of_angles
 from gangline.mesh import Mesh
 from gangline.model import AttentionNode, Node, construct, nodes, parameter_count, parameter_shapes, replaced
+from gangline.testing import bytes_kept
 from gangline.testing.inputs import whole_sequences
 from gangline.testing.runs import SMALL, content
 from gangline_models.delta_nodes import GatedAttentionNode
@@ -40,23 +40,6 @@ def run_of(family: str, precision: str) -> Run:
     batch = (f"batch.micro_size={B}", "parallel=tp", f"precision={precision}")
     own = [word for word in FAMILIES[family] if not word.startswith("moe")]  # test_moe_explain.py has those
     return from_dict(content([*plain, f"model={family}", *SIZES, *own, *FUSED.get(family, ()), *batch]))
-
-
-def kept(weights: Iterable[Tensor], forward: Callable[[], object]) -> int:
-    """Bytes that autograd holds on to, weights not counted; each piece of memory once."""
-    own = {weight.untyped_storage().data_ptr() for weight in weights}
-    found: dict[int, int] = {}
-    alive: list[object] = []
-
-    def pack(x: Tensor) -> Tensor:
-        if x.untyped_storage().data_ptr() not in own:
-            found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-            alive.append(x)
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        alive.append(forward())
-    return sum(found.values())
 
 
 def built(case: Case, precision: str) -> nn.Module:
@@ -91,7 +74,7 @@ def test_a_block_keeps_what_the_closed_form_says(family, precision):
     for index in (0, 1) if family == "qwen3_next" else (1,):  # the first block of others may have a window
         hidden = model.embed(batch).detach().requires_grad_()
         sizes = activations.sizes_of(case, gpu=False)
-        found = kept([*model.parameters(), batch.position], lambda: model.blocks[index](hidden, batch))  # noqa: B023
+        found = bytes_kept([*model.parameters(), batch.position], lambda: model.blocks[index](hidden, batch))  # noqa: B023
         told = activations.of_block(case, index, sizes) + of_angles([case.blocks[index]], sizes)
         assert found - beyond_a_gpu(family, precision, case.blocks[index].attention) == told
 

@@ -20,9 +20,9 @@ from gangline.config.compose import compose_one
 from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.build import construct, model_of
+from gangline.model.decoder_nodes import FeedForwardNode, LinearNode
 from gangline.model.gating import Gating
 from gangline.model.local_sizes import LocalSizes
-from gangline.model.tree import FeedForwardNode, LinearNode
 from gangline.parallel.prepare import set_products
 from gangline.plan import Fold, Plan
 from gangline.train.recompute_and_compile import finisher

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gangline.model.build import construct
-from gangline.model.tree import FeedForwardNode
+from gangline.model.decoder_nodes import FeedForwardNode
 from gangline.parallel.prepare import set_products
 from gangline.plan import Plan
 from gangline.plugins import build

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from gangline import UserError
 from gangline.config.check import check
@@ -15,7 +13,7 @@ from gangline.config.compose import compose_one
 from gangline.explain import of_angles
 from gangline.mesh import Mesh
 from gangline.model import compose_model, construct, parameter_count
-from gangline.testing import StrategySuite
+from gangline.testing import StrategySuite, bytes_kept
 from gangline.testing.inputs import whole_sequences
 from gangline.testing.scenarios import FLOAT64, Layout, Scenario
 from gangline_parallel_megatron_style.cost import activations
@@ -103,7 +101,7 @@ def test_the_head_keeps_what_the_closed_form_says(words, depth):
     batch = whole_sequences(torch.arange(32).view(2, 16) % 37)
     hidden = model.embed(batch).detach().requires_grad_()
     known = [*model.parameters(), batch.position, batch.targets]
-    found, sizes = kept(known, lambda: model.head(hidden, batch)), activations.sizes_of(case, gpu=False)
+    found, sizes = bytes_kept(known, lambda: model.head(hidden, batch)), activations.sizes_of(case, gpu=False)
     told = activations.head(case, sizes)
     rows = 8 if "chunk" in words else 32
     in_backward = rows * 37 * 4 * (2 if "chunk" in words else 1) + 2 * rows * 37 * 4  # logits, or their gradient alone
@@ -124,20 +122,3 @@ def test_what_is_not_counted_is_refused_by_name():
     assert found.parameters - before.parameters == more > 0
     assert found.bytes["gradients"] - before.bytes["gradients"] == 4 * more
     assert found.bytes["logits"] - before.bytes["logits"] == 2 * 32 * (37 * 4 + 4 + 9)
-
-
-def kept(known: list[Tensor], forward: Callable[[], object]) -> int:
-    """Bytes that autograd holds on to beside what is known; each piece of memory once."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in known}
-    found: dict[int, int] = {}
-    alive: list[object] = []
-
-    def pack(x: Tensor) -> Tensor:
-        if x.untyped_storage().data_ptr() not in own:
-            found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-            alive.append(x)
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        alive.append(forward())
-    return sum(found.values())

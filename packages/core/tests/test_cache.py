@@ -13,9 +13,10 @@ from gangline.model.cache import KeyValues
 from gangline.model.calls import AttentionCall
 from gangline.model.compose import compose_model
 from gangline.model.config import Tiny
+from gangline.model.decoder_nodes import AttentionNode, FeedForwardNode
 from gangline.model.init import whole_model
 from gangline.model.seams import recomputed
-from gangline.model.tree import AttentionNode, FeedForwardNode, nodes, replaced
+from gangline.model.tree import nodes, replaced
 from gangline.sampling.options import Sampling
 from gangline.sampling.sampler import generate
 

@@ -15,7 +15,8 @@ PLUGIN = """
 from dataclasses import dataclass, replace
 
 from gangline import Part, hookimpl
-from gangline.model.tree import FeedForwardNode, nodes, replaced
+from gangline.model.decoder_nodes import FeedForwardNode
+from gangline.model.tree import (nodes, replaced)
 from gangline.parts import EditConfig, PartConfig
 
 

@@ -14,9 +14,9 @@ from gangline.config.sections import Recompute
 from gangline.forward_context import draw, emit_loss, emit_metric
 from gangline.mesh import Mesh
 from gangline.model.build import materialise
+from gangline.model.decoder_nodes import LinearNode
 from gangline.model.init import shards_of
 from gangline.model.linear import Linear
-from gangline.model.tree import LinearNode
 from gangline.parallel.config import Ddp, Single
 from gangline.parallel.ddp import build as build_ddp
 from gangline.parallel.single import build as build_single

@@ -10,9 +10,10 @@ import torch
 from gangline.config import default_run
 from gangline.model import compose_model, keep_in_8_bits, keep_in_bf16
 from gangline.model.config import DecoderConfig
+from gangline.model.decoder_nodes import LinearNode
 from gangline.model.init import whole_model
 from gangline.model.kept import EightBitLinear
-from gangline.model.tree import LinearNode, by_path, parameter_shapes, replaced
+from gangline.model.tree import by_path, parameter_shapes, replaced
 
 MODEL = DecoderConfig(vocab_size=64, dim=64, layers=3, heads=2, hidden=128)
 

@@ -14,12 +14,13 @@ from torch import nn
 from gangline.model.attention import attention
 from gangline.model.build import construct
 from gangline.model.config import DecoderConfig
+from gangline.model.decoder_nodes import FeedForwardNode, LinearNode, NormNode
 from gangline.model.init import whole_model
 from gangline.model.linear import Linear
 from gangline.model.loss import loss
 from gangline.model.norm import RMSNorm
 from gangline.model.plan import plan_decoder
-from gangline.model.tree import FeedForwardNode, LinearNode, Node, NormNode, nodes, parameter_shapes, replaced
+from gangline.model.tree import Node, nodes, parameter_shapes, replaced
 
 SMALL = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=40, qk_norm=True)
 

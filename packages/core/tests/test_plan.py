@@ -16,9 +16,10 @@ from gangline.model import config, presets
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
 from gangline.model.config import DecoderConfig
+from gangline.model.decoder_nodes import FeedForwardNode
 from gangline.model.flops import parameter_count
 from gangline.model.plan import plan_decoder
-from gangline.model.tree import FeedForwardNode, parameter_shapes, replaced
+from gangline.model.tree import parameter_shapes, replaced
 from gangline.parts import EditConfig, Part
 from gangline.plan import Cut, Init, Name, Plan, Seam, matches
 

@@ -18,12 +18,13 @@ from gangline.forward_context import Collected, Frame
 from gangline.model.attention import plain
 from gangline.model.calls import AttentionCall, LossCall
 from gangline.model.config import DecoderConfig
+from gangline.model.decoder_nodes import AttentionNode
 from gangline.model.flex import block_mask, flex
 from gangline.model.init import whole_model
 from gangline.model.loss import CrossEntropy
 from gangline.model.plan import plan_decoder
 from gangline.model.seams import call_at, calls
-from gangline.model.tree import AttentionNode, Node, replaced
+from gangline.model.tree import Node, replaced
 
 SMALL = DecoderConfig(vocab_size=29, dim=16, layers=3, heads=4, kv_heads=2, hidden=24)
 SINKS = {"sinks": "sinks.weight"}

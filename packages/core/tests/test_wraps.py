@@ -16,9 +16,10 @@ from gangline.model import compose
 from gangline.model.buffers import listeners
 from gangline.model.build import Wrapper, construct, model_of
 from gangline.model.compose import compose_model
+from gangline.model.decoder_nodes import FeedForwardNode, LinearNode
 from gangline.model.init import whole_model
 from gangline.model.linear import Linear
-from gangline.model.tree import FeedForwardNode, LinearNode, Node, WrapNode, by_path, nodes, parameter_shapes, replaced
+from gangline.model.tree import Node, WrapNode, by_path, nodes, parameter_shapes, replaced
 from gangline.parts import EditConfig, Part
 from gangline.plan import Init, Plan
 

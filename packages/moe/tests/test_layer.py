@@ -13,8 +13,8 @@ from torch import Tensor
 from gangline import forward_context
 from gangline.forward_context import Collected, Frame
 from gangline.model.build import construct
+from gangline.model.decoder_nodes import FeedForwardNode, LinearNode
 from gangline.model.gating import Gating
-from gangline.model.tree import FeedForwardNode, LinearNode
 from gangline.parallel.prepare import set_products
 from gangline.plan import Plan
 from gangline.precision.plain import Plain

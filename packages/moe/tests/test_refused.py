@@ -7,7 +7,7 @@ import pytest
 from gangline.config.check import check
 from gangline.errors import UserError
 from gangline.model.compose import compose_model
-from gangline.model.tree import NormNode
+from gangline.model.decoder_nodes import NormNode
 from gangline.plan import Plan
 from gangline.testing.runs import small_run
 from gangline_moe.config import MoeOptions

@@ -31,7 +31,8 @@ from typing import ClassVar
 
 from gangline import Part, hookimpl
 from gangline.model.calls import AttentionCall
-from gangline.model.tree import AttentionNode, HeadNode, nodes, replaced
+from gangline.model.decoder_nodes import (AttentionNode, HeadNode)
+from gangline.model.tree import (nodes, replaced)
 from gangline.parts import EditConfig
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
 import torch
 from test_cost_traffic import microbatch
-from torch import Tensor, nn
+from torch import nn
 
 from gangline import plugins
 from gangline.comm.fake import FakeComms
@@ -18,6 +17,7 @@ from gangline.explain import ActivationSizes
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.config import DecoderConfig
+from gangline.testing import bytes_kept
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.config import Pp, Tp
 from gangline_parallel_megatron_style.cost import activations, peak_memory, timing
@@ -40,23 +40,6 @@ def case_of(
     return Case.of(run, Mesh.of(axes))
 
 
-def kept(weights: Iterable[Tensor], forward: Callable[[], object]) -> int:
-    """Bytes that autograd holds on to, weights not counted; each piece of memory once."""
-    own = {weight.untyped_storage().data_ptr() for weight in weights}
-    found: dict[int, int] = {}
-    alive: list[Tensor] = []
-
-    def pack(x: Tensor) -> Tensor:
-        if x.untyped_storage().data_ptr() not in own:
-            found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-            alive.append(x)
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        alive.append(forward())  # type: ignore[arg-type]
-    return sum(found.values())
-
-
 def built(case: Case, precision: str) -> nn.Module:
     model = construct(case.tree).to(DTYPES[precision]).to_empty(device="cpu")
     for parameter in model.parameters():
@@ -74,7 +57,7 @@ def test_a_block_keeps_what_the_closed_form_says(model, precision):
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
     sizes = activations.sizes_of(case, gpu=False)
-    found = kept(module.parameters(), lambda: module.blocks[1](hidden, batch))
+    found = bytes_kept(module.parameters(), lambda: module.blocks[1](hidden, batch))
     assert found == activations.of_block(case, 1, sizes) + activations.angles(case, sizes)
 
 
@@ -84,7 +67,7 @@ def test_a_recomputed_block_keeps_its_input(precision):
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch).detach().requires_grad_()
     tokens = [batch.tokens, batch.position, batch.targets, batch.loss_mask, batch.sample]
-    found = kept([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
+    found = bytes_kept([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
     assert found == activations.of_block(case, 1, activations.sizes_of(case, gpu=False))
 
 
@@ -97,7 +80,7 @@ def test_recomputed_attention_forgets_little(precision):
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
     tokens = [batch.tokens, batch.position]
-    found = kept([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
+    found = bytes_kept([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
     sizes = activations.sizes_of(case, gpu=False)
     assert found == activations.of_block(case, 1, sizes) + activations.angles(case, sizes)
 
@@ -112,7 +95,7 @@ def test_the_head_keeps_what_the_closed_form_says(precision):
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
     sizes = activations.sizes_of(case, gpu=False)
-    found = kept(module.parameters(), lambda: module.head(hidden, batch))
+    found = bytes_kept(module.parameters(), lambda: module.head(hidden, batch))
     closed = activations.head(case, sizes)
     logits = 2 * 16 * 64 * case.bytes.compute
     backward = logits + 2 * 2 * 16 * 64 * 4  # their gradient, and a piece of them in float32 and its exponentials
@@ -140,7 +123,7 @@ def test_a_block_cut_by_tp(tp, sequence_parallel):
     if not sequence_parallel:
         hidden = hidden.detach().contiguous().requires_grad_()
     sizes = activations.sizes_of(case, gpu=False)
-    found = kept(made.parameters(), lambda: made.get_submodule("blocks.1")(hidden, batch))
+    found = bytes_kept(made.parameters(), lambda: made.get_submodule("blocks.1")(hidden, batch))
     assert found == activations.of_block(case, 1, sizes) + activations.angles(case, sizes)
 
 

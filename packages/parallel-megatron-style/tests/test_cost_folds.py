@@ -13,8 +13,9 @@ from gangline.config.sections import Recompute
 from gangline.explain import norm_bytes, of_node
 from gangline.mesh import Mesh
 from gangline.model.config import DecoderConfig
+from gangline.model.decoder_nodes import NormNode
 from gangline.model.local_sizes import CommVolume, LocalSizes
-from gangline.model.tree import Node, NormNode, Shape
+from gangline.model.tree import Node, Shape
 from gangline.plan import Cut, Fold
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost import activations, memory, timing, traffic

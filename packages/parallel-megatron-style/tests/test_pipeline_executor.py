@@ -14,8 +14,8 @@ from gangline.comm.solo import Done
 from gangline.comm.wrap import Wrapped
 from gangline.explain import ActionTimes
 from gangline.mesh import Mesh
+from gangline.model.decoder_nodes import LinearNode
 from gangline.model.linear import Linear
-from gangline.model.tree import LinearNode
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import pool

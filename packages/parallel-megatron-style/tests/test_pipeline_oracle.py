@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gangline.mesh import Mesh
+from gangline.model.decoder_nodes import LinearNode
 from gangline.model.linear import Linear
-from gangline.model.tree import LinearNode
 from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.pipeline.executor import Executor

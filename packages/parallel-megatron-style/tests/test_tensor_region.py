@@ -15,9 +15,9 @@ from gangline.forward_context import Collected, Frame
 from gangline.mesh import Mesh
 from gangline.model import loss as loss_module
 from gangline.model.calls import LossCall
+from gangline.model.decoder_nodes import LinearNode
 from gangline.model.linear import Linear
 from gangline.model.loss import CrossEntropy
-from gangline.model.tree import LinearNode
 from gangline.plan import Cut, Plan
 from gangline.precision.plain import Plain
 from gangline.testing import rank

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from gangline.model.calls import AttentionCall
-from gangline.model.tree import AttentionNode, FeedForwardNode, nodes, replaced
+from gangline.model.decoder_nodes import AttentionNode, FeedForwardNode
+from gangline.model.tree import nodes, replaced
 from gangline.plan import Cut, Init
 from gangline.testing.toys.plugin import LanesNode, edit_lanes
 

@@ -14,21 +14,11 @@ from dataclasses import dataclass
 from math import gcd
 
 from gangline.model.calls import LOSS_CHUNK
+from gangline.model.decoder_nodes import AttentionNode, EmbeddingNode, FeedForwardNode, HeadNode, LinearNode, NormNode
 from gangline.model.kept_node import EightBitNode
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.rope_rates import Rope
-from gangline.model.tree import (
-    AttentionNode,
-    EmbeddingNode,
-    FeedForwardNode,
-    HeadNode,
-    LinearNode,
-    Node,
-    NormNode,
-    WrapNode,
-    children,
-    nodes,
-)
+from gangline.model.tree import Node, WrapNode, children, nodes
 from gangline.plan import Plan
 
 

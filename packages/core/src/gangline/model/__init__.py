@@ -1,6 +1,6 @@
 """The model: a decoder-only transformer as single-device code, and the torch-free data that lies beside it.
 
-tree       what a model is made of: config nodes, each naming the module it builds
+tree       what a model is made of: config nodes, each naming the module it builds; decoder_nodes: the decoder's
 config     the options that users set: `model=tiny model.dim=96`; presets: published sizes, `model=llama3-8b`, ...
 plan       a configuration's tree and its `gangline.plan.Plan`
 compose    model, then its edits; build: the modules on the meta device; init: their first weights; buffers: each once
@@ -41,6 +41,19 @@ if TYPE_CHECKING:
     )
     from gangline.model.compose import compose_model as compose_model
     from gangline.model.config import DecoderConfig as DecoderConfig, Tiny as Tiny
+    from gangline.model.decoder_nodes import (
+        LINEAR as LINEAR,
+        AttentionNode as AttentionNode,
+        BlockNode as BlockNode,
+        DecoderNode as DecoderNode,
+        EmbeddingNode as EmbeddingNode,
+        FeedForwardNode as FeedForwardNode,
+        HeadNode as HeadNode,
+        LinearNode as LinearNode,
+        NormNode as NormNode,
+        SinksNode as SinksNode,
+        fitted as fitted,
+    )
     from gangline.model.feed_forward import (
         FeedForward as FeedForward,
         bounded_gradients as bounded_gradients,
@@ -88,23 +101,12 @@ if TYPE_CHECKING:
         plain_rates as plain_rates,
     )
     from gangline.model.tree import (
-        LINEAR as LINEAR,
-        AttentionNode as AttentionNode,
-        BlockNode as BlockNode,
-        DecoderNode as DecoderNode,
         Decoding as Decoding,
-        EmbeddingNode as EmbeddingNode,
-        FeedForwardNode as FeedForwardNode,
-        HeadNode as HeadNode,
-        LinearNode as LinearNode,
         Node as Node,
-        NormNode as NormNode,
         Shape as Shape,
-        SinksNode as SinksNode,
         WrapNode as WrapNode,
         by_path as by_path,
         children as children,
-        fitted as fitted,
         nodes as nodes,
         parameter_shapes as parameter_shapes,
         replaced as replaced,
@@ -126,10 +128,10 @@ __getattr__, __all__ = lazily(
     __name__,
     {
         "gangline.plan": "Cut Fold Init Kept Name Plan Seam chosen matches names",
-        "gangline.model.tree": (
-            "LINEAR AttentionNode BlockNode Decoding DecoderNode EmbeddingNode FeedForwardNode HeadNode "
-            "LinearNode Node NormNode Shape SinksNode WrapNode by_path children "
-            "fitted nodes parameter_shapes replaced"
+        "gangline.model.tree": "Decoding Node Shape WrapNode by_path children nodes parameter_shapes replaced",
+        "gangline.model.decoder_nodes": (
+            "LINEAR AttentionNode BlockNode DecoderNode EmbeddingNode FeedForwardNode HeadNode LinearNode NormNode "
+            "SinksNode fitted"
         ),
         "gangline.model.local_sizes": "CommVolume LocalSizes",
         "gangline.model.cache": "Cache Carried KeptTokens KeyValues one_query",

@@ -20,12 +20,12 @@ from gangline.model import documents
 from gangline.model.build import construct
 from gangline.model.cache import KeyValues
 from gangline.model.calls import AttentionCall
+from gangline.model.decoder_nodes import AttentionNode, SinksNode
 from gangline.model.flex import block_mask, flex, takes
 from gangline.model.recall import Recall
 from gangline.model.reference_attention import attend, visible
 from gangline.model.rope import rotated
 from gangline.model.rope_rates import frequencies
-from gangline.model.tree import AttentionNode, SinksNode
 
 PLAIN = AttentionCall()
 

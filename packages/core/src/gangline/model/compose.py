@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from gangline.config.schema import Run
 from gangline.errors import UserError
-from gangline.model.tree import HeadNode, Node, children, nodes, parameter_shapes, replaced
+from gangline.model.decoder_nodes import HeadNode
+from gangline.model.tree import Node, children, nodes, parameter_shapes, replaced
 from gangline.plan import Plan
 from gangline.plugins import build, installed, load
 

@@ -7,8 +7,7 @@ from math import sqrt
 
 from gangline.config.schema import Run
 from gangline.model.config import DecoderConfig
-from gangline.model.rope_rates import BandScaling, Rope, RopeScaling
-from gangline.model.tree import (
+from gangline.model.decoder_nodes import (
     AttentionNode,
     BlockNode,
     DecoderNode,
@@ -18,6 +17,7 @@ from gangline.model.tree import (
     NormNode,
     SinksNode,
 )
+from gangline.model.rope_rates import BandScaling, Rope, RopeScaling
 from gangline.plan import Cut, Init, Name, Plan, Seam
 
 

@@ -35,6 +35,7 @@ _WHERE = {
     "StrategySuite": "strategy",
     "TrackerSuite": "tracker",
     "as_installed": "install",
+    "bytes_kept": "kept",
     "needs": "claims",
     "pool": "pool",
     "readable": "figures",

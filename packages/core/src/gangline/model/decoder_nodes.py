@@ -1,0 +1,255 @@
+"""What the decoder is made of: its config nodes, from the whole model down to a linear. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from gangline.model.calls import AttentionCall, Call, LossCall
+from gangline.model.gating import SWIGLU, Gating
+from gangline.model.local_sizes import LocalSizes
+from gangline.model.products import AttentionProduct, Product
+from gangline.model.rope_rates import PLAIN_ROPE, Rope
+from gangline.model.tree import Decoding, Node, Shape, children, nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormNode(Node):
+    """Root-mean-square normalisation over the last dim; `offset` is added to its weight."""
+
+    module: ClassVar[str] = "gangline.model.norm:RMSNorm"
+    dim: int
+    eps: float = 1e-5
+    offset: float = 0.0
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.dim,)}
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearNode(Node):
+    """x (..., in) -> x Wᵀ + b (..., out). Below a node that knows its sizes (`fitted`) they may be left out."""
+
+    module: ClassVar[str] = "gangline.model.linear:Linear"
+    in_features: int = 0
+    out_features: int = 0
+    bias: bool = False
+
+    def shapes(self) -> dict[str, Shape]:
+        shapes: dict[str, Shape] = {"weight": (self.out_features, self.in_features)}
+        return shapes | ({"bias": (self.out_features,)} if self.bias else {})
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
+
+    def activation_bytes(self, sizes: LocalSizes) -> int:
+        """Nothing of its own: the module around it counts its input, for it knows who else reads that."""
+        return 0
+
+    def rows(self, sizes: LocalSizes) -> int:
+        """How many rows it multiplies of a microbatch on one rank, those that a product that tp cuts has beside."""
+        return sizes.tokens
+
+
+LINEAR = LinearNode()  # of the size that the node around it says
+
+
+def fitted(node: Node, sizes: Mapping[str, tuple[int, int]]) -> None:
+    """Give the plain linears below `node` their sizes: name of the field -> (in_features, out_features).
+
+    For `__post_init__` of a node whose own fields say how wide its products are: so `replace(node, hidden=...)` changes
+    them too. What an edit has put there instead of a `LinearNode` stays as it is.
+    """
+    for name, (in_features, out_features) in sizes.items():
+        child = getattr(node, name)
+        if type(child) is LinearNode:
+            object.__setattr__(node, name, replace(child, in_features=in_features, out_features=out_features))
+            node.__dict__.pop("_children", None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinksNode(Node):
+    """A number per query head, which joins the sum of its softmax (`AttentionCall`)."""
+
+    module: ClassVar[str] = "gangline.model.attention:Sinks"
+    heads: int
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.heads,)}
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionNode(Node):
+    """Self-attention with grouped key and value heads; with `q_norm` and `k_norm` over each head's width.
+
+    causal, window, scale, soft_cap and sinks are of the call at its seam, as `AttentionCall` has them.
+    """
+
+    module: ClassVar[str] = "gangline.model.attention:Attention"
+    dim: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope | None = PLAIN_ROPE
+    q_norm: NormNode | None = None
+    k_norm: NormNode | None = None
+    wq: Node = LINEAR
+    wk: Node = LINEAR
+    wv: Node = LINEAR
+    wo: Node = LINEAR
+    causal: bool = True
+    window: int | None = None
+    scale: float | None = None
+    soft_cap: float | None = None
+    sinks: SinksNode | None = None
+
+    def __post_init__(self) -> None:
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        fitted(self, {"wq": (self.dim, q), "wk": (self.dim, kv), "wv": (self.dim, kv), "wo": (q, self.dim)})
+
+    def flops(self, sequence_length: int) -> int:
+        """q·k and p·v with all keys of the window (PaLM counts no discount for causality)."""
+        return 4 * self.heads * self.head_dim * min(sequence_length, self.window or sequence_length)
+
+    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+        return (
+            AttentionProduct(
+                sequences=max(1, sizes.tokens // sequence_length),
+                queries=min(sizes.tokens, sequence_length),
+                keys=sequence_length,
+                heads=self.heads,
+                kv_heads=self.kv_heads,
+                head_dim=self.head_dim,
+                causal=self.causal,
+                window=self.window if self.window and self.window < sequence_length else None,
+            ),
+        )
+
+    @property
+    def call(self) -> AttentionCall:
+        """What is computed at its seam."""
+        sinks = "sinks.weight" if self.sinks else None
+        return AttentionCall(
+            causal=self.causal, window=self.window, scale=self.scale, soft_cap=self.soft_cap, sinks=sinks
+        )
+
+    def seams(self) -> Mapping[str, Call]:
+        return {"attention": self.call}
+
+    def decodes(self) -> Decoding | None:
+        return "cached" if self.causal and not self.call.beyond else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForwardNode(Node):
+    """Gated feed-forward: SwiGLU, or with another `gating` its relatives."""
+
+    module: ClassVar[str] = "gangline.model.feed_forward:FeedForward"
+    dim: int
+    hidden: int
+    gating: Gating = SWIGLU
+    w_gate: Node = LINEAR
+    w_up: Node = LINEAR
+    w_down: Node = LINEAR
+
+    def __post_init__(self) -> None:
+        up, down = (self.dim, self.hidden), (self.hidden, self.dim)
+        fitted(self, {"w_gate": up, "w_up": up, "w_down": down})
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockNode(Node):
+    """Attention, then feed-forward, each normalised before and added to the residual stream."""
+
+    module: ClassVar[str] = "gangline.model.block:Block"
+    attention_norm: Node
+    attention: Node
+    feed_forward_norm: Node
+    feed_forward: Node
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingNode(Node):
+    """A vector for each token, times `scale`."""
+
+    module: ClassVar[str] = "gangline.model.linear:Embedding"
+    vocab_size: int
+    dim: int
+    scale: float = 1.0
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.vocab_size, self.dim)}
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
+
+    def flops(self, sequence_length: int) -> int:
+        """None: a row is looked up, nothing is multiplied."""
+        return 0
+
+    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadNode(Node):
+    """The last norm, the product with the vocabulary, and the loss; `z` and `soft_cap`: of `LossCall`.
+
+    scale: of the logits, before a soft cap; it is put on what is multiplied with the vocabulary. chunk: tokens whose
+    logits the loss has at a time (`run.loss_chunk`); None: all.
+    """
+
+    module: ClassVar[str] = "gangline.model.head:Head"
+    vocab_size: int
+    dim: int
+    norm: Node
+    z: float = 0.0
+    soft_cap: float | None = None
+    scale: float = 1.0
+    chunk: int | None = None
+
+    @property
+    def call(self) -> LossCall:
+        """What is computed at its seam."""
+        return LossCall(z=self.z, soft_cap=self.soft_cap)
+
+    def seams(self) -> Mapping[str, Call]:
+        return {"loss": self.call}
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.vocab_size, self.dim)}
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderNode(Node):
+    """The whole model. `tied`: the head multiplies with the embedding's weight."""
+
+    module: ClassVar[str] = "gangline.model.decoder:Decoder"
+    embed: Node
+    blocks: tuple[Node, ...]
+    head: Node
+    tied: bool = False
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
+
+    def ties(self) -> dict[str, str]:
+        own = {"head.weight": "embed.weight"} if self.tied else {}
+        below = (found for name, child in children(self) for found in nodes(child, name))
+        return own | {f"{at}.{alias}": own.get(of, of) for at, node in below for alias, of in node.ties().items()}
