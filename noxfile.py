@@ -320,7 +320,7 @@ def slurm(session: nox.Session) -> None:
         if "slurm" in ASKED:  # by name, as the public checks do
             session.error(what)
         session.skip(what)
-    install(session, *editable("core", "launch", "parallel-megatron-style"), *SPREADING)
+    install(session, *editable("core", "launch", "health", "parallel-megatron-style"), *SPREADING)
     one_thread(session)
     session.run(*PYTEST, *AGAIN, "packages/launch/tests_on_slurm", *session.posargs)
 

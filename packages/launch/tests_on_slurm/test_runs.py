@@ -120,6 +120,28 @@ def test_notice_urgent_work_and_an_excluded_node_start_one_run_again(slurm, runs
     assert bad not in launches(out)[-1]["nodes"]
 
 
+def test_what_is_planted_is_found_and_named_and_a_requeued_job_knows_of_it(slurm, runs, undisturbed):
+    """health=on beside the agents of a job: a rank that stands still, one that raises, and the end of all of them."""
+    from gangline_health.ledger.report import ledger
+
+    faults = "health.chaos.at=[stop@5:1,exception@9:0,kill-all@13:1]"
+    printed = runs.finish(runs.start("run.dir=out", *DDP, "health=[on,chaos]", faults))
+    same(runs.curve("out"), undisturbed[:STEPS])
+    out = runs.directory / "out"
+    (hang,) = [line for line in read_events(out) if line["event"] == "verdict" and line["kind"] == "hang"]
+    assert (hang["where"], hang["details"]["why"]) == ("rank 1", "stopped")
+    assert [line["why"] for line in launches(out)] == ["start", "rank", "rank", "start"], printed
+    first, second, third, requeued = launches(out)
+    assert second["evidence"].startswith("rank 1 failed first: hang: rank 1")
+    assert third["evidence"] == "rank 0 failed first: RuntimeError: health=chaos: an exception on purpose"
+    assert (first["after"], requeued["after"], requeued["config"]) == ("", "killed", first["config"])
+    assert [line["then"] for line in requeues(out)] == ["requeue", "end"]
+    of = ledger(out)
+    assert sum(of.seconds.values()) == pytest.approx(of.wall_seconds, abs=1e-6)
+    assert [fault.kind for fault in of.faults] == ["rank", "rank", "killed"]
+    assert of.faults[-1].named == "everything was killed, and nobody was left to say why"
+
+
 def test_a_sweep_is_one_array_and_ends_with_a_table(slurm, runs):
     one = ("parallel=ddp", "launch=slurm", "launch.nodes=1", "launch.processes=1")
     words = ("-m", "run.dir=sweep", "run.seed=1,2", "run.steps=4", "schedule.warmup_steps=0", *one)
