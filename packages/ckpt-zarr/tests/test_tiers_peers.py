@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from made import save, small
 
+from gangline import UserError
 from gangline.checkpoint import CheckpointId
 from gangline_ckpt_zarr.stores.local import LocalStore
-from gangline_ckpt_zarr.tiers import copies as copies_module, peers, server as keeper_server
+from gangline_ckpt_zarr.tiers import copies as copies_module, handshake, peers, places, server as keeper_server
 from gangline_ckpt_zarr.tiers.copies import Copies
 from gangline_ckpt_zarr.tiers.memory_store import MemoryStore
 from gangline_ckpt_zarr.tiers.peers import Address, Peer, PeerLost, announce, announced, reached, this_machine, withdraw
@@ -78,7 +79,8 @@ def test_a_copy_that_breaks_off_is_no_copy(node: Peer, tmp_path: Path) -> None:
     address = peers._read(tmp_path / peers.FOLDER / "b.json")
     with socket.create_connection(("127.0.0.1", address.port)) as connection:
         asked = {"do": "put", "path": "step-00000002/data-1/00003.bin", "size": 100}
-        connection.sendall(f"{address.token}\n{json.dumps(asked)}\nhalf".encode())
+        handshake.ask(connection, address.token, 30.0)
+        connection.sendall(json.dumps(asked).encode() + b"\nhalf")
         connection.shutdown(socket.SHUT_WR)
         with connection.makefile("rb") as answers:
             assert [json.loads(line) for line in answers] == [{"go": True}, {"why": "it broke off"}]
@@ -104,6 +106,118 @@ def test_a_stranger_gets_no_answer(node: Peer, tmp_path: Path) -> None:
         ) as connection:  # and is not read to an end
             connection.sendall(said)
             assert heard(connection) == b""
+
+
+def test_what_listens_where_a_keeper_was_is_not_believed_and_learns_nothing(tmp_path: Path) -> None:
+    """A keeper was killed, and its port is another process's by now: one that would answer anything."""
+    there, got = socket.create_server(("127.0.0.1", 0)), bytearray()
+    token = "0123456789abcdef" * 2
+    announce(tmp_path, Address("b", this_machine(), there.getsockname()[1], token))
+
+    def answer() -> None:
+        for _ in range(2):
+            connection, _ = there.accept()
+            with connection:
+                got.extend(connection.recv(1 << 16))
+                connection.sendall(b"f" * 32 + b" " + b"f" * 64 + b'\n{"sizes": {"step-00000009/zarr.json": 5}}\n')
+                with contextlib.suppress(OSError):
+                    got.extend(connection.recv(1 << 16))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    node = Peer(tmp_path, "b", patience=0.0)
+    with pytest.raises(PeerLost, match="node b does not answer: what answers there is another process"):
+        node.sizes()
+    (tmp_path / "mine").write_bytes(b"weights")
+    with pytest.raises(PeerLost, match="another process"):
+        node.put("step-00000001/data-1/00003.bin", tmp_path / "mine")
+    thread.join()
+    there.close()
+    assert token.encode() not in got
+    assert b"weights" not in got
+    assert b"data-1" not in got
+
+
+def test_a_proof_is_of_one_connection_and_of_one_side(node: Peer, tmp_path: Path) -> None:
+    """What was overheard of another connection opens none, nor does the keeper's own proof sent back to it."""
+    address = peers._read(tmp_path / peers.FOLDER / "b.json")
+    assert address is not None
+    heard_before = []
+    for _ in range(2):
+        with socket.create_connection(("127.0.0.1", address.port), timeout=5.0) as connection:
+            connection.sendall(b"a" * 32 + b"\n")
+            theirs, _, proof = connection.recv(1 << 10).strip().partition(b" ")
+            assert (theirs, proof) not in heard_before
+            heard_before.append((theirs, proof))
+            connection.sendall(proof + b"\n" + b'{"do": "sizes"}\n')
+            assert heard(connection) == b""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"node": "c"}, {"port": "80"}, {"port": 0}, {"port": 1 << 20}, {"node": 5}, {"token": ""}, {"machine": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_announced_without_sense_is_no_keeper(node: Peer, tmp_path: Path, said: dict[str, object]) -> None:
+    place = tmp_path / peers.FOLDER / "b.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), **said}))
+    announced(tmp_path)
+    with pytest.raises(PeerLost, match="its memory has no keeper"):
+        node.sizes()
+    assert reached(tmp_path, ["b"]) == {"b": {}}
+
+
+def test_what_somebody_else_or_a_link_says_is_no_keeper(
+    node: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where several people may write into the run directory each could name a keeper of their own."""
+    place = tmp_path / peers.FOLDER / "b.json"
+    assert node.sizes() == {}
+    linked = place.with_name("c.json")
+    linked.symlink_to(place)
+    assert announced(tmp_path) == ["b"]
+    linked.unlink()
+    theirs = os.stat(place).st_uid + 1
+    real = os.fstat
+
+    def as_seen(handle: int) -> os.stat_result:
+        seen = real(handle)
+        foreign = os.readlink(f"/proc/self/fd/{handle}") == str(place)
+        return os.stat_result((*seen[:4], theirs, *seen[5:10])) if foreign else seen
+
+    monkeypatch.setattr(os, "fstat", as_seen)
+    assert announced(tmp_path) == []
+    with pytest.raises(PeerLost, match="its memory has no keeper"):
+        node.sizes()
+    monkeypatch.setattr(os, "fstat", lambda handle: os.stat_result((*real(handle)[:4], theirs, *real(handle)[5:10])))
+    peers._own_number.cache_clear()
+    assert announced(tmp_path) == ["b"], "a server of files that gives all of this user's files another number"
+    peers._own_number.cache_clear()
+    assert sorted(one.name for one in place.parent.iterdir()) == ["b.json", "lock"]
+
+
+@pytest.mark.parametrize("how", ["a file", "a link", "open to all"])
+def test_a_place_in_memory_that_others_can_change_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(places, "ROOT", tmp_path)
+    places.make()
+    places.make()
+    assert places.of_user().stat().st_mode & 0o077 == 0
+    places.of_user().rmdir()
+    (tmp_path / "theirs").mkdir(mode=0o700)
+    if how == "a file":
+        places.of_user().touch()
+    elif how == "a link":
+        places.of_user().symlink_to(tmp_path / "theirs")
+    else:
+        places.of_user().mkdir()
+        places.of_user().chmod(0o777)
+    for ask in (places.refuse_foreign, places.make):
+        with pytest.raises(UserError, match="would be theirs to change"):
+            ask()
 
 
 def heard(connection: socket.socket) -> bytes:
@@ -235,6 +349,7 @@ class Silent:
                 self._open.append(connection)
                 self.asked += 1
                 if self._lines:
+                    handshake.admit(connection, "token", 30.0)
                     connection.recv(1 << 16)
                     connection.sendall(b"".join(self._lines))
                     connection.shutdown(socket.SHUT_RDWR)
@@ -312,7 +427,8 @@ def test_more_than_a_node_has_is_refused_before_it_is_tried(node: Peer, tmp_path
         address = peers._read(tmp_path / peers.FOLDER / "b.json")
         with socket.create_connection(("127.0.0.1", address.port), timeout=30.0) as connection:
             asked = {"do": "put", "path": "step-00000002/data-1/00003.bin", "size": size}
-            connection.sendall(f"{address.token}\n{json.dumps(asked)}\n".encode())
+            handshake.ask(connection, address.token, 30.0)
+            connection.sendall(json.dumps(asked).encode() + b"\n")
             answer = heard(connection)
             assert (json.loads(answer) if answer else None) == said
     assert node.sizes() == {}
@@ -324,7 +440,8 @@ def test_what_makes_no_sense_gets_no_answer_and_no_traceback(
 ) -> None:
     address = peers._read(tmp_path / peers.FOLDER / "b.json")
     with socket.create_connection(("127.0.0.1", address.port), timeout=30.0) as connection:
-        connection.sendall(address.token.encode() + b"\n" + said + b"\n")
+        handshake.ask(connection, address.token, 30.0)
+        connection.sendall(said + b"\n")
         assert heard(connection) == b""
     assert node.sizes() == {}
     assert capfd.readouterr() == ("", "")

@@ -19,7 +19,7 @@ from pathlib import Path
 from gangline.launch import name_of_this_node
 from gangline.tools import read_ending
 from gangline_ckpt_zarr.tiers.peers import Address, announce, this_machine, withdraw
-from gangline_ckpt_zarr.tiers.places import directory
+from gangline_ckpt_zarr.tiers.places import directory, make
 from gangline_ckpt_zarr.tiers.server import Server
 
 OWNER = ".keeper"  # in the directory: whose it is
@@ -85,9 +85,8 @@ def _owner(place: Path) -> str:
 @contextlib.contextmanager
 def _alone(place: Path) -> Iterator[None]:
     """One keeper at a time takes a directory of this user over, or removes it."""
-    root = place.parent.parent
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
+    make()
+    handle = os.open(place.parent.parent, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

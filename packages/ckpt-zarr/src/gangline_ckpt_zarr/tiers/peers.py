@@ -1,7 +1,8 @@
 """Other nodes' memory: where its keeper answers, and what can be asked of it. Torch-free.
 
-The first line is the token, which keeps strangers out: it lies in the run directory, where only its owner reads. Then
-comes the question, a line of JSON, and the answer, another one. Behind the answer to a `read` come the bytes; that to a
+Both ends first prove that they know the keeper's token (`handshake`), which lies in the run directory, in a file that
+only its owner reads; what somebody else has put there is not believed. Then comes the question, a line of JSON, and the
+answer, another one. Behind the answer to a `read` come the bytes; that to a
 `put` says that there is room, and when the bytes are there a second one that they are kept.
 """
 
@@ -12,6 +13,7 @@ import fcntl
 import functools
 import json
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from gangline_ckpt_zarr.stores.base import Ranges
+from gangline_ckpt_zarr.tiers import handshake
+from gangline_ckpt_zarr.tiers.handshake import line_from
 
 FOLDER = ".memory"  # in the run directory: a file for each node's keeper
 CONNECT_SECONDS = 2.0
@@ -57,8 +61,8 @@ def announce(run_dir: str | Path, address: Address) -> None:
     """Let the other nodes know; an earlier keeper of this node is asked no more."""
     path = _path(run_dir, address.node)
     with _locked(path.parent):
-        new = path.with_name(f"{path.name}.{os.getpid()}")
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        new = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(asdict(address), file)
         os.replace(new, path)
 
@@ -174,12 +178,13 @@ class Peer:
 
     def _ask(self, question: dict[str, Any], silent: float) -> tuple[socket.socket, dict[str, Any]]:
         address = _read(self._path)
-        if address is None:
+        if address is None or address.node != self.node:
             raise ConnectionError("its memory has no keeper")
         connection = socket.create_connection((address.host, address.port), min(CONNECT_SECONDS, silent))
         try:
+            handshake.ask(connection, address.token, silent)
             connection.settimeout(silent)
-            connection.sendall(f"{address.token}\n{json.dumps(question)}\n".encode())
+            connection.sendall(json.dumps(question).encode() + b"\n")
             return connection, _answer(connection, silent)
         except BaseException:
             connection.close()
@@ -205,10 +210,30 @@ def _path(run_dir: str | Path, node: str) -> Path:
 
 
 def _read(path: Path) -> Address | None:
+    """What a keeper of this user has said there."""
     try:
-        return Address(**json.loads(path.read_text()))
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            owner = os.fstat(file.fileno()).st_uid
+            address = Address(**json.loads(file.read()))
     except (OSError, ValueError, TypeError):
         return None
+    kinds = (isinstance(text, str) for text in (address.node, address.machine, address.token))
+    sound = all(kinds) and type(address.port) is int and 0 < address.port < 1 << 16 and address.token
+    return address if sound and (owner == os.getuid() or owner == _own_number(path.parent)) else None
+
+
+@functools.cache
+def _own_number(folder: Path) -> int | None:
+    """Whose a file is said to be that this process makes there: a server of files may give root another number."""
+    probe = folder / f"whose.{secrets.token_hex(8)}"
+    try:
+        with open(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            return os.fstat(file.fileno()).st_uid
+    except OSError:
+        return None
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
 
 
 def _answer(connection: socket.socket, silent: float) -> dict[str, Any]:
@@ -220,24 +245,6 @@ def _answer(connection: socket.socket, silent: float) -> dict[str, Any]:
         raise ConnectionError("its answer makes no sense")
     connection.settimeout(silent)
     return found
-
-
-def line_from(connection: socket.socket, most: int, seconds: float) -> bytes:
-    """A line, without its end, of at most so many bytes that are there in so many seconds. Raises OSError.
-
-    Byte by byte would be slow, and more than the line may not be taken: what follows is someone else's to read.
-    """
-    found, until = bytearray(), time.monotonic() + seconds
-    while not found.endswith(b"\n"):
-        left = until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("timed out")
-        connection.settimeout(left)
-        seen = connection.recv(min(1 << 16, most - len(found)), socket.MSG_PEEK)
-        if not seen:
-            raise ConnectionError("it broke off")  # or the line is longer
-        found += connection.recv(seen.find(b"\n") + 1 or len(seen))
-    return bytes(found[:-1])
 
 
 def _receive(connection: socket.socket, into: memoryview) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from hashlib import blake2b
 from pathlib import Path
 
+from gangline import UserError
 from gangline.launch import name_of_this_node
 
 ROOT = Path("/dev/shm")
@@ -15,7 +18,37 @@ SPARE = "spare"
 def of_run(run_dir: str | Path) -> Path:
     """Of all nodes of a run that this machine plays."""
     digest = blake2b(os.path.realpath(run_dir).encode(), digest_size=8).hexdigest()
-    return ROOT / f"gangline-{os.getuid()}" / digest
+    return of_user() / digest
+
+
+def of_user() -> Path:
+    """Of all runs of this user, on this machine; everybody may make files beside it."""
+    return ROOT / f"gangline-{os.getuid()}"
+
+
+def refuse_foreign() -> None:
+    """Raises UserError where that directory is somebody else's, who might read and change what a run keeps there."""
+    place = of_user()
+    try:
+        seen = place.lstat()
+    except FileNotFoundError:
+        return
+    wrong = "is no directory" if not stat.S_ISDIR(seen.st_mode) else ""
+    wrong = wrong or (f"belongs to user {seen.st_uid}" if seen.st_uid != os.getuid() else "")
+    wrong = wrong or ("can be changed by other users" if seen.st_mode & 0o022 else "")
+    if wrong:
+        raise UserError(
+            f"{place} {wrong}, and what a run keeps in memory would be theirs to change.",
+            "Checkpoints in memory lie there, and runs go on from them.",
+            f"rm -r {place}  by who may, or checkpoint.memory_every=null",
+        )
+
+
+def make() -> None:
+    """That directory, for this user alone. Raises OSError, UserError."""
+    with contextlib.suppress(FileExistsError):
+        of_user().mkdir(parents=True, mode=0o700)
+    refuse_foreign()
 
 
 def directory(run_dir: str | Path) -> Path:

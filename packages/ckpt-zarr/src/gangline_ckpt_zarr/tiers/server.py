@@ -1,13 +1,12 @@
 """What a keeper answers other nodes (`peers.Peer`): what it has, and what it is to keep for them. Torch-free.
 
-Whoever does not say the token first, and soon, is a stranger: it gets no answer and holds no thread.
+Whoever does not prove first, and soon, that it knows the token is a stranger: it gets no answer and holds no thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hmac
 import json
 import mmap
 import os
@@ -22,7 +21,8 @@ from typing import Any
 from gangline.checkpoint import CheckpointId
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.stores.local import LocalStore
-from gangline_ckpt_zarr.tiers.peers import LINE, SILENT_SECONDS, line_from
+from gangline_ckpt_zarr.tiers.handshake import admit, line_from
+from gangline_ckpt_zarr.tiers.peers import LINE, SILENT_SECONDS
 from gangline_ckpt_zarr.tiers.places import SPARE
 
 COPIES = 2  # of one rank's files: as many as its own node has of them
@@ -71,8 +71,7 @@ class _Handler(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # who asks is gone, or makes no sense
-            token = self.server.token.encode()
-            if not hmac.compare_digest(line_from(self.request, len(token) + 1, TOKEN_SECONDS), token):
+            if not admit(self.request, self.server.token, TOKEN_SECONDS):
                 return
             asked = json.loads(line_from(self.request, LINE, SILENT_SECONDS))
             self.request.settimeout(SILENT_SECONDS)
