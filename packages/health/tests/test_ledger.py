@@ -28,6 +28,7 @@ class Files:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir, self.now, self.generation = run_dir, BEGAN, 0
+        self.off = 0.0  # of the clock, from when it was set
         run_dir.mkdir(parents=True, exist_ok=True)
 
     def _line(self, file: str, **content: object) -> None:
@@ -35,17 +36,22 @@ class Files:
             out.write(json.dumps(content) + "\n")
 
     def event(self, event: str, **content: object) -> None:
-        time = datetime.fromtimestamp(self.now, UTC).isoformat(timespec="milliseconds")
+        time = datetime.fromtimestamp(self.now + self.off, UTC).isoformat(timespec="milliseconds")
         self._line("events.jsonl", event=event, time=time, monotonic=self.now, generation=self.generation, **content)
 
     def launch(self, why: str, found: float | None = None, evidence: str = "") -> None:
         self.generation += 1
-        seen = None if found is None else datetime.fromtimestamp(found, UTC).isoformat(timespec="milliseconds")
+        seen = (
+            None if found is None else datetime.fromtimestamp(found + self.off, UTC).isoformat(timespec="milliseconds")
+        )
         self.event("launch", why=why, evidence=evidence, found=seen)
         self.now += 2.0
         self.event("start", mesh={"dp_replicate": 2}, processes=2)
         self.phase("build", 0.5)
         self.phase("restore", 0.25)
+
+    def clocks(self) -> dict[str, float]:
+        return {"time": self.now + self.off, "monotonic": self.now}
 
     def phase(self, name: str, seconds: float) -> None:
         self.event("phase", phase=name, at="begin")
@@ -58,7 +64,7 @@ class Files:
         took = {"data": 0.125, "forward_backward": passes, "optimizer": 0.125, "agree": 0.0625}
         content = {"step": step, "seconds": took, "step_seconds": passes + 0.3125, "skipped": skipped, **more}
         rows = {"collective": [waits, waits]}
-        self._line("metrics.jsonl", **content, time=self.now, generation=self.generation, rank_phases=rows)
+        self._line("metrics.jsonl", **content, **self.clocks(), generation=self.generation, rank_phases=rows)
         self.now += 0.0625
 
 
@@ -77,6 +83,9 @@ def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
     odd.launch("start")
     for file in ("events.jsonl", "metrics.jsonl"):
         with (odd.run_dir / file).open("a") as out:
+            for time, number in (("soon", 1), (None, 1), (5, "x"), (float("nan"), 1), (5, None), ([], {})):
+                line = {"event": "launch", "step": 1, "step_seconds": 1.0, "seconds": {}, "time": time}
+                out.write(json.dumps({**line, "generation": number}) + "\n")
             out.write('[1]\n5\n"x"\nnull\n{}\n{"time": 3.0}\n{"time": "x", "step": 1, "seconds": {}}\n{"tim')
             out.write("\n")
     for step in (1, 2):
@@ -102,6 +111,33 @@ def test_what_processes_beside_the_ranks_write_is_no_start(tmp_path: Path) -> No
     (fault,) = of.faults
     assert (fault.kind, fault.found) == ("rank", pytest.approx(2.0625, abs=0.01))
     assert of.seconds["idle"] == pytest.approx(0.0, abs=0.2)
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_a_clock_that_is_set_back_takes_no_second_away(tmp_path: Path, at: int) -> None:
+    """Wherever in the run it comes, and also where the clock is then set forward again."""
+    found = []
+    for steps in ((), ((at, -3600.0),), ((at, -7200.0), (at + 1, -5.0), (at + 2, 0.0))):
+        files = Files(tmp_path / str(len(found)))
+        set_to = dict(steps)
+        files.launch("start")
+        for step in (1, 2, 3):
+            files.off = set_to.get(step - 1, files.off)
+            files.step(step)
+        killed = files.now
+        files.now += 4.0
+        files.off = set_to.get(3, files.off)
+        files.launch("rank", found=killed + 3.0)
+        for step in (3, 4, 5):
+            files.off = set_to.get(step + 1, files.off)
+            files.step(step)
+        of = ledger(files.run_dir)
+        whole(of)
+        found.append((of.wall_seconds, of.seconds, [(fault.at, fault.found, fault.named) for fault in of.faults]))
+    for wall, spent, faults in found[1:]:
+        assert wall == pytest.approx(found[0][0], abs=0.01)
+        assert spent == pytest.approx(found[0][1], abs=0.01)
+        assert faults[0][:2] == pytest.approx(found[0][2][0][:2], abs=0.01)
 
 
 def test_a_run_with_a_kill_step_by_step(tmp_path: Path) -> None:

@@ -158,6 +158,12 @@ def test_what_cannot_be_is_refused(word: str, said: str) -> None:
     assert said in str(caught.value)
 
 
+def test_what_is_refused_is_told_its_own_default() -> None:
+    with pytest.raises(UserError, match="must each be one of note, warn") as caught:
+        check(small_run("health=[on]", "health.on.playbooks.loss_spike.actions=[explode]"))
+    assert "The default:  health.on.playbooks.loss_spike.actions=[roll_back" in str(caught.value)
+
+
 def test_a_monitor_that_raises_in_a_collective_is_the_only_one_that_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,12 +88,15 @@ def meaningless(run: Run) -> list[Problem]:
     return [problem for place, config in places for problem in _meaningless(config, place)]
 
 
-def _meaningless(config: Any, path: str) -> Iterator[Problem]:
+def _meaningless(config: Any, path: str, given: Any = None) -> Iterator[Problem]:
+    """given: the defaults that what holds `config` gives it, which go before its class's own."""
     cls: Any = type(config)
-    for name, default in defaults(cls).items():
+    own, given = defaults(cls), given if isinstance(given, dict) else {}
+    for name in own:
+        default = given.get(name, own[name])
         value, hint = getattr(config, name), stated(cls)[name]
         if is_dataclass(value):
-            yield from _meaningless(value, f"{path}.{name}")
+            yield from _meaningless(value, f"{path}.{name}", default)
         elif complaint := wrong(hint, value):
             usual = "" if default == REQUIRED else f"The default:  {path}.{name}={written(default)}"
             comment = f"It is: {comments_of(cls)[name]}" if name in comments_of(cls) else ""

@@ -14,7 +14,7 @@ from gangline.reliability import Reliability
 from gangline.tools import RunDirectory, read_events
 from gangline_health.ledger.account import FAULTS, Bubble, follows, found, spans
 from gangline_health.ledger.spans import Span, partition, seconds
-from gangline_health.ledger.starts import RanksStart, moment, read
+from gangline_health.ledger.starts import RanksStart, has_sense, moment, read
 
 STEPS = ("compute", "data_wait", "exposed_communication", "bubble")  # what steps that stand were spent on
 
@@ -88,7 +88,7 @@ class Ledger:
 def ledger(run_dir: Path) -> Ledger:
     """The account of a run, also of one that lives. Raises UserError where nothing was written."""
     written = [line for line in read_events(run_dir) if isinstance(line, dict)]
-    events = [line for line in written if "event" in line and "time" in line]
+    events = [line for line in written if "event" in line and has_sense(line)]
     starts = read(run_dir, events)
     if not starts:
         raise UserError(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
-Line = dict[str, Any]
+from gangline_health.ledger.clock import Line, moment, set_right
 
 
 @dataclass
@@ -38,10 +39,12 @@ class RanksStart:
         return next((str(line.get("why", "")) for line in self.events if line["event"] == "end"), "")
 
 
-def moment(line: Line) -> float:
-    """Seconds since the epoch of a line of events.jsonl or metrics.jsonl."""
-    time = line["time"]
-    return float(time) if isinstance(time, int | float) else datetime.fromisoformat(time).timestamp()
+def has_sense(line: Line) -> bool:
+    """Whether it says when it was written, and of which start: what a crash of the machine left may be anything."""
+    try:
+        return math.isfinite(moment(line)) and int(line.get("generation", 1)) >= 0
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return False
 
 
 def read(run_dir: Path, events: Iterable[Line]) -> list[RanksStart]:
@@ -52,31 +55,31 @@ def read(run_dir: Path, events: Iterable[Line]) -> list[RanksStart]:
         number = int(line.get("generation", 1))
         return found.setdefault(number, RanksStart(number))
 
-    for line in events:
-        if line["event"] == "launch":
+    steps = [line for line in _records(run_dir / "metrics.jsonl") if _is_step(line)]
+    for line in set_right([*events, *steps]):
+        if "event" not in line:
+            of(line).steps.append(line)
+        elif line["event"] == "launch":
             of(line).launch = line
         elif line["event"] == "exit":
             of(line).exit = line
         elif line.get("by", "rank") == "rank":
             of(line).events.append(line)
-    path = run_dir / "metrics.jsonl"
-    for text in path.read_bytes().splitlines() if path.exists() else ():
-        try:
-            line = json.loads(text)
-        except ValueError:  # a kill tore it
-            continue
-        if _is_step(line):
-            of(line).steps.append(line)
     heard = [each for each in found.values() if each.launch or each.events or each.steps]
     return sorted(heard, key=lambda each: each.generation)
 
 
-def _is_step(line: object) -> bool:
+def _records(path: Path) -> Iterator[object]:
+    for text in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError):  # a kill tore it
+            yield json.loads(text)
+
+
+def _is_step(line: object) -> TypeGuard[Line]:
     if not isinstance(line, dict) or not isinstance(line.get("seconds"), dict):
         return False
-    return (
-        all(isinstance(line.get(name), int | float) for name in ("time", "step", "step_seconds")) and line["time"] > 0
-    )
+    numbers = all(isinstance(line.get(name), int | float) for name in ("time", "step", "step_seconds"))
+    return numbers and line["time"] > 0 and has_sense(line)
 
 
 def undone(starts: Sequence[RanksStart]) -> set[int]:
