@@ -17,12 +17,12 @@ from gangline.events import read_events
 from gangline.launch import forkserver, requeue
 from gangline.launch.agents import detect, first_host, tasks_per_node
 from gangline.rundir import RunDirectory
+from gangline.testing import warm
 from gangline.testing.ports import free_port
 from gangline.testing.processes import kill
 
 HERE = Path(__file__).parent
 JOBS = itertools.count(1000)  # ids of Slurm's
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
 
 
 # --- who started us ---------------------------------------------------------------------------------------------------
@@ -170,27 +170,36 @@ def test_a_lone_task_that_is_requeued_finds_its_run(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def torchruns(tmp_path_factory):
-    """Started at once, because they mostly import torch."""
+    """Started at once. Agents and ranks are forked from a server that has torch, but those that are refused."""
     root = tmp_path_factory.mktemp("torchrun")
-    script = str(HERE / "launched.py")
+    before = os.environ.get("PYTHONPATH")
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(HERE), *([before] if before else [])]),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    agent = [*warm.command("torch.distributed.run", environment), "--no-python", "--nproc-per-node"]
+    cold = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
+    rank = warm.command("launched", environment)
     nodes = ["1", "--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=9"]
     asked = {
-        "restart": [["2", "--max-restarts=1", script, "fresh", "agent", "once", "[1]"]],
-        "refused": [["2", script, "refused", "agent", "reduce"]],
-        "nodes": [[*nodes, script, "out", "agent", "reduce"]] * 2,
+        "restart": [[*agent, "2", "--max-restarts=1", *rank, "fresh", "agent", "once", "[1]"]],
+        "refused": [[*cold, "2", str(HERE / "launched.py"), "refused", "agent", "reduce"]],
+        "nodes": [[*agent, *nodes, *rank, "out", "agent", "reduce"]] * 2,
     }
     started = {}
     for name, commands in asked.items():
         (root / name).mkdir()
         started[name] = [
             subprocess.Popen(
-                [*TORCHRUN, *command],
+                command,
                 cwd=root / name,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
                 start_new_session=True,
-                env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+                env=environment,
             )
             for command in commands
         ]

@@ -34,21 +34,29 @@ def prompts(*lengths: int) -> list[list[int]]:
     return [torch.randint(256, (length,), generator=generator).tolist() for length in lengths]
 
 
+OPTIONS = [
+    {},
+    {"kv_heads": 4, "qk_norm": True},
+    {"kv_heads": 1, "attention_scale": 0.7},
+    {"window": 1},
+    {"window": 5},
+    {"window": 5, "full_every": 2, "sinks": True},
+    {"window": 30, "soft_cap": 1.5},
+    {"soft_cap": 0.7, "sinks": True},
+]
+APART = (1, 13, 4)  # prompts of other lengths: one token, and longer than a window
+
+
+# By default each option with prompts of other lengths, and none with one prompt and with prompts that are alike.
 @pytest.mark.parametrize(
-    "options",
+    ("options", "lengths"),
     [
-        {},
-        {"kv_heads": 4, "qk_norm": True},
-        {"kv_heads": 1, "attention_scale": 0.7},
-        {"window": 1},
-        {"window": 5},
-        {"window": 5, "full_every": 2, "sinks": True},
-        {"window": 30, "soft_cap": 1.5},
-        {"soft_cap": 0.7, "sinks": True},
+        pytest.param(options, lengths, marks=pytest.mark.nightly if options and lengths != APART else ())
+        for lengths in ((7,), (6, 6, 6), APART)
+        for options in OPTIONS
     ],
     ids=str,
 )
-@pytest.mark.parametrize("lengths", [(7,), (6, 6, 6), (1, 13, 4)], ids=str)
 def test_tokens_are_those_of_a_model_that_keeps_nothing(options, lengths):
     tree, model = model_of(**options)
     assert recomputed(tree) == []

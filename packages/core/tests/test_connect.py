@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,27 +13,30 @@ import torch
 from gangline.comm.transport import connect
 from gangline.determinism import use_deterministic_kernels
 from gangline.mesh import Mesh
+from gangline.testing import warm
 from gangline.testing.ports import free_port
 
 
-def ranks(world: int, body: str) -> list[tuple[int, str]]:
-    """Run `body` in `world` fresh processes; (exit code, output) of each."""
-    ports = {"MASTER_PORT": str(free_port()), "ANOTHER_PORT": str(free_port())}
+def ranks(world: int, body: str, directory: Path) -> list[tuple[int, str]]:
+    """Run `body` in `world` processes of their own; (exit code, output) of each."""
     script = "from gangline.comm.transport import connect\nfrom gangline.mesh import Mesh\nimport os, torch, time\n"
+    (directory / "joins_a_job.py").write_text(script + textwrap.dedent(body))
+    environment = {
+        **os.environ,
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "ANOTHER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(directory),
+    }
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", script + textwrap.dedent(body)],
+            warm.command("joins_a_job", environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(world),
-                "MASTER_ADDR": "127.0.0.1",
-                **ports,
-                "OMP_NUM_THREADS": "1",
-            },
+            env={**environment, "RANK": str(rank)},
         )
         for rank in range(world)
     ]
@@ -41,7 +44,7 @@ def ranks(world: int, body: str) -> list[tuple[int, str]]:
     return [(process.returncode, text) for process, text in zip(processes, printed, strict=True)]
 
 
-def test_ranks_of_a_job_find_each_other_and_notice_who_stays_away():
+def test_ranks_of_a_job_find_each_other_and_notice_who_stays_away(tmp_path):
     body = """
     comms = connect(Mesh.of({"dp_replicate": 2}), deterministic=True, timeout=120)
     comms.store.set(f"rank{comms.rank}", b"here")
@@ -52,8 +55,7 @@ def test_ranks_of_a_job_find_each_other_and_notice_who_stays_away():
     assert not torch.distributed.is_initialized()
 
     os.environ["MASTER_PORT"] = os.environ["ANOTHER_PORT"]
-    comms = connect(Mesh.of({"dp_replicate": 2}), timeout=10)
-    comms.world.barrier()
+    comms = connect(Mesh.of({"dp_replicate": 2}), timeout=10)  # both have just met, so that neither comes late
     if comms.rank == 0:
         began = time.time()
         try:
@@ -62,19 +64,21 @@ def test_ranks_of_a_job_find_each_other_and_notice_who_stays_away():
             assert time.time() - began > 7
             print("noticed", flush=True)
         comms.store.set("noticed", b"")
+        comms.store.get("heard")  # the store ends with this rank
     else:
         while not comms.store.check(["noticed"]):
             time.sleep(0.1)
+        comms.store.set("heard", b"")
     comms.close()
     """
-    (code, printed), (other_code, other_printed) = ranks(2, body)
+    (code, printed), (other_code, other_printed) = ranks(2, body, tmp_path)
     assert (code, other_code) == (0, 0), printed + other_printed
     assert "3.0 b'here' b'here' Ordered" in printed
     assert "3.0 b'here' b'here' Ordered" in other_printed
     assert "noticed" in printed
 
 
-def test_ranks_that_are_started_again_meet_afresh_in_their_agents_store():
+def test_ranks_that_are_started_again_meet_afresh_in_their_agents_store(tmp_path):
     """torchrun's own store outlives the ranks, with all that those before them have said in it."""
     body = """
     os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True")
@@ -90,7 +94,7 @@ def test_ranks_that_are_started_again_meet_afresh_in_their_agents_store():
         comms.world.barrier()
         comms.close()
     """
-    for code, printed in ranks(2, body):
+    for code, printed in ranks(2, body, tmp_path):
         assert code == 0, printed
         assert "0 2" in printed
         assert "1 2" in printed

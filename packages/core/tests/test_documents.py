@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -173,11 +174,20 @@ def test_a_document_that_comes_back_is_seen_again():
     assert_as_masked(PlainAttention()(*arguments, document, document), arguments, document, AttentionCall())
 
 
-def test_a_compiled_block_sees_documents_apart(model, random_batch):
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)])
+def test_a_compiled_block_sees_documents_apart(model, random_batch, monkeypatch, backend):
+    """The graph of it and of its gradients by default; what inductor makes of that takes half a minute."""
     batch = random_batch(2, 24, 61, documents=3)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    torch.compiler.reset()
     compiled = whole_model(*plan_decoder(CONFIG), seed=0, dtype=torch.float64)
     finisher(Recompute.none, compile=True)(compiled.blocks[0], "blocks.0")  # each block takes seconds
     torch.testing.assert_close(compiled.logits(batch), model.logits(batch), rtol=1e-10, atol=1e-12)
+    weights = [*compiled.parameters()], [*model.parameters()]
+    for one, other in zip(
+        *(torch.autograd.grad(m(batch), w) for m, w in zip((compiled, model), weights, strict=True)), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
 def test_the_mask_is_of_the_past_in_the_same_document():

@@ -163,8 +163,8 @@ def test_a_node_that_was_cut_off_writes_nothing_more(runs):
 
 def test_fewer_nodes_than_the_fewest_wait_and_are_to_be_requeued(runs):
     few = (*ELASTIC, "launch.nodes=2", "launch.agents=1", "launch.join_seconds=3")
-    process = runs.start("run.dir=out", "run.steps=5", *few, GANGLINE_NODE="127.0.0.1")
-    assert "launch.nodes=2: there were not enough nodes for 3 s (launch.join_seconds)" in runs.finish(process, code=75)
+    printed = runs.train("run.dir=out", "run.steps=5", *few, code=75, GANGLINE_NODE="127.0.0.1")
+    assert "launch.nodes=2: there were not enough nodes for 3 s (launch.join_seconds)" in printed
     ending = read_ending(runs.directory / "out")
     assert (ending.exit_code, ending.requeue) == (75, True)
 

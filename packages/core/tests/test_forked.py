@@ -17,14 +17,24 @@ CODE = """
 import sys
 from gangline.config.defaults import default_run
 from gangline.launch import fork_agent, forkserver
+"""
+RANKS = """
 forkserver.PRELOAD = forkserver.PRELOAD[:4]
+"""
+# An agent that starts no rank needs no torch: what the server loads takes its time, and no processor's.
+NO_RANKS = """
+import gangline.launch.forked as forked
+forked.OF_AN_AGENT, forkserver.of_run = (), lambda run: set()
+forkserver.PRELOAD = (forkserver.PRELOAD[0], "slow_to_load")
+"""
+FORK = """
 sys.exit(fork_agent("forked_agent:" + sys.argv[1], (sys.argv[2],), default_run()))
 """
 
 
-def started(run_dir: Path, what: str, before: str = "") -> subprocess.Popen[str]:
+def started(run_dir: Path, what: str, before: str = "", loads: str = NO_RANKS) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", before + CODE, what, str(run_dir)],
+        [sys.executable, "-c", before + CODE + loads + FORK, what, str(run_dir)],
         env={**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -50,7 +60,7 @@ def gone(pid: int, seconds: float = 60.0) -> bool:
 
 
 def test_an_agent_and_its_ranks_come_from_one_server(tmp_path):
-    process = started(tmp_path, "reduces")
+    process = started(tmp_path, "reduces", loads=RANKS)
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed
     agent = json.loads((tmp_path / "agent-0.json").read_text())
@@ -120,7 +130,7 @@ forked._enter("forked_agent:seven", (".",), 0, set(), tell)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGTERM, "")
 
 
-@pytest.mark.parametrize("early", [True, False], ids=["while torch is loaded", "later"])
+@pytest.mark.parametrize("early", [True, False], ids=["while the server loads", "later"])
 def test_nothing_is_left_of_an_agent_whose_command_is_gone(tmp_path, early):
     process = started(tmp_path, "waits")
     if early:
@@ -134,7 +144,7 @@ def test_nothing_is_left_of_an_agent_whose_command_is_gone(tmp_path, early):
 
 
 def test_a_server_that_is_killed_is_named(tmp_path):
-    process = started(tmp_path, "starts_after_the_server")
+    process = started(tmp_path, "starts_after_the_server", loads=RANKS)
     os.kill(wait_for(tmp_path / "agent-0.json", process)["server"], signal.SIGKILL)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 1, printed
