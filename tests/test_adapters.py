@@ -22,7 +22,8 @@ from gangline_parallel_megatron_style.cost.case import Case
 
 EVERY = "lora.targets=[wq,wk,wv,wo,w_gate,w_up,w_down]"
 SMALL = ("lora=on", "lora.rank=3", EVERY, "batch.sequence_length=16", "run.deterministic=false")
-MANY = ("batch.global_size=16", "batch.micro_size=1", "model.layers=4")
+FEW = ("batch.global_size=4",)
+MANY = ("batch.global_size=8", "batch.micro_size=1", "model.layers=4")  # four microbatches on each of two data ranks
 
 
 class Law(StrategySuite):
@@ -55,12 +56,12 @@ def holds(on: str, *settings: str, more: tuple[str, ...] = SMALL) -> None:
     ],
 )
 def test_every_axis_trains_adapters_as_one_process_does(on):
-    holds(on, *(MANY if "pp" in on else ()), *(("model.tied=true",) if on == "tp=2" else ()))
+    holds(on, *(MANY if "pp" in on else FEW), *(("model.tied=true",) if on == "tp=2" else ()))
 
 
 @pytest.mark.parametrize("on", ["tp=2", "tp=2 sequence_parallel=false", "tp=2 pp=2 dp_shard=2 zero=3"])
 def test_dropout_and_lengths_of_rows_are_those_of_one_process(on):
-    holds(on, "lora.dora=true", "lora.dropout=0.4", *(MANY if "pp" in on else ()))
+    holds(on, "lora.dora=true", "lora.dropout=0.4", *(MANY if "pp" in on else FEW))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,15 @@ def test_dropout_and_lengths_of_rows_are_those_of_one_process(on):
     ],
 )
 def test_adapters_around_experts_live_with_them(on, ep, out_of):
-    holds(on, "moe=on", "moe.experts=4", "moe.shared=1", f"moe.ep={ep}", f"moe.ep_out_of=[{out_of}]", *MANY)
+    holds(
+        on,
+        "moe=on",
+        "moe.experts=4",
+        "moe.shared=1",
+        f"moe.ep={ep}",
+        f"moe.ep_out_of=[{out_of}]",
+        *(MANY if "pp" in on else FEW),
+    )
 
 
 @pytest.mark.parametrize("tp", ["tp=2", "tp=2 sequence_parallel=false"])

@@ -17,6 +17,8 @@ from gangline.testing.scenarios import FLOAT64, Layout, Scenario
 from gangline.testing.strategy_ranks import Job
 
 SIZES = ("model.init_std=0.15", "model.layers=4", "batch.sequence_length=16")
+# What costs are messages: one of each kind of layer, and two microbatches, wherever no stage needs more of them.
+SHORT = ("model.layers=2", "batch.global_size=4", "batch.micro_size=2")
 FEWER = "model.kv_heads=2"
 # family -> what it is given beside sizes, so that all that it has beyond core's decoder counts
 FAMILIES = {
@@ -93,7 +95,7 @@ def lawful(family: str, on: str) -> str:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_layout_changes_nothing(family):
     """Heads, tokens and weights are cut in one run of four processes."""
-    holds(family, "dp_shard=2 tp=2 zero=3" if family in NO_CP else lawful(family, "cp=2 tp=2 zero=3"))
+    holds(family, "dp_shard=2 tp=2 zero=3" if family in NO_CP else lawful(family, "cp=2 tp=2 zero=3"), *SHORT)
 
 
 @pytest.mark.parametrize("family", NO_CP)
@@ -108,11 +110,11 @@ def test_tokens_that_must_stay_together_are_refused_by_name(family, context):
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "gpt_oss", "deepseek_v3"])
 def test_stages_change_nothing(family):
     """Of those whose first and last modules are their own."""
-    holds(family, "tp=2 pp=2", "batch.micro_size=1")
+    holds(family, "tp=2 pp=2", "batch.global_size=4", "batch.micro_size=1")
 
 
 def test_experts_in_a_family_obey_it_too():
-    holds("olmo2", "dp_shard=2 tp=2 zero=3", "moe=on", "moe.ep=2", "run.deterministic=false")
+    holds("olmo2", "dp_shard=2 tp=2 zero=3", "moe=on", "moe.ep=2", "run.deterministic=false", *SHORT)
 
 
 def test_experts_that_would_compute_another_activation_are_refused():

@@ -13,7 +13,9 @@ from gangline.testing.strategy_ranks import Job, start
 from gangline_moe.dispatch import dispatcher
 
 SMALL = ("moe=on", "batch.sequence_length=16", "run.deterministic=false")
-MANY = ("batch.global_size=16", "batch.micro_size=1")  # microbatches, for a pipeline to have something to order
+FEW = ("batch.global_size=4", "batch.micro_size=1", "model.layers=2")
+MANY = ("batch.global_size=8", "batch.micro_size=1", "model.layers=4")  # for a pipeline to have something to order
+MORE = ("batch.global_size=16", "batch.micro_size=1", "model.layers=4")
 EVERYTHING = (
     "moe.shared=1",
     "moe/router=sigmoid",
@@ -62,8 +64,7 @@ def holds(on: str, *settings: str, steps: int = 2, bound: float = FLOAT64) -> No
     ],
 )
 def test_ranks_share_the_experts(on, ep, out_of):
-    many = MANY if "pp" in on else ()
-    holds(on, f"moe.ep={ep}", f"moe.ep_out_of=[{out_of}]", "model.layers=4", *many, *EVERYTHING)
+    holds(on, f"moe.ep={ep}", f"moe.ep_out_of=[{out_of}]", *(MANY if "pp" in on else FEW), *EVERYTHING)
 
 
 def waits(job: Job) -> list[tuple[str, int]]:
@@ -87,7 +88,7 @@ def test_an_exchange_travels_beside_the_work_of_another_microbatch(overlap, side
     options = ("pp=2", "dp_shard=2", "tp=1", "schedule=dualpipe_v", f"overlap={overlap}")
     layout = Layout(4, tuple(f"parallel.{option}" for option in options))
     law = Law()
-    job = law.job(layout, Scenario((*SMALL, "moe.ep=2", "model.layers=4", *MANY, *EVERYTHING)))
+    job = law.job(layout, Scenario((*SMALL, "moe.ep=2", *MANY, *EVERYTHING)))
     for said in law.on_ranks(waits, job):
         between = [(first, second) for first, second in pairwise(said) if first[0] == "waits"]
         assert any(first[1] != second[1] for first, second in between) == side_by_side
@@ -110,7 +111,7 @@ def test_an_exchange_travels_beside_the_work_of_another_microbatch(overlap, side
     ],
 )
 def test_more_ranks_share_the_experts(on, ep, out_of):
-    settings = (f"moe.ep={ep}", f"moe.ep_out_of=[{out_of}]", "model.layers=4", *(MANY if "pp" in on else ()))
+    settings = (f"moe.ep={ep}", f"moe.ep_out_of=[{out_of}]", "model.layers=4", *(MORE if "pp" in on else ()))
     holds(on, *settings, *EVERYTHING)
     holds(on, *settings, "run.recompute=full", *EVERYTHING)
 
