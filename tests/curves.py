@@ -8,7 +8,7 @@ from pathlib import Path
 from gangline.testing import RealRuns
 
 TIMEOUT = 900  # seconds for one command: eight processes share what the machine has left
-STEPS = 12
+STEPS = 6
 LONGEST = 28  # what one process trains, for runs that are resumed
 RELATIVE = 2e-5  # float32 over 28 steps of AdamW; measured: losses 2e-7, gradient norms 2e-6
 SETTINGS = (
@@ -20,7 +20,7 @@ SETTINGS = (
     "batch.sequence_length=16",
     "schedule=constant",  # a rate that knew the last step would draw another curve on the way to it
     "schedule.warmup_steps=2",
-    "validate.every=4",
+    "validate.every=2",
     "validate.samples=16",
     "run.sample=0",
     "track=[jsonl]",

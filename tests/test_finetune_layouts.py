@@ -13,15 +13,16 @@ TEMPLATE = (
     "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<a>{% endif %}"
 )
+STEPS = 3
 SETTINGS = (
     "recipe=quick",
     "precision=fp64",
     "batch.global_size=8",
     "batch.sequence_length=96",
     "model.layers=4",
-    "run.steps=3",
+    f"run.steps={STEPS}",
     "run.sample=0",
-    "validate.every=3",
+    f"validate.every={STEPS}",
     "validate.samples=4",
     "data.validation_fraction=0.2",
     "track=[jsonl]",
@@ -79,22 +80,35 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_axis_learns_what_one_process_does(runs, kind):
-    whole = kind.replace(" ", "-")
-    runs.train(f"run.dir={whole}", *KINDS[kind])
-    wanted = runs.records(whole)
+def trained(runs, name: str, *words: str) -> list[dict]:
+    """The first records of a run that is trained once; another test may have let it go on."""
+    place = name.replace(" ", "-")
+    if not (runs.directory / place).exists():
+        runs.train(f"run.dir={place}", *words)
+    return runs.records(place)[:STEPS]
+
+
+def nights(cases: dict[str, tuple[str, ...]], days: set[tuple[str, str]]) -> list:
+    """Every pair of a case and one of its layouts; those that are not of the `days` run at night."""
+    pairs = [(case, layout) for case, layouts in cases.items() for layout in layouts]
+    return [pytest.param(*pair, marks=() if pair in days else pytest.mark.nightly) for pair in pairs]
+
+
+# By default each axis once, and pairs in rows on all of them.
+DAYS = {("chat", "tp"), ("chat with experts", "cp and pp"), *(("preferences", layout) for layout in LAYOUTS)}
+
+
+@pytest.mark.parametrize(("kind", "layout"), nights(dict.fromkeys(KINDS, tuple(LAYOUTS)), DAYS))
+def test_every_axis_learns_what_one_process_does(runs, kind, layout):
+    wanted = trained(runs, kind, *KINDS[kind])
     assert wanted[0]["loss"] > wanted[-1]["loss"], "nothing was learnt"
-    for name, layout in LAYOUTS.items():
-        place = f"{kind} {name}".replace(" ", "-")
-        runs.train(f"run.dir={place}", *KINDS[kind], *layout)
-        for ours, theirs in zip(runs.records(place), wanted, strict=True):
-            for key in ("loss", "grad_norm", "validation_loss"):
-                if theirs[key] is not None:
-                    assert ours[key] == pytest.approx(theirs[key], rel=1e-10), (name, key)
-            assert ours["tokens"] == theirs["tokens"]
-            if kind == "preferences":
-                assert ours["metrics"]["dpo_pairs"] == theirs["metrics"]["dpo_pairs"] == 8
+    for ours, theirs in zip(trained(runs, f"{kind} {layout}", *KINDS[kind], *LAYOUTS[layout]), wanted, strict=True):
+        for key in ("loss", "grad_norm", "validation_loss"):
+            if theirs[key] is not None:
+                assert ours[key] == pytest.approx(theirs[key], rel=1e-10), key
+        assert ours["tokens"] == theirs["tokens"]
+        if kind == "preferences":
+            assert ours["metrics"]["dpo_pairs"] == theirs["metrics"]["dpo_pairs"] == 8
 
 
 def test_a_loss_over_tokens_beside_one_over_pairs_is_refused(runs):
@@ -112,26 +126,51 @@ KEPT = {
     "8bit with experts": (*WIDE, "lora.base=8bit", "moe=on", "moe.router.sequence_loss=0"),
     "bf16": ("lora.base=bf16",),
 }
-CUT = LAYOUTS | {"tp and zero 1": ("parallel=3d", "parallel.tp=2", "parallel.dp_shard=2", "launch.processes=4")}
-EXPERTS = {"zero 3 and ep": ("parallel=fsdp", "moe.ep=2", "launch.processes=2")}
+CUT = LAYOUTS | {
+    "tp and zero 1": ("parallel=3d", "parallel.tp=2", "parallel.dp_shard=2", "launch.processes=4"),
+    "zero 3 and ep": ("parallel=fsdp", "moe.ep=2", "launch.processes=2"),
+}
+DENSE = tuple(name for name in CUT if "ep" not in name)
+# By default what is gathered and what tp cuts, in codes; bfloat16 where both are.
+ROUNDED = {
+    ("8bit", "zero 3"),
+    ("8bit", "tp and zero 1"),
+    ("bf16", "tp and zero 1"),
+    ("8bit with experts", "zero 3 and ep"),
+}
 
 
-@pytest.mark.parametrize("kind", KEPT)
-def test_a_base_in_fewer_bits_is_the_same_on_every_axis(runs, kind):
+@pytest.mark.parametrize(
+    ("kind", "layout"), nights({"8bit": DENSE, "bf16": DENSE, "8bit with experts": ("zero 3 and ep",)}, ROUNDED)
+)
+def test_a_base_in_fewer_bits_is_the_same_on_every_axis(runs, kind, layout):
     """Weights are rounded before they are cut: all layouts multiply with the same numbers."""
-    whole = kind.replace(" ", "-")
-    words = (*KINDS["chat"], *KEPT[kind])
-    runs.train(f"run.dir={whole}", *words)
-    wanted = runs.records(whole)
-    for name, layout in (CUT if kind != "8bit with experts" else EXPERTS).items():
-        place = f"{kind} {name}".replace(" ", "-")
-        runs.train(f"run.dir={place}", *words, *layout)
-        for ours, theirs in zip(runs.records(place), wanted, strict=True):
-            for key in ("loss", "grad_norm", "validation_loss"):
-                if theirs[key] is not None:
-                    assert ours[key] == pytest.approx(theirs[key], rel=1e-10), (name, key)
-    runs.train(f"resume={whole}", "run.steps=4")
-    runs.train(f"resume={place}", "run.steps=4")  # of what another layout has saved
+    words, place = (*KINDS["chat"], *KEPT[kind]), f"{kind} {layout}"
+    wanted = trained(runs, kind, *words)
+    for ours, theirs in zip(trained(runs, place, *words, *CUT[layout]), wanted, strict=True):
+        for key in ("loss", "grad_norm", "validation_loss"):
+            if theirs[key] is not None:
+                assert ours[key] == pytest.approx(theirs[key], rel=1e-10), key
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("8bit", "zero 3"),
+        pytest.param("bf16", "tp and zero 1", marks=pytest.mark.nightly),
+        pytest.param("8bit with experts", "zero 3 and ep", marks=pytest.mark.nightly),
+    ],
+)
+def test_it_is_the_same_for_a_run_that_goes_on(runs, kind, layout):
+    """With what this layout has saved, which is adapters alone."""
+    words, (whole, place) = (
+        (*KINDS["chat"], *KEPT[kind]),
+        (kind.replace(" ", "-"), f"{kind} {layout}".replace(" ", "-")),
+    )
+    trained(runs, whole, *words)
+    trained(runs, place, *words, *CUT[layout])
+    for one in (whole, place):
+        runs.train(f"resume={one}", f"run.steps={STEPS + 1}")
     assert runs.records(place)[-1]["loss"] == pytest.approx(runs.records(whole)[-1]["loss"], rel=1e-10)
 
 

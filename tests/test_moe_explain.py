@@ -69,19 +69,28 @@ def kept(node: MoeNode, precision: str, ep: int) -> int:
         return counted.live - given.nbytes - y.untyped_storage().nbytes()
 
 
-@pytest.mark.parametrize("precision", DTYPES)
-@pytest.mark.parametrize("ep", [1, 2, 8])
+OPTIONS = [
+    {},
+    {"shared": 1},
+    {"router": Softmax(renormalise=False)},
+    {"router": Softmax(z_loss=0.1)},
+    {"router": Softmax(jitter=0.1), "shared": 1},
+    {"router": Sigmoid(bias_rate=0.0), "top_k": 3},
+    {"router": Grouped(bias_rate=0.0, groups=4, top_groups=2, jitter=0.1)},
+    {"router": Biased(), "dense": BOUNDED},
+]
+DAYS = {("fp32", 1), ("bf16", 8)}  # of each option; of a plain layer all
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("precision", "ep", "options"),
     [
-        {},
-        {"shared": 1},
-        {"router": Softmax(renormalise=False)},
-        {"router": Softmax(z_loss=0.1)},
-        {"router": Softmax(jitter=0.1), "shared": 1},
-        {"router": Sigmoid(bias_rate=0.0), "top_k": 3},
-        {"router": Grouped(bias_rate=0.0, groups=4, top_groups=2, jitter=0.1)},
-        {"router": Biased(), "dense": BOUNDED},
+        pytest.param(
+            precision, ep, options, marks=pytest.mark.nightly if options and (precision, ep) not in DAYS else ()
+        )
+        for precision in DTYPES
+        for ep in (1, 2, 8)
+        for options in OPTIONS
     ],
     ids=str,
 )

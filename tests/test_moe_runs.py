@@ -9,8 +9,8 @@ EXPERTS = ("moe=on", "moe.router.bias_rate=0.01", "moe.shared=1")
 
 def test_a_checkpoint_moves_between_any_number_of_ranks_that_share_the_experts(curves):
     """Two ranks, four, and all experts in one process again, along the curve of one process."""
-    curves.train("run.dir=experts-alone", *EXPERTS, "launch.processes=1", "run.steps=12")
-    curves.train("run.dir=experts", *EXPERTS, "parallel=3d", "run.steps=4")
-    curves.train("resume=experts", "parallel=fsdp", "launch.processes=4", "run.steps=8")
-    curves.train("resume=experts", "parallel=single", "launch.processes=1", "run.steps=12")
+    curves.train("run.dir=experts-alone", *EXPERTS, "launch.processes=1", "run.steps=6")
+    curves.train("run.dir=experts", *EXPERTS, "parallel=3d", "run.steps=2")
+    curves.train("resume=experts", "parallel=fsdp", "launch.processes=4", "run.steps=4")
+    curves.train("resume=experts", "parallel=single", "launch.processes=1", "run.steps=6")
     same(curves.records("experts"), curves.records("experts-alone"))

@@ -9,14 +9,12 @@ from gangline.testing.ports import free_port
 
 def test_two_agents_draw_the_curve_of_one_process(curves):
     agent = [
-        "-m",
-        "torch.distributed.run",
         "--nnodes=2",
         "--nproc-per-node=2",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint=127.0.0.1:{free_port()}",
         "--rdzv-id=two-agents",
     ]
-    for process in [curves.start("run.dir=two-agents", "parallel=3d", agent=agent) for _ in range(2)]:
+    for process in [curves.torchrun(agent, "run.dir=two-agents", "parallel=3d") for _ in range(2)]:
         curves.finish(process)
     same(curves.records("two-agents"), curves.alone[:STEPS])
