@@ -142,6 +142,20 @@ def deaf(run_dir: str) -> int:
         select.select([read], [], [])
 
 
+def note_grace(run_dir: str) -> None:
+    """In the process that starts ranks: write down how many seconds each time they get to end by themselves."""
+    from torch.distributed.elastic.multiprocessing.api import PContext
+
+    close = PContext.close
+
+    def noted(context, death_sig=None, timeout=30):
+        with Path(run_dir, "grace").open("a") as file:
+            file.write(f"{timeout}\n")
+        close(context, death_sig, timeout)
+
+    PContext.close = noted
+
+
 def tick(run_dir: str, name: str) -> None:
     """A sidecar."""
     while True:
@@ -187,6 +201,8 @@ def main() -> int:
         from gangline.launch.local import start
 
         forkserver.PRELOAD = forkserver.PRELOAD[:4]  # these ranks build nothing
+        if target == "deaf":
+            note_grace(run_dir)
         local = LocalLaunch(**json.loads(config))
         return start(run_dir, int(world), local, f"launched:{target}", tuple(json.loads(args)))
     except UserError as error:

@@ -488,7 +488,7 @@ def check_after_kills(run_dir: Path, layout: str, kills: int) -> None:
 
 
 def test_a_kill_at_any_moment_leaves_whole_checkpoints(tmp_path):
-    check_after_kills(tmp_path, "two, rows", kills=10)
+    check_after_kills(tmp_path, "two, rows", kills=5)
 
 
 @pytest.mark.nightly

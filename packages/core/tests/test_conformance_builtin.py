@@ -19,14 +19,18 @@ from gangline.testing import (
     TrackerSuite,
 )
 
+FEW = ("batch.global_size=4",)  # samples: one for each of four ranks, and four microbatches where there is one
+
 
 class TestSingle(StrategySuite):
     choice = "parallel=single"
+    settings = FEW
     can = {"exact", "exact tied"}
 
 
 class TestDdp(StrategySuite):
     choice = "parallel=ddp"
+    settings = FEW
     can = {"exact", "exact tied"}
 
 

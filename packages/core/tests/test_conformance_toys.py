@@ -18,6 +18,8 @@ from gangline.testing import (
 )
 from gangline.testing.scenarios import Layout
 
+FEW = ("batch.global_size=4",)  # samples: one for each of four ranks, and four microbatches where there is one
+
 
 @pytest.fixture(scope="module", autouse=True)
 def toys():
@@ -27,6 +29,7 @@ def toys():
 
 class TestRows(StrategySuite):
     choice = "parallel=rows"
+    settings = FEW
     layouts = (Layout(1), Layout(2), Layout(4))
     can = {"exact", "exact tied"}
 
@@ -53,12 +56,13 @@ class TestNan(HealthCheckSuite):
 
 class TestLanes(ModelEditSuite):
     choice = "lanes=on"
+    settings = FEW
     can = {"law"}
 
 
 class TestLanesOnAFold(ModelEditSuite):
     choice = "lanes=on"
-    settings = ("lanes.fold=2", "model.tied=true")
+    settings = (*FEW, "lanes.fold=2", "model.tied=true")
     can = {"law"}
 
 

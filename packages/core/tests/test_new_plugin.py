@@ -16,7 +16,7 @@ from gangline.testing import as_installed
 from gangline.testing.report import run_file
 
 KINDS = [kind for kind in installed().kinds().values() if kind.example.startswith("gangline.")]
-SLOW = ("checkpoint", "strategy", "optimizer", "edit")  # suites with kills, many layouts, or both
+SLOW = ("checkpoint", "strategy", "optimizer", "edit", "callback")  # suites with kills, many layouts, or both
 
 
 def code_lines(text: str) -> int:

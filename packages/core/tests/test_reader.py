@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,14 +103,17 @@ def test_an_error_while_threads_prepare_arrives_too():
 
 
 def test_close_is_patient_once_for_all_threads(monkeypatch):
-    monkeypatch.setattr(read_ahead, "PATIENCE", 1.0)
+    """By a clock that goes on where a thread is waited for, and nowhere else."""
+    waited = [0.0]
     going = threading.Event()
     ahead = ReadAhead(lambda n, slot: going.wait(60), slots=40, threads=40)
-    before = time.monotonic()
-    ahead.close()
-    waited = time.monotonic() - before
+    with monkeypatch.context() as patch:
+        patch.setattr(read_ahead, "time", SimpleNamespace(monotonic=lambda: sum(waited)))
+        patch.setattr(threading.Thread, "join", lambda thread, timeout: waited.append(timeout))
+        ahead.close()
     going.set()
-    assert 0.9 < waited < 30, "40 threads that hang would take 40 s in turn"
+    assert len(waited) == 1 + 40
+    assert sum(waited) == read_ahead.PATIENCE, "40 threads that hang would take 200 s in turn"
 
 
 def test_close_ends_threads_and_whoever_waits(ours):

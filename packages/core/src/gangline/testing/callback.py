@@ -28,6 +28,7 @@ from gangline.train.session import Session
 ONE = "parallel=single"
 LAYOUTS = {"data parallel": (2, "parallel=ddp"), "cut along rows": (2, "parallel=rows")}
 HALF, STEPS = 2, 4
+FEW = "batch.global_size=4"
 ROUNDING = 1e-9  # relative, in float64
 
 _straight: dict[str, list[Lived]] = {}  # the run of one process, by part and settings: several tests look at it
@@ -94,11 +95,11 @@ class CallbackSuite(PartSuite):
     @property
     def words(self) -> tuple[str, ...]:
         """The settings of a short run with the callback, validated and saved in the middle."""
-        return (*self.settings, f"run.steps={STEPS}", f"validate.every={HALF}", f"checkpoint.every={HALF}")
+        return (FEW, *self.settings, f"run.steps={STEPS}", f"validate.every={HALF}", f"checkpoint.every={HALF}")
 
     def lived(self, run_dir: Path, *more: str, world: int = 1, without: bool = False) -> list[Lived]:
         """What each rank saw of a run."""
-        own = (f"run.steps={STEPS}", f"validate.every={HALF}") if without else (self.choice, *self.words)
+        own = (FEW, f"run.steps={STEPS}", f"validate.every={HALF}") if without else (self.choice, *self.words)
         return pool(world).run(lived, run_dir, self.offer.part.name, *own, *more)
 
     def straight(self, place: Path) -> list[Lived]:

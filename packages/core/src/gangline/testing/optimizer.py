@@ -117,7 +117,7 @@ class OptimizerSuite(PartSuite):
             metafunc.parametrize("world", self.worlds)
 
     def job(self, world: int, dtype: torch.dtype = torch.float64, *settings: str) -> Job:
-        run = self.run("run.deterministic=true", *settings)
+        run = self.run("run.deterministic=true", "batch.global_size=4", *settings)
         tree, plan, _ = edit_lanes(*compose_model(run), STACK)
         return Job(self.offer.part.build, run, tree, plan, Mesh.of({"dp_shard": world}), dtype, "ragged")
 
