@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_conformance_cuts import LONG
+from test_conformance_cuts import FEW, LONG
 
 from gangline.testing import StrategySuite
 from gangline.testing.strategy import Layout
@@ -13,7 +13,8 @@ pytestmark = pytest.mark.nightly
 
 class TestFurtherTp(StrategySuite):
     choice = "parallel=tp"
-    layouts = (Layout(2, ("parallel.sequence_parallel=false",)),)
+    settings = FEW
+    layouts = (Layout(2), Layout(4), Layout(4, ("parallel.sequence_parallel=false",)))
 
 
 class TestFurtherPp(StrategySuite):
@@ -21,6 +22,7 @@ class TestFurtherPp(StrategySuite):
     settings = LONG
     can = {"exact"}
     layouts = (
+        Layout(2),
         Layout(4, ("parallel.schedule=gpipe",)),
         Layout(2, ("parallel.schedule=interleaved_1f1b",)),
         Layout(2, ("parallel.schedule=zb_v",)),
@@ -30,7 +32,12 @@ class TestFurtherPp(StrategySuite):
 class TestFurtherFsdp(StrategySuite):
     choice = "parallel=fsdp"
     can = {"exact", "exact tied"}
-    layouts = (Layout(2, ("parallel.zero=2",)),)
+    layouts = (
+        Layout(2),
+        Layout(2, ("parallel.zero=2",)),
+        Layout(4, ("parallel.zero=1",)),
+        Layout(4, ("parallel.zero=0",)),
+    )
 
 
 class TestFurtherHsdp(StrategySuite):

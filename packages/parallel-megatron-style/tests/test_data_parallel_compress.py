@@ -81,10 +81,14 @@ STEPS = 100
 def test_a_model_learns_as_without_compression():
     """Within 0.15 nats after 100 steps, 90 of them compressed both ways; with signs alone it stays further off."""
     free = trained_loss(0, "none")
-    assert trained_loss(0, "bf16") == pytest.approx(free, abs=0.01)
     assert free - 0.05 < trained_loss(0, "onebit") < free + 0.15
     assert free - 0.05 < trained_loss(1, "onebit") < free + 0.1  # only on the way to the owner
     assert trained_loss(0, "onebit", broken=True) > free + 0.15
+
+
+@pytest.mark.nightly  # each sum is known to be rounded and no more
+def test_in_bfloat16_a_model_learns_as_without_compression():
+    assert trained_loss(0, "bf16") == pytest.approx(trained_loss(0, "none"), abs=0.01)
 
 
 def trained_loss(zero: int, compress: str, broken: bool = False) -> float:

@@ -30,7 +30,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.fixture(params=LAYOUTS)
+@pytest.fixture(scope="module", params=LAYOUTS)
 def both(request):
     run = compose_one(request.param.split())
     mesh = Mesh.of(run.parallel.axes(run.launch.processes or 8))

@@ -37,8 +37,14 @@ def test_training_ends_where_bfloat16_does(scaling):
     assert got != want
 
 
-@pytest.mark.parametrize("scaling", SCALINGS)
-@pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sequence", "plain"])
+@pytest.mark.parametrize(
+    ("scaling", "sequence_parallel"),
+    [
+        *((scaling, True) for scaling in SCALINGS),
+        ("tensor", False),
+        *(pytest.param(scaling, False, marks=pytest.mark.nightly) for scaling in SCALINGS if scaling != "tensor"),
+    ],
+)
 def test_tensor_parallelism_trains_alike(scaling, sequence_parallel):
     """Scales move no rounding, so both layouts multiply the same float8 numbers at first.
 

@@ -24,9 +24,20 @@ LAYOUTS = {
     "pp": (2, "parallel=pp"),
     "tp and pp": (4, "parallel=3d", "parallel.tp=2", "parallel.pp=2", "parallel.dp_shard=1"),
 }
-BY_DAY = ("zero 3", "tp and pp")
-CHOSEN = [pytest.param(layout, marks=() if layout in BY_DAY else pytest.mark.nightly) for layout in LAYOUTS]
 WORDS = ("run.steps=6", "batch.global_size=8")
+
+
+def layouts(*by_day: str) -> list:
+    """Those, and all others at night."""
+    return [pytest.param(layout, marks=() if layout in by_day else pytest.mark.nightly) for layout in LAYOUTS]
+
+
+@pytest.fixture(scope="module", params=OPTIMIZERS)
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[str, ...], Path]:
+    """(words of an optimizer, the run of one process with them)."""
+    words, run_dir = (*OPTIMIZERS[request.param], *WORDS), tmp_path_factory.mktemp("alone") / "one"
+    assert trained(run_dir, *words) == 0
+    return words, run_dir
 
 
 def same(one: Path, other: Path, rel: float) -> None:
@@ -36,28 +47,24 @@ def same(one: Path, other: Path, rel: float) -> None:
         assert there["grad_norm"] == pytest.approx(here["grad_norm"], rel=10 * rel), here["step"]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("layout", CHOSEN)
-def test_the_run_is_that_of_one_process(tmp_path: Path, layout: str, optimizer: str) -> None:
-    chosen = (*OPTIMIZERS[optimizer], *WORDS)
+@pytest.mark.parametrize("layout", layouts("zero 3"))  # the next test begins on tp and pp
+def test_the_run_is_that_of_one_process(tmp_path: Path, alone: tuple[tuple[str, ...], Path], layout: str) -> None:
+    chosen, one = alone
     world, *words = LAYOUTS[layout]
-    assert trained(tmp_path / "one", *chosen) == 0
     assert trained_on(world, tmp_path / "cut", *chosen, *words) == 0
-    same(tmp_path / "one", tmp_path / "cut", 1e-12)
+    same(one, tmp_path / "cut", 1e-12)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_run_goes_on_in_another_layout(tmp_path: Path, optimizer: str) -> None:
+def test_a_run_goes_on_in_another_layout(tmp_path: Path, alone: tuple[tuple[str, ...], Path]) -> None:
     """Saved after 4 steps on 4 ranks, gone on with on 2 and on one: the run that was never cut."""
-    chosen = (*OPTIMIZERS[optimizer], "batch.global_size=8")
+    chosen, one = alone
     world, *words = LAYOUTS["tp and pp"]
-    assert trained(tmp_path / "one", *chosen, "run.steps=6") == 0
     assert trained_on(world, tmp_path / "first", *chosen, *words, "run.steps=4") == 0
     for name in ("zero 3", "single"):
         shutil.copytree(tmp_path / "first", tmp_path / name)
         world, *words = LAYOUTS.get(name, (1,))
         assert trained_on(world, tmp_path / name, *chosen, *words, "run.steps=6") == 0
-        same(tmp_path / "one", tmp_path / name, 1e-12)
+        same(one, tmp_path / name, 1e-12)
 
 
 def held(path: Path, *words: str) -> tuple[int, int]:
@@ -71,7 +78,7 @@ def held(path: Path, *words: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("layout", CHOSEN)
+@pytest.mark.parametrize("layout", layouts("zero 3", "tp and pp"))
 def test_explain_says_the_bytes(tmp_path: Path, layout: str, optimizer: str) -> None:
     """Of the rank that has most of its stage; rows over ranks that do not divide are counted as equal shares."""
     world, *words = LAYOUTS[layout]

@@ -161,7 +161,9 @@ def check(case: Case):
 
 @EACH
 @pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.nightly)], ids=["float32", "float64"]
+)
 def test_bits_of_one_process(name, world, dtype):
     for microbatches in (1, 3, 9):
         chunks = 3 if name == "interleaved_1f1b" and microbatches == 3 else SCHEDULES[name].chunks

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,18 +25,39 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_run_is_that_of_one_process(tmp_path: Path, layout: str, optimizer: str) -> None:
+# By default each layout, each optimizer, and both where matrices are cut along several axes.
+CASES = [
+    ("zero 3", "adamw"),
+    ("zero 1, replicated", "muon"),
+    ("tp and pp", "adamw"),
+    ("tp and pp", "muon"),
+    pytest.param("zero 3", "muon", marks=pytest.mark.nightly),
+    pytest.param("zero 1, replicated", "adamw", marks=pytest.mark.nightly),
+]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[str, Any]]]:
+    """The records of one process with these words, which is run once."""
+
+    @cache
+    def records(*words: str) -> list[dict[str, Any]]:
+        run_dir = tmp_path_factory.mktemp("alone") / "run"
+        assert trained(run_dir, *words) == 0
+        return lines(run_dir, "metrics.jsonl")
+
+    return records
+
+
+@pytest.mark.parametrize(("layout", "optimizer"), CASES)
+def test_the_run_is_that_of_one_process(tmp_path: Path, alone: Callable, layout: str, optimizer: str) -> None:
     chosen = (f"optimizer={optimizer}", *WORDS)
     world, *words = LAYOUTS[layout]
-    assert trained(tmp_path / "one", *chosen) == 0
     assert trained_on(world, tmp_path / "cut", *chosen, *words) == 0
-    one, cut = (lines(tmp_path / name, "metrics.jsonl") for name in ("one", "cut"))
+    one, cut = alone(*chosen), lines(tmp_path / "cut", "metrics.jsonl")
     assert [record["first_sample"] for record in cut] == [0, 4, 8, 12, 20, 28]
     for here, there in zip(one, cut, strict=True):
         assert there["first_sample"] == here["first_sample"]
         assert there["loss"] == pytest.approx(here["loss"], rel=1e-11), here["step"]
         assert there["grad_norm"] == pytest.approx(here["grad_norm"], rel=1e-10), here["step"]
-    assert trained(tmp_path / "plain", *chosen, "optimizer.rates={}") == 0
-    assert lines(tmp_path / "plain", "metrics.jsonl")[-1]["loss"] != one[-1]["loss"]
+    assert alone(*chosen, "optimizer.rates={}")[-1]["loss"] != one[-1]["loss"]
