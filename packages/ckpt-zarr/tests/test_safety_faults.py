@@ -160,26 +160,28 @@ def wait_until_whole(process: subprocess.Popen[str], place: Path, step: int) -> 
     while not any(int(path.parent.name.removeprefix("step-")) >= step for path in place.glob("step-*/zarr.json")):
         assert process.poll() is None, f"ended early:\n{process.communicate()[0]}"
         assert time.monotonic() < deadline, f"step {step} was not in memory in 240 s"
-        time.sleep(0.002)
+        time.sleep(0.02)
 
 
 def test_a_rank_that_dies_is_started_again_from_memory_which_then_is_gone(runs: Runs) -> None:
     """No checkpoint is on disk by then; the curve is that of a run that nobody has disturbed."""
-    words = ("run.steps=150", "checkpoint.every=null", "parallel=ddp", "launch.processes=2", "run.deterministic=on")
-    process = runs.start("run.dir=out", *words, "checkpoint.memory_every=5", "launch.max_restarts=1")
+    words = ("checkpoint.every=null", "parallel=ddp", "launch.processes=2", "run.deterministic=on")
+    words += ("schedule.warmup_steps=5",)  # however many steps there are
+    memory = ("run.steps=100000", "checkpoint.memory_every=5", "launch.max_restarts=1")
+    process = runs.start("run.dir=out", *words, *memory)
     place = places.directory(runs.directory / "out")
-    wait_until_whole(process, place, 35)
+    wait_until_whole(process, place, 15)
     os.kill(ranks(process.pid)[1], signal.SIGKILL)
-    printed = runs.finish(process)
+    printed, last = runs.end(process, "out", 8)
     assert "restart 1 of 1" in printed
     first, second = runs.attempts("out")
     assert first["start"] is None
-    assert int(second["start"].removeprefix("step-")) >= 35
+    assert int(second["start"].removeprefix("step-")) >= 15
     assert not place.exists()
     assert [path.parent.name for path in (runs.directory / "out" / "checkpoints").glob("*/zarr.json")] == [
-        "step-00000150"
+        f"step-{last:08d}"
     ]
-    runs.train("run.dir=alone", *words)
+    runs.train("run.dir=alone", *words, f"run.steps={last}")
     curve = [(record["step"], record["loss"], record["grad_norm"]) for record in runs.records("out")]
     assert curve == [(record["step"], record["loss"], record["grad_norm"]) for record in runs.records("alone")]
 
@@ -225,16 +227,16 @@ def test_what_is_damaged_is_passed_over_and_where_all_is_the_run_stops(runs: Run
 
 
 def test_a_writer_that_is_killed_fails_its_save_and_training_goes_on(runs: Runs) -> None:
-    process = runs.start("run.dir=out", "run.steps=160", "checkpoint.every=2", "checkpoint.keep_last=2")
+    process = runs.start("run.dir=out", "run.steps=100000", "checkpoint.every=2", "checkpoint.keep_last=2")
     runs.wait_for_step(process, "out", 10)
-    for step in range(20, 60, 10):  # the saves after them are many, also where this test is late
+    for step in range(20, 60, 10):
         runs.wait_for_step(process, "out", step)
         for pid, command in children(ranks(process.pid)[0]).items():
             assert "save.writer.process" in command
             os.kill(pid, signal.SIGKILL)
-    printed = runs.finish(process)
+    printed, last = runs.end(process, "out", 10)
     records = runs.records("out")
-    assert [record["step"] for record in records] == list(range(1, 161))
+    assert [record["step"] for record in records] == list(range(1, last + 1))
     assert "was killed by SIGKILL" in printed
     assert "was killed by SIGKILL" in notes(records)
     assert records[-1]["failed_save"] is None
