@@ -59,7 +59,15 @@ def test_every_axis_trains_adapters_as_one_process_does(on):
     holds(on, *(MANY if "pp" in on else FEW), *(("model.tied=true",) if on == "tp=2" else ()))
 
 
-@pytest.mark.parametrize("on", ["tp=2", "tp=2 sequence_parallel=false", "tp=2 pp=2 dp_shard=2 zero=3"])
+@pytest.mark.parametrize(
+    "on",
+    [
+        "tp=2",
+        "tp=2 sequence_parallel=false",
+        "pp=2 dp_shard=2 zero=3",
+        pytest.param("tp=2 pp=2 dp_shard=2 zero=3", marks=pytest.mark.nightly),
+    ],
+)
 def test_dropout_and_lengths_of_rows_are_those_of_one_process(on):
     holds(on, "lora.dora=true", "lora.dropout=0.4", *(MANY if "pp" in on else FEW))
 

@@ -170,7 +170,7 @@ def test_a_log_has_nothing_of_a_progress_bar():
 # --- failing ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("culprit", [0, 2, 3])
+@pytest.mark.parametrize("culprit", [0, 3])  # the first, which serves the store, and the last; at night each of eight
 def test_the_rank_that_raised_is_named_not_those_that_lost_it(run_dir, capsys, culprit):
     assert start(run_dir, 4, target="launched:fail", args=(culprit, "raise")) == 1
     said = capsys.readouterr().err
@@ -181,7 +181,7 @@ def test_the_rank_that_raised_is_named_not_those_that_lost_it(run_dir, capsys, c
     assert str(run_dir / "logs" / f"rank-{culprit:05d}.log") in said
 
 
-@pytest.mark.parametrize("culprit", [0, 1, 3])
+@pytest.mark.parametrize("culprit", [0, 3])
 def test_the_rank_that_was_killed_is_named(run_dir, capsys, culprit):
     assert start(run_dir, 4, target="launched:fail", args=(culprit, "SIGKILL")) == 1
     said = capsys.readouterr().err
