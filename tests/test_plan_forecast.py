@@ -154,7 +154,13 @@ def test_a_layout_that_fits_is_the_one_that_would_train():
         (f"{SMALL} --tokens lots", ["--tokens lots: expected a number above 0."]),
         (f"{SMALL} --token 3", ["there is no flag --token.", "Did you mean tokens?"]),
         (f"{SMALL} --tokens", ["--tokens needs a value."]),
-        ("judge", ["takes one file."]),
+        (f"{SMALL} --tokens 0", ["--tokens 0: expected a number above 0.", "--tokens 15e12"]),
+        (f"{SMALL} --tokens nan", ["expected a number above 0."]),
+        (f"{SMALL} --budget 1e400", ["--budget 1e400: expected a number between 1e-24 and 1e+24."]),
+        (f"{SMALL} --svg nowhere/plan.svg", ["cannot be written.", "mkdir -p nowhere"]),
+        (f"{SMALL} parallel.tx=2", ["there is no option parallel.tx"]),
+        ("table cluster=h100_ib llama", ["gangline plan: table takes a cluster and nothing else, not llama."]),
+        ("judge", ["gangline plan: judge takes one file."]),
     ],
 )
 def test_mistakes(say, words, messages):

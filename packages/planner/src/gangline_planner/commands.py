@@ -37,6 +37,10 @@ usage: gangline plan [--tokens N] [--budget DOLLARS] [--price DOLLARS] [--mtbf H
   gangline plan parallel=3d model=llama3-405b launch.processes=16384 cluster=h100_ib --tokens 15e12"""
 
 
+MOST = 1e24  # of anything that is typed as a number
+EXAMPLES = {"tokens": "15e12", "budget": "50000", "price": "2.10", "mtbf": "5", "processes": "8", "rounds": "3"}
+
+
 def main(argv: Sequence[str]) -> int:
     """The verb `gangline plan`. Raises UserError for words that it does not know."""
     if not argv or {"-h", "--help", "help"} & set(argv):
@@ -126,7 +130,7 @@ def _judge(argv: Sequence[str]) -> int:
 
     flags, words = flags_of(argv, (), ("json",))
     if len(words) != 1:
-        raise UserError("gangline plan judge takes one file.", "It holds rows of published measurements, as JSON.")
+        raise UserError("judge takes one file.", "It holds rows of published measurements, as JSON.")
     judged = judge_file(words[0])
     print(json.dumps(as_data(judged), indent=1) if "json" in flags else as_text(judged))
     return 0
@@ -137,7 +141,7 @@ def _calibrate(argv: Sequence[str]) -> int:
 
     flags, words = flags_of(argv, ("out", "processes", "rounds"), ())
     if words or not flags.get("out", "").endswith(".yaml"):
-        raise UserError("gangline plan calibrate writes one file.", "--out=FILE.yaml says which.")
+        raise UserError("calibrate writes one file.", "--out=FILE.yaml says which.")
     print(calibrate(Path(flags["out"]), whole("processes", flags, 1), whole("rounds", flags, 3)))
     return 0
 
@@ -148,7 +152,9 @@ def _table(argv: Sequence[str]) -> int:
     flags, words = flags_of(argv, (), ("json",))
     cluster, words = cluster_of(words)
     if words:
-        raise UserError(f"gangline plan table takes a cluster and nothing else, not {words[0]}.")
+        raise UserError(
+            f"table takes a cluster and nothing else, not {words[0]}.", "gangline plan table cluster=NAME|FILE"
+        )
     found = rows(cluster)
     print(json.dumps([row.data() for row in found], indent=1) if "json" in flags else text(found, cluster))
     return 0
@@ -160,7 +166,11 @@ def _compare(argv: Sequence[str]) -> int:
     flags, words = flags_of(argv, (), ("json",))
     cluster, words = cluster_of(words)
     if len(words) != 1:
-        raise UserError("gangline plan compare takes one run directory.", "It reads what that run measured.")
+        raise UserError(
+            "compare takes one run directory.",
+            "It reads what that run measured.",
+            "gangline plan compare RUN_DIR cluster=NAME|FILE",
+        )
     found = compare(words[0], cluster)
     print(json.dumps(found.data(), indent=1) if "json" in flags else text(found))
     return 0
@@ -173,7 +183,8 @@ def write_picture(path: str, picture: Figure) -> None:
     try:
         Path(path).write_text(picture.svg())
     except OSError as error:
-        raise UserError(f"--svg {path} cannot be written.", str(error)) from error
+        mend = "" if Path(path).parent.is_dir() else f"Make its folder:  mkdir -p {Path(path).parent}"
+        raise UserError(f"--svg {path} cannot be written.", f"{error.strerror}.", mend) from error
 
 
 def cluster_of(words: Sequence[str]) -> tuple[Cluster, list[str]]:
@@ -213,13 +224,15 @@ def flags_of(argv: Sequence[str], valued: Sequence[str], plain: Sequence[str]) -
 
 
 def positive(name: str, value: str) -> float:
-    """A number above 0. Raises UserError."""
+    """A number above 0, and so small that what is made of it is one, too. Raises UserError."""
     try:
         found = float(value)
     except ValueError:
         found = 0.0
-    if not 0 < found < float("inf"):
-        raise UserError(f"--{name} {value}: expected a number above 0.")
+    if not found > 0:
+        raise UserError(f"--{name} {value}: expected a number above 0.", f"Such as  --{name} {EXAMPLES[name]}")
+    if not 1 / MOST <= found <= MOST:
+        raise UserError(f"--{name} {value}: expected a number between {1 / MOST:g} and {MOST:g}.")
     return found
 
 
