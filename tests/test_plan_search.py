@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import pytest
 
+from gangline import UserError
 from gangline.cli.main import main
 from gangline.cluster import Quantity, load_cluster
 from gangline.config import compose_one
-from gangline_planner.assumed import explain, planned, refused
-from gangline_planner.choose import NEAR, bounded, chosen, planned_as
+from gangline_planner.assumed import explain, planned, refused, strategy
+from gangline_planner.bounds import bounded, fastest_first
+from gangline_planner.choose import NEAR, chosen, planned_as
 from gangline_planner.forecast import forecast
 from gangline_planner.price.step import Pieces
 from gangline_planner.search import search
@@ -42,6 +44,18 @@ def test_nothing_is_passed_over_that_is_faster_or_fits(words, cluster):
     allowed = sorted(plan.step.seconds for one, plan in every if refused(one.run) is None)
     assert [one.plan.step.seconds for one in found.fit] == pytest.approx(allowed[:3])
     assert found.large == ()
+
+
+@pytest.mark.parametrize("bandwidth", [5e8, 5e10])
+@pytest.mark.parametrize("words", ["", "moe=on moe.experts=4", "run.recompute=none"])
+def test_alternatives_come_one_by_one_in_the_order_of_their_bounds(words, bandwidth):
+    """Those that recompute are bounded when their turn may have come."""
+    case = planned([*WORDS.split(), "batch.sequence_length=4096", *words.split()])
+    slow = load_cluster("h100_ib").with_numbers({"link.cluster.bandwidth": Quantity(bandwidth, "a test")})
+    every, found = bounded(case, slow), list(fastest_first(case, slow))
+    assert len(every) > 100
+    assert [(one.least, one.words) for one in found] == [(one.least, one.words) for one in every]
+    assert all(one.floor <= one.least for one in every)
 
 
 @pytest.mark.parametrize("bandwidth", [5e8, 5e10])
@@ -90,6 +104,49 @@ def test_every_dimension_is_searched():
     names = {word.partition("=")[0] for words in tried for word in words}
     axes = {f"parallel.{name}" for name in ("tp", "pp", "cp", "dp_shard", "zero", "schedule", "chunks")}
     assert axes | {"moe.ep", "batch.micro_size", "run.recompute"} <= names
+
+
+@pytest.mark.parametrize("words", ["", "lora=on", "model.layers=1"])
+def test_layouts_that_do_not_divide_the_model_are_passed_over(words):
+    """The model that a run has by default has 6 heads, which 4 ranks do not share."""
+    case = planned(f"parallel=3d launch.processes=8 batch.global_size=16 parallel.zero=1 {words}".split())
+    found = search(case, load_cluster("h100_ib"))
+    assert found.fit
+    assert {one.plan.explained.mesh.size("tp") for one in found.every} <= {1, 2}
+
+
+def test_where_no_layout_can_be_the_search_says_why():
+    case = planned(["parallel=3d", "launch.processes=8", "batch.global_size=16", "parallel.tp=4"])
+    with pytest.raises(UserError, match="tp") as refusal:
+        search(case, load_cluster("h100_ib"))
+    assert refusal.value.details
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("launch.processes=8", "3d"),
+        ("launch.processes=3", "3d"),
+        ("parallel.tp=2", "3d"),
+        ("launch.processes=8 parallel.bucket_mb=2", "ddp"),
+        ("launch.processes=16 parallel.topology.gpus_per_node=4", "3d"),
+        ("launch.processes=1", None),
+        ("parallel.groups=2", None),
+        ("launch.processes=8 parallel.none_has_this=2", None),
+    ],
+)
+def test_where_words_name_no_strategy_the_one_with_most_layouts_is_taken(words, name):
+    assert strategy(words.split()) == ((f"parallel={name}",) if name else ())
+
+
+def test_a_search_without_a_strategy_gives_lines_that_name_one(capsys):
+    words = [*WORDS.split()[1:], "parallel.tp=2", "parallel.zero=1", "cluster=h100_ib"]
+    assert main(["plan", "search", *words]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("assumed: parallel=3d\n")
+    lines = [line for line in said.splitlines() if "  train " in line]
+    assert len(lines) > 3
+    assert all(" parallel=3d " in line for line in lines)
 
 
 def test_what_does_not_fit_says_what_it_lacks():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gangline.config import compose_one
-from gangline.strategy import Mesh
+from gangline.strategy import AXES, Mesh
 from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.cost.links import together
 from gangline_parallel_megatron_style.explain.explained import of_case
 from gangline_parallel_megatron_style.layout import alike
 from gangline_parallel_megatron_style.layout.alike import names_single_blocks
@@ -32,9 +33,9 @@ def explained(words: str, world: int):
     ],
 )
 def test_blocks_that_are_alike_are_as_if_each_stood_alone(words, world, monkeypatch):
-    together = explained(words, world)
+    found = explained(words, world)
     monkeypatch.setattr(alike, "names_single_blocks", lambda plan: True)
-    assert explained(words, world) == together
+    assert explained(words, world) == found
 
 
 def test_a_rule_about_one_block_sets_it_apart():
@@ -47,3 +48,12 @@ def test_a_rule_about_one_block_sets_it_apart():
     single = plan.extended(frozen=(f"{plan.blocks}.3.attention",))
     assert names_single_blocks(single)
     assert alike.alike_blocks(tree, single).kinds == list(range(9))
+
+
+@pytest.mark.parametrize("node", [1, 4, 6, 8, 64])
+def test_ranks_together_are_counted_as_the_mesh_lists_them(node):
+    for sizes in ((2, 1, 4, 1, 2), (1, 3, 2, 2, 4), (4, 2, 1, 3, 1), (2, 2, 2, 2, 3)):
+        mesh = Mesh.of(dict(zip(AXES, sizes, strict=True)))
+        for axes in (("tp",), ("cp",), ("dp_shard", "cp"), ("pp",), ("dp_replicate", "tp"), AXES):
+            group = mesh.group(0, axes)
+            assert together(mesh, axes, node) == (len(group), sum(rank < node for rank in group))

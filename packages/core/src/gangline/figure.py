@@ -20,9 +20,9 @@ import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import pairwise
 from typing import Any, Literal
-from xml.sax.saxutils import escape, quoteattr
 
 INK, PALE = "#1a1a1a", "#d9d9d9"  # of letters and axes; of what holds no value
 PALETTE = ("#56b4e9", "#009e73", "#e69f00", "#f0e442", "#cc79a7", "#0072b2", "#d55e00")
@@ -191,11 +191,10 @@ class Figure:
     def svg(self) -> str:
         """One self-contained SVG element."""
         wide, high = f"{self.width:g}", f"{math.ceil(self.height)}"
-        name = escape(self.title)
         head = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" height="{high}" '
-            f'role="img" aria-label={quoteattr(self.title)} font-family="{_FONTS}" fill="{INK}">',
-            f"<title>{name}</title>",
+            f'role="img" aria-label="{escape(self.title)}" font-family="{_FONTS}" fill="{INK}">',
+            f"<title>{escape(self.title, quote=False)}</title>",
             f'<rect width="{wide}" height="{high}" fill="#ffffff"/>',
         ]
         return "\n".join([*head, *map(_element, self.marks), "</svg>", ""])
@@ -242,12 +241,12 @@ def _element(mark: RectMark | LineMark | CurveMark | TextMark) -> str:
     if isinstance(mark, RectMark):
         place = f'x="{mark.left:.2f}" y="{mark.top:.2f}" width="{mark.width:.2f}" height="{mark.height:.2f}"'
         edge = f' stroke="{INK}" stroke-width="0.5"' if mark.outline else ""
-        tip = f"><title>{escape(mark.tip)}</title></rect>" if mark.tip else "/>"
+        tip = f"><title>{escape(mark.tip, quote=False)}</title></rect>" if mark.tip else "/>"
         return f'<rect {place} fill="{mark.fill}"{edge}{tip}'
     bold = ' font-weight="bold"' if mark.bold else ""
     turned = f' transform="rotate(-90 {mark.x:.2f} {mark.y:.2f})"' if mark.turned else ""
     place = f'x="{mark.x:.2f}" y="{mark.y:.2f}" font-size="{mark.size}" text-anchor="{mark.anchor}"'
-    return f"<text {place}{bold}{turned}>{escape(mark.words)}</text>"
+    return f"<text {place}{bold}{turned}>{escape(mark.words, quote=False)}</text>"
 
 
 def span(words: str, size: float, bold: bool = False) -> float:

@@ -12,7 +12,8 @@ from gangline import UserError
 from gangline.cluster import Cluster
 from gangline.figure import Figure
 from gangline_planner.assumed import Planned, refused
-from gangline_planner.choose import Alternative, Beaten, all_words, bounded, planned_as, uncollected
+from gangline_planner.bounds import Alternative, bounded
+from gangline_planner.choose import Beaten, all_words, planned_as, uncollected
 from gangline_planner.forecast import Forecast
 from gangline_planner.pictures.terminal import plane
 
@@ -97,6 +98,8 @@ def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
         plan = planned_as(other, cluster)
         if plan is not None and not plan.fits:
             large.append(Candidate(plan, other.words))
+    if not fit and not large and (problem := refused(case.run)) is not None:
+        raise problem
     least = nsmallest(shown, large, key=lambda one: one.lacks)
     return SearchResult(tuple(fit[:shown]), tuple(least), tuple(fit), len(alternatives) - looked)
 

@@ -118,9 +118,12 @@ def _children(node: Node) -> Iterator[tuple[str, Node]]:
 
 def nodes(tree: Node, path: str = "") -> Iterator[tuple[str, Node]]:
     """Every node with its path, parents first; the root's path is "". A wrapper comes before what it wraps."""
-    yield path, tree
-    for name, child in children(tree):
-        yield from nodes(child, f"{path}.{name}" if path and name else path or name)
+    waiting = [(path, tree)]
+    while waiting:
+        at, node = waiting.pop()
+        yield at, node
+        below = [(f"{at}.{name}" if at and name else at or name, child) for name, child in children(node)]
+        waiting += reversed(below)
 
 
 def by_path(tree: Node) -> dict[str, Node]:

@@ -42,10 +42,11 @@ def _of_block(case: Case, index: int, sizes: ActivationSizes) -> int:
 
 def angles(case: Case, sizes: ActivationSizes, stage: int | None = None) -> int:
     """cos and sin of every position, which blocks of a stage share that rotate alike; None: of all stages."""
-    key = ("angles", sizes.gpu, stage)
+    of = range(len(case.blocks)) if stage is None else case.stages[stage]
+    kinds = frozenset(case.model.kinds[index] for index in of)
+    key = ("angles", sizes.gpu, kinds)
     if key not in case.known:
-        of = range(len(case.blocks)) if stage is None else case.stages[stage]
-        case.known[key] = of_angles([case.blocks[kind] for kind in {case.model.kinds[index] for index in of}], sizes)
+        case.known[key] = of_angles([case.blocks[kind] for kind in kinds], sizes)
     return int(case.known[key])
 
 

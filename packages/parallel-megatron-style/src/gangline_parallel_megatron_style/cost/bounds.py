@@ -44,14 +44,14 @@ class Whole:
     logits: int
 
 
-_WHOLE: OrderedDict[tuple, tuple[object, Whole]] = OrderedDict()
+_WHOLE: OrderedDict[tuple, tuple[object, Whole | None]] = OrderedDict()
 _BLOCKS: OrderedDict[tuple, tuple[object, list[tuple[int, int, int]]]] = OrderedDict()
 
 
 def bounds_of(
     config: Composed, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None
 ) -> LayoutBounds | None:
-    """None: the batch or a fold does not divide, or there are more stages than blocks."""
+    """None: the batch, a fold or a matrix does not divide, or there are more stages than blocks."""
     share, rest = divmod(run.batch.global_size, mesh.size(*DATA_AXES))
     if rest or not share:
         return None
@@ -63,6 +63,8 @@ def bounds_of(
     if rest or pp * chunks > model[1].layers or any(have % size for have, size in folds):
         return None
     whole = _whole(config, run, mesh, model, topology, micro)
+    if whole is None:
+        return None
     idle = 0.0
     if pp > 1 and not chosen.splits_backward:
         # no order of whole backward passes waits less than the first microbatch takes to the last rank and back
@@ -169,7 +171,8 @@ def _bytes(
 
 def _whole(
     config: Composed, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None, micro: int
-) -> Whole:
+) -> Whole | None:
+    """None: it cannot be."""
     tree, plan = model
     network = topology or config.topology
     key = (
@@ -178,28 +181,37 @@ def _whole(
         *(network.gpus_per_node, network.nodes_per_rack),
         mesh.sizes[1:] + (config.schedule, config.overlap) if plan.folds else (),
     )
-    if key in _WHOLE:
-        return _WHOLE[key][1]
+    if key not in _WHOLE:
+        try:
+            found = _counted(config, run, mesh, model, network, micro)
+        except ValueError:  # heads, or another dimension, that these ranks do not share evenly
+            found = None
+        _remember(_WHOLE, key, (model, found), 1024)
+    return _WHOLE[key][1]
+
+
+def _counted(config: Composed, run: Run, mesh: Mesh, model: tuple[Node, Plan], network: Topology, micro: int) -> Whole:
+    """Raises ValueError where a dimension does not divide."""
+    plan = model[1]
     alone = replace(config, schedule="1f1b", chunks=None, stages=None, topology=network)
     one = replace(run, parallel=alone, batch=replace(run.batch, micro_size=micro))
-    sizes = tuple((axis, 1 if axis == "pp" else size) for axis, size in mesh.sizes)
+    outer = ("pp",) if plan.folds else ("pp", *DATA_AXES)  # which change nothing of what is counted here
+    sizes = tuple((axis, 1 if axis in outer else size) for axis, size in mesh.sizes)
     case = replace(Case.of(one, Mesh(sizes), model), microbatches=1)
     hides = config.overlaps(plan, mesh)  # then folds' transfers lie beside other microbatches
     parts = (traffic.tensor, traffic.context, *(() if hides else (traffic.folds,)))
     sent = [transfer(case, one) for part in parts for one in part(case, 0) if one.waits and one.when in ("F", "B")]
     gpu = run.run.device != "cpu"
-    numbers = [sum(array.size for array in case.at(kind)) for kind in case.model.kinds]
+    numbers = [sum(array.size for array in case.at(kind)) for kind in set(case.model.kinds)]
     local = activations.sizes_of(case, gpu)
-    found = Whole(
+    return Whole(
         work=timing.stage_work(case, gpu)[0],
         transfers=tuple(sent),
         numbers=min(numbers),
-        kept=min(activations.of_block(case, index, local) for index in range(plan.layers)),
+        kept=min(activations.of_block(case, index, local) for index, _ in traffic.of_kinds(case, range(plan.layers))),
         head=sum(array.size for array in case.at("head")),
         logits=activations.head(case, local)["logits"],
     )
-    _remember(_WHOLE, key, (model, found), 1024)
-    return found
 
 
 def _blocks(config: Composed, run: Run, mesh: Mesh, model: tuple[Node, Plan]) -> list[tuple[int, int, int]]:

@@ -61,9 +61,13 @@ def transfer(case: Case, sent: Sent) -> Transfer:
 
 @lru_cache(maxsize=1024)
 def together(mesh: Mesh, axes: tuple[str, ...], node: int) -> tuple[int, int]:
-    """(ranks along these axes, how many of them share a node of so many ranks)."""
-    group = mesh.group(0, list(axes))
-    return len(group), sum(rank // node == group[0] // node for rank in group)
+    """(ranks along these axes, how many of rank 0's group share its node of so many ranks)."""
+    step, near = 1, [0]
+    for axis, size in reversed(mesh.sizes):
+        if axis in axes:
+            near = [rank for first in near for rank in range(first, min(first + size * step, node), step)]
+        step *= size
+    return mesh.size(*axes), len(near)
 
 
 def links(case: Case, sent: Sent) -> Tier:

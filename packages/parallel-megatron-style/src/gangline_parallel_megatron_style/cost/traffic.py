@@ -153,9 +153,10 @@ def tensor(case: Case, rank: int) -> list[Sent]:
                     found.append(send(axes, back, n, calls, of_one * region.enters, "B", not region.needs_input))
         found += _ends(case, stage, of_one * case.width)
     shared: dict[int, int] = defaultdict(int)
-    for array in case.held(rank):
+    places: list[tuple[int | str, int]] = [("embed", 1), *of_kinds(case, case.blocks_of(rank)), ("head", 1)]
+    for array, alike in ((array, alike) for place, alike in places for array in case.at(place)):
         if array.sums > 1 and array.trained and rank == home(case, array):
-            shared[array.sums] += memory.part_of(case, array)
+            shared[array.sums] += alike * memory.part_of(case, array)
     for ranks, numbers in shared.items():
         found.append(_reduce(axes, "gradients of what is whole", ranks, 1, numbers * case.bytes.gradient, "end"))
     return found

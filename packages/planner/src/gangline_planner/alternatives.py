@@ -1,0 +1,111 @@
+"""The layouts that words leave open (axes, folds, microbatches, what is recomputed), and the words for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from functools import cache
+from itertools import product
+from typing import NamedTuple
+
+from gangline.config import ParallelConfig, PartConfig, Recompute, Run
+from gangline.model import compose_model
+from gangline.strategy import AXES, DATA_AXES, Mesh
+from gangline_planner.assumed import Planned
+
+LARGEST = 8  # sequences of a microbatch that are tried where the words leave them open
+
+
+class LaidOut(NamedTuple):
+    """A run on a mesh; case: whose model it has."""
+
+    case: Planned
+    run: Run
+    parallel: ParallelConfig
+    mesh: Mesh
+
+
+def divided(case: Planned) -> Iterator[list[LaidOut]]:
+    """The alternatives whose batch divides, those together that differ in what is recomputed, the least of it first."""
+    size, world = case.run.batch.global_size, case.world
+    for one, parallel, bases in alternatives(case):
+        mesh = mesh_of(parallel, world)
+        share, rest = divmod(size, mesh.size(*DATA_AXES))
+        for runs in () if rest else bases:
+            if not share % (runs[0].batch.micro_size or 1):
+                yield [LaidOut(one, run, parallel, mesh) for run in runs]
+
+
+def mesh_of(parallel: ParallelConfig, world: int) -> Mesh:
+    """The layout's mesh; read off where all axes are named."""
+    sizes = tuple((axis, getattr(parallel, axis, None)) for axis in AXES)
+    named = all(size is not None for _, size in sizes)
+    return _same(sizes if named else tuple(parallel.axes(world).items()))
+
+
+@cache
+def _same(sizes: tuple[tuple[str, int], ...]) -> Mesh:
+    """One object for all layouts of these sizes."""
+    return Mesh.of(dict(sizes))
+
+
+def alternatives(case: Planned) -> Iterator[tuple[Planned, ParallelConfig, list[list[Run]]]]:
+    """(the case whose model it has, a layout, the runs that may have it, by microbatch and by what is recomputed) where
+    the words leave them open, and other sizes of folds. What was typed stays.
+    """
+    run = case.run
+    typed = {name_of(word) for word in case.words}
+    fixed = [name for name in (item.name for item in fields(run.parallel)) if f"parallel.{name}" in typed]
+    again = (run.run.recompute,) if "run.recompute" in typed else tuple(Recompute)
+    for edited in _edited(case, typed):
+        ways = [replace(run.run, recompute=recompute) for recompute in again]
+        batches = [replace(run.batch, micro_size=micro) for micro in _micro_sizes(run, typed)]
+        bases = [[replace(edited.run, batch=batch, run=way) for way in ways] for batch in batches]
+        for parallel in edited.run.parallel.layouts(edited.run, case.world):
+            if all(getattr(parallel, name) == getattr(run.parallel, name) for name in fixed):
+                yield edited, parallel, bases
+
+
+def _edited(case: Planned, typed: set[str]) -> Iterator[Planned]:
+    """The case, and those whose edits share the model otherwise."""
+    groups = list(case.run.edits)
+    for options in product(*(config.layouts(case.run, case.world) for config in case.run.edits.values())):
+        edits = dict(zip(groups, options, strict=True))
+        names = {f"{group}.{name}" for group in groups for name in changed(case.run.edits[group], edits[group])}
+        if not names:
+            yield case
+        elif typed.isdisjoint(names):
+            run = replace(case.run, edits=edits)
+            yield replace(case, run=run, model=compose_model(run))
+
+
+def _micro_sizes(run: Run, typed: set[str]) -> list[int | None]:
+    if "batch.micro_size" in typed:
+        return [run.batch.micro_size]
+    size = run.batch.global_size
+    powers = [2**power for power in range(LARGEST.bit_length()) if size % 2**power == 0]
+    return list(dict.fromkeys((run.batch.micro_size, *powers)))
+
+
+def changed(before: PartConfig, after: PartConfig) -> list[str]:
+    """Names of the options that differ."""
+    if before is after:
+        return []
+    return [item.name for item in fields(after) if getattr(before, item.name) != getattr(after, item.name)]
+
+
+def words_of(before: Run, after: Run) -> tuple[str, ...]:
+    """What to type for `after` beside the words of `before`."""
+    found = [f"parallel.{name}={getattr(after.parallel, name)}" for name in changed(before.parallel, after.parallel)]
+    for group, edit in after.edits.items():
+        found += [f"{group}.{name}={getattr(edit, name)}" for name in changed(before.edits[group], edit)]
+    if after.batch.micro_size != before.batch.micro_size:
+        found.append(f"batch.micro_size={after.batch.micro_size}")
+    if after.run.recompute != before.run.recompute:
+        found.append(f"run.recompute={after.run.recompute.value}")
+    return tuple(found)
+
+
+def name_of(word: str) -> str:
+    """The option that a word is about."""
+    return word.lstrip("+").partition("=")[0]

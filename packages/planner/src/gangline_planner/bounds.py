@@ -1,0 +1,142 @@
+"""What no step of a layout is faster than: most layouts are passed over for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+from gangline.cluster import Cluster
+from gangline.config import LayoutBounds, ParallelConfig, Run
+from gangline.explain import When
+from gangline.model import Node, Plan, flops_per_token
+from gangline.strategy import Mesh
+from gangline_planner.alternatives import LaidOut, divided, words_of
+from gangline_planner.assumed import Planned, kernels_of
+from gangline_planner.price.products import Rates
+from gangline_planner.price.sharing import Cores
+from gangline_planner.price.step import StageTime, jitter_of
+from gangline_planner.price.transfers import transfer_seconds
+
+SPLIT = 0.9  # of the way through a pipeline: stages are not all as long
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A layout that the words leave open.
+
+    least   seconds that its step takes at least
+    floor   what a layout takes at least that computes more, and may hide more of its transfers behind that
+    bytes   of its fullest rank, at least
+    """
+
+    least: float
+    floor: float
+    bytes: int
+    first: Run  # that of the words
+    case: Planned  # whose model it has
+    base: Run
+    parallel: ParallelConfig
+
+    @property
+    def run(self) -> Run:
+        """The run that has it."""
+        return replace(self.base, parallel=self.parallel)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What to type for it."""
+        return words_of(self.first, self.run)
+
+
+def bounded(case: Planned, cluster: Cluster) -> list[Alternative]:
+    """The alternatives, the fastest bound first."""
+    seconds = LeastSeconds(case, cluster)
+    every = (laid_out for same in divided(case) for laid_out in same)
+    return sorted((one for laid_out in every if (one := seconds.alternative(laid_out))), key=lambda one: one.least)
+
+
+def fastest_first(case: Planned, cluster: Cluster) -> Iterator[Alternative]:
+    """The same one by one. Those that recompute are bounded when their turn may have come, for they take no less time
+    than the one that does not, its transfers beside computation left out.
+    """
+    seconds, number = LeastSeconds(case, cluster), count()
+    waiting: list[tuple[float, int, Alternative | list[tuple[int, LaidOut]]]] = []
+    for first, *others in divided(case):
+        place, one = next(number), seconds.alternative(first)
+        if one:
+            waiting.append((one.least, place, one))
+        if numbered := [(next(number), other) for other in others]:
+            waiting.append((one.floor if one else 0.0, numbered[0][0], numbered))
+    heapify(waiting)
+    while waiting:
+        _, _, found = heappop(waiting)
+        if isinstance(found, Alternative):
+            yield found
+            continue
+        for place, laid_out in found:
+            if one := seconds.alternative(laid_out):
+                heappush(waiting, (one.least, place, one))
+
+
+class LeastSeconds:
+    """Seconds that a step takes at least; prices what layouts share once."""
+
+    def __init__(self, case: Planned, cluster: Cluster) -> None:
+        self.case, self.cluster = case, cluster
+        # by the identity of `work` and of `beside`, which are kept alive
+        self._known: dict[int, tuple[LayoutBounds, StageTime, float]] = {}
+        self._sent: dict[int, tuple[LayoutBounds, list[tuple[When, float]]]] = {}
+
+    def alternative(self, laid_out: LaidOut) -> Alternative | None:
+        """None: it cannot be."""
+        case, run, parallel, mesh = laid_out
+        bounds = parallel.bounds(run, mesh, case.model, self.cluster.topology)
+        if bounds is None:
+            return None
+        alone = Cores.of(self.cluster, self.cluster.topology, self.case.world, mesh.size("pp")).most
+        floor, least = (
+            plain / alone + jitter_of(plain / alone, self.case.world, self.cluster)
+            for plain in self._plain(run, mesh, bounds, case.model)
+        )
+        return Alternative(least, floor, bounds.bytes, self.case.run, case, run, parallel)
+
+    def _plain(self, run: Run, mesh: Mesh, bounds: LayoutBounds, model: tuple[Node, Plan]) -> tuple[float, float]:
+        """Without jitter: (without transfers beside computation, with them)."""
+        if bounds.work is None:
+            work = self._by_peak(run, mesh, model) / (1 - bounds.idle)
+            return work, work
+        if id(bounds.work) not in self._known:
+            kernels = kernels_of(run)
+            rates = Rates.of(self.cluster, run.precision.products(), kernels)
+            time = StageTime.of(bounds.work, self.cluster, rates, kernels)
+            waits = sum(transfer_seconds(sent, self.cluster) for sent in bounds.transfers)
+            self._known[id(bounds.work)] = (bounds, time, waits)
+        _, time, waits = self._known[id(bounds.work)]
+        m, ranks = bounds.microbatches, mesh.size("pp")
+        busy = (time.all + waits) * m / ranks
+        # the last microbatch's gradient comes back to the first stage after all of them have been at the last one
+        back = time.all - time.weights if bounds.splits_backward else time.all
+        chain = (back + waits) * (1 + (m - 1) / bounds.stages)
+        first = time.forward * (ranks - 1) / bounds.stages  # until the last rank begins
+        least = max(busy / (1 - bounds.idle), busy + SPLIT * first, SPLIT * chain) + self.cluster["host.seconds"]
+        return least, least + (SPLIT * self._bare(bounds, time, ranks) if bounds.beside else 0.0)
+
+    def _bare(self, bounds: LayoutBounds, time: StageTime, ranks: int) -> float:
+        """Seconds of transfers that no computation beside them can hide: `price.step.exposed` hides no more of any."""
+        forward, backward, m = time.forward / ranks, (time.all - time.forward) / ranks, bounds.microbatches
+        turn = min(m, ranks) if bounds.stages > ranks else 1
+        room = {"F": forward * m, "B": backward * m, "end": backward * turn, "update": forward * turn}
+        if id(bounds.beside) not in self._sent:
+            priced = [(sent.when, transfer_seconds(sent, self.cluster)) for sent in bounds.beside]
+            self._sent[id(bounds.beside)] = (bounds, priced)
+        share, found = self.cluster["overlap.share"], 0.0
+        for when, seconds in self._sent[id(bounds.beside)][1]:
+            found += seconds - min(room[when], share * seconds)
+        return found
+
+    def _by_peak(self, run: Run, mesh: Mesh, model: tuple[Node, Plan]) -> float:
+        rates, length = Rates.of(self.cluster, run.precision.products()), run.batch.sequence_length
+        work = flops_per_token(model[0], length, model[1]) * length * run.batch.global_size
+        return work / mesh.world / max(rates.narrow, rates.wide, rates.attention * 2)  # counted uncut
