@@ -70,13 +70,26 @@ def test_llama_3_405b_where_the_words_leave_the_layout_open(say):
 
 def test_a_machine_without_links_to_wait_for_computes_alone():
     plain = plan_of("parallel=single batch.micro_size=4")
-    assert plain.step.kinds["tp"] == plain.step.kinds["dp"] == plain.step.kinds["pp and bubble"] == pytest.approx(0)
+    assert plain.step.kinds["tp"] == plain.step.kinds["dp"] == plain.step.kinds["bubble"] == pytest.approx(0)
     assert plain.step.kinds["jitter"] == 0  # of one rank
     fast = plan_of("parallel=single batch.micro_size=4", module__seconds=0, host__seconds=0)
     assert fast.step.seconds < plain.step.seconds - 0.0099
 
 
-@pytest.mark.parametrize("kind", ["tp", "dp", "pp and bubble"])
+def test_what_a_pipeline_sends_stands_apart_from_its_bubble():
+    """1F1B, the last of 4 stages the longest: it waits for 3 messages at the beginning, and the first for 3 at the end."""
+    words = "parallel=pp launch.processes=4 batch.global_size=16 batch.micro_size=1 model.layers=4"
+    still, sends = (
+        plan_of(words, module__seconds=0.1, link__node__latency=seconds, link__node__bandwidth=1e30).step.kinds
+        for seconds in (0.0, 1e-3)
+    )
+    assert still["pp"] == 0
+    assert sends["pp"] == pytest.approx(6e-3)
+    assert sends["bubble"] == pytest.approx(still["bubble"])
+    assert still["bubble"] > 1
+
+
+@pytest.mark.parametrize("kind", ["tp", "dp", "pp"])
 def test_slower_links_make_their_own_kind_longer(kind):
     words = "parallel=3d launch.processes=16 batch.global_size=32 model=llama3-8b batch.sequence_length=2048"
     slow = plan_of(words, link__node__bandwidth=45e9, link__cluster__bandwidth=5e9)
@@ -196,7 +209,7 @@ def test_a_node_of_which_no_cost_is_known_is_named_with_the_least_that_it_takes(
 def test_no_kind_of_a_step_is_less_than_nothing(say):
     """What rounding leaves of a step without a pipeline is no time."""
     found = json.loads(say(f"{SMALL} parallel.pp=1 --json")[1])
-    assert found["seconds"]["pp and bubble"] == 0.0
+    assert found["seconds"]["pp"] == found["seconds"]["bubble"] == 0.0
     assert min(found["seconds"].values()) >= 0.0
 
 

@@ -16,7 +16,7 @@ from gangline_planner.assumed import Planned, explain
 from gangline_planner.forecast import Forecast, forecast
 
 WARM = 2  # steps at the beginning of a run that are slower than all others: allocators, compilers, caches
-WAITS = ("tp", "cp", "fold", "dp", "pp and bubble", "jitter")
+WAITS = ("tp", "cp", "fold", "dp", "pp", "bubble", "jitter")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Comparison:
         terms = [self.step, *self.terms, *([self.memory] if self.memory else [])]
         return {
             "steps": self.steps,
+            "seconds": self.plan.step.kinds,
             "terms": {term.name: {"planned": term.planned, "measured": term.measured} for term in terms},
             "worst": self.worst.name if self.worst else None,
         }
@@ -108,6 +109,9 @@ def text(found: Comparison) -> str:
         f"  {term.name:18} {term.planned:9.4f} s {term.measured:9.4f} s  {_ratio(term)}"
         for term in (found.step, *found.terms)
     ]
+    kinds = found.plan.step.kinds
+    if waits := ", ".join(f"{kind} {kinds[kind]:.4g} s" for kind in WAITS if kinds[kind] > 1e-9):
+        lines.append(f"  of what is planned, waits: {waits}")
     if found.memory:
         term = found.memory
         lines.append(f"  {'memory':18} {term.planned / 1e9:8.3f} GB {term.measured / 1e9:8.3f} GB  {_ratio(term)}")

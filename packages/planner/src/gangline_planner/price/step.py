@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import log, sqrt
 
 from gangline.cluster import Cluster
@@ -22,22 +24,33 @@ from gangline_planner.price.sharing import Cores, shared
 from gangline_planner.price.transfers import transfer_seconds
 
 TOKEN_BYTES = 4  # as data sources store them
-KINDS = ("compute", "recompute", "tp", "cp", "fold", "dp", "pp and bubble", "optimizer", "host", "data", "jitter")
+KINDS = ("compute", "recompute", "tp", "cp", "fold", "dp", "pp", "bubble", "optimizer", "host", "data", "jitter")
 
 
 @dataclass(frozen=True)
 class StepTime:
     """Seconds of a step on the rank that ends last.
 
-    kinds     by kind; they add up to `seconds`
+    others    by kind, what ranks of a pipeline wait for each other left out
+    waits     what they wait, be it for what others compute or for what is on its way
     unknown   seconds, at the peak rate, of nodes that do not say what they multiply: the step takes at least these more
     timeline  when each action runs, without what comes after the last backward pass
+    sends     how much sooner the step would end were results at the next stage at once
     """
 
     seconds: float
-    kinds: dict[str, float]
+    others: dict[str, float]
+    waits: float
     unknown: float
     timeline: StepTimeline
+    sends: Callable[[], float] = field(compare=False)
+
+    @cached_property
+    def kinds(self) -> dict[str, float]:
+        """Seconds by kind; they add up to `seconds`. pp: of sends and receives that nothing hides."""
+        pp = min(self.waits, max(0.0, self.sends()))
+        found = {**self.others, "pp": pp, "bubble": self.waits - pp}
+        return {kind: found[kind] for kind in KINDS}
 
 
 @dataclass(frozen=True)
@@ -171,13 +184,15 @@ def step_time(explained: Explained, cluster: Cluster, pieces: Pieces | None = No
     pieces = pieces or Pieces.of(explained, cluster)
     rates, stages, waits, times, updates = pieces.rates, pieces.stages, pieces.waits, pieces.times, pieces.updates
     hop = max(wait.hop for wait in waits)
-    found = step_timeline(explained, times, latency=hop)
     cores = cores_of(explained, cluster)
-    found = shared(found, cores, pieces.computing, hop)
-    ends = [
-        found.spans[index][-1][2] + waits[index].end + updates[index] + waits[index].update
-        for index in range(len(waits))
-    ]
+    late = [wait.end + wait.update + update for wait, update in zip(waits, updates, strict=True)]
+
+    def run(hop: float) -> tuple[StepTimeline, list[float]]:
+        """(the timeline, when each rank is through with the step)."""
+        found = shared(step_timeline(explained, times, latency=hop), cores, pieces.computing, hop)
+        return found, [spans[-1][2] + behind for spans, behind in zip(found.spans, late, strict=True)]
+
+    found, ends = run(hop)
     last = max(range(len(ends)), key=ends.__getitem__)
     plain = ends[last] + cluster["host.seconds"]
     data = data_seconds(explained, cluster, plain)
@@ -198,7 +213,7 @@ def step_time(explained: Explained, cluster: Cluster, pieces: Pieces | None = No
         "jitter": jitter,
     }
     rest = plain + jitter - sum(kinds.values())
-    kinds["pp and bubble"] = rest if rest > 1e-9 * plain else 0.0  # what is left of rounding is no time
+    idle = rest if rest > 1e-9 * plain else 0.0  # what is left of rounding is no time
     unknown = (
         sum(work.unknown_flops for work in explained.work)
         * 3
@@ -206,7 +221,7 @@ def step_time(explained: Explained, cluster: Cluster, pieces: Pieces | None = No
         / rates.wide
         / len(explained.ranks)
     )
-    return StepTime(plain + jitter, {kind: kinds[kind] for kind in KINDS}, unknown, found)
+    return StepTime(plain + jitter, kinds, idle, unknown, found, lambda: ends[last] - max(run(0.0)[1]) if idle else 0.0)
 
 
 def data_seconds(explained: Explained, cluster: Cluster, hidden: float) -> float:
