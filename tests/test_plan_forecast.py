@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
 
 from gangline.cli.main import main
-from gangline.cluster import load_cluster
+from gangline.cluster import Quantity, load_cluster
 from gangline.cluster.file import SHIPPED
 from gangline_planner.assumed import explain, planned
 from gangline_planner.choose import chosen
 from gangline_planner.forecast import forecast
 from gangline_planner.page import text
+from gangline_planner.price.transfers import transfer_seconds
 
 LLAMA = "parallel=3d model=llama3-405b launch.processes=16384 cluster=h100_ib"
 SMALL = "parallel=3d launch.processes=8 batch.global_size=16 precision=bf16 cluster=h100_ib"
@@ -37,8 +40,6 @@ def say(tmp_path, monkeypatch, capsys):
 
 
 def plan_of(words: str, **numbers: float):
-    from gangline.cluster import Quantity
-
     case = planned(words.split())
     cluster = load_cluster("h100_ib").with_numbers(
         {name.replace("__", "."): Quantity(value, "a test") for name, value in numbers.items()}
@@ -77,7 +78,7 @@ def test_a_machine_without_links_to_wait_for_computes_alone():
 
 
 def test_what_a_pipeline_sends_stands_apart_from_its_bubble():
-    """1F1B, the last of 4 stages the longest: it waits for 3 messages at the beginning, and the first for 3 at the end."""
+    """1F1B whose last stage is the longest: it waits for 3 messages at the beginning, the first for 3 at the end."""
     words = "parallel=pp launch.processes=4 batch.global_size=16 batch.micro_size=1 model.layers=4"
     still, sends = (
         plan_of(words, module__seconds=0.1, link__node__latency=seconds, link__node__bandwidth=1e30).step.kinds
@@ -94,6 +95,28 @@ def test_slower_links_make_their_own_kind_longer(kind):
     words = "parallel=3d launch.processes=16 batch.global_size=32 model=llama3-8b batch.sequence_length=2048"
     slow = plan_of(words, link__node__bandwidth=45e9, link__cluster__bandwidth=5e9)
     assert slow.step.kinds[kind] > plan_of(words).step.kinds[kind]
+
+
+def test_two_datacentres_of_the_guide_add_gradients_over_the_fibre():
+    """By closed form: of 4,096 shards each goes to the other copy, and as much comes back."""
+    page = (Path(__file__).parent.parent / "docs/how-to/what-will-it-cost.md").read_text()
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    said = next(block for block in blocks if "nodes_per_datacentre" in block["network"])
+    numbers = {name: Quantity(float(of["value"]), of["source"]) for name, of in said["numbers"].items()}
+    cluster = load_cluster("h100_ib").with_numbers(numbers)
+    cluster = replace(cluster, topology=replace(cluster.topology, nodes_per_datacentre=512))
+    words = "parallel=hsdp parallel.dp_shard=4096 parallel.dp_replicate=2 model=llama3-8b launch.processes=8192"
+    case = planned([*words.split(), "batch.global_size=8192", "batch.sequence_length=8192", "precision=bf16"])
+    found = explain(case, case.run, cluster)
+    (sent,) = [sent for sent in found.ranks[0].transfers if sent.tier == "fibre"]
+    assert sent.axes == ("dp_replicate",)
+    assert sent.bytes == pytest.approx(found.parameters * case.run.precision.sizes().wire / 4096, rel=0.01)
+    speed, late = 9.8e7 * 0.8, 2 * 2e-3
+    assert transfer_seconds(sent, cluster) == pytest.approx(sent.bytes / speed + sent.calls * late)
+    near = replace(cluster, topology=replace(cluster.topology, nodes_per_datacentre=None))
+    other = explain(case, case.run, near)
+    assert "fibre" not in {sent.tier for sent in other.ranks[0].transfers}
+    assert forecast(found, cluster).step.kinds["dp"] > forecast(other, near).step.kinds["dp"]
 
 
 def test_money_is_days_times_price(tmp_path, say):

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given, strategies as st
 
 from gangline import UserError
-from gangline.cluster import Topology, load_cluster, shipped
+from gangline.cluster import Topology, load_cluster, save_cluster, shipped
 from gangline.cluster.file import SHIPPED
 from gangline.mesh import Mesh
 
@@ -84,6 +84,45 @@ def test_a_number_without_a_meaning_is_refused(tmp_path, part, name, value, mess
         load_cluster(str(path))
 
 
+FIBRE = {"bandwidth": 1e9, "latency": 1e-3, "efficiency": 0.8}
+
+
+def two_datacentres() -> dict:
+    content = yaml.safe_load((SHIPPED / "h100_ib.yaml").read_text())
+    content["network"]["nodes_per_datacentre"] = 512
+    content["numbers"] |= {f"link.fibre.{name}": {"value": of, "source": "a test"} for name, of in FIBRE.items()}
+    return content
+
+
+def test_a_file_of_two_datacentres_is_read_and_written_with_its_fibre(tmp_path):
+    path = tmp_path / "two.yaml"
+    path.write_text(yaml.safe_dump(two_datacentres()))
+    found = load_cluster(str(path))
+    network = found.topology
+    assert (network.nodes_per_datacentre, network.fibre_bandwidth, network.rack_bandwidth) == (512, 1.0, 50.0)
+    assert network.tier_of([0, 8 * 512]) == "fibre"
+    assert network.tier_of([0, 8 * 511]) == "cluster"
+    save_cluster(found, tmp_path / "again.yaml")
+    again = load_cluster(str(tmp_path / "again.yaml"))
+    assert (again.topology, again.numbers) == (found.topology, found.numbers)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "message"),
+    [
+        ("numbers", "link.fibre.latency", "does not say link.fibre.latency"),
+        ("numbers", "link.fibre.bandwidth", "does not say link.fibre.bandwidth"),
+        ("network", "nodes_per_datacentre", "nodes_per_datacentre"),
+    ],
+)
+def test_a_fibre_is_said_as_a_whole_or_not_at_all(tmp_path, part, name, message):
+    content, path = two_datacentres(), tmp_path / "two.yaml"
+    del content[part][name]
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_cluster(str(path))
+
+
 def test_an_unknown_name_has_neighbours():
     with pytest.raises(UserError) as refused:
         load_cluster("h100_bi")
@@ -108,6 +147,7 @@ def test_tiers_without_looking_at_every_group_are_those_of_all_groups(data):
     sizes = {axis: data.draw(st.sampled_from([1, 2, 3, 4, 6])) for axis in ("pp", "dp_shard", "cp", "tp")}
     axes = data.draw(st.lists(st.sampled_from(sorted(sizes)), min_size=1, max_size=3, unique=True))
     mesh, network = Mesh.of(sizes), Topology(gpus_per_node=data.draw(st.sampled_from([2, 3, 8])), nodes_per_rack=2)
+    network.nodes_per_datacentre = data.draw(st.sampled_from([None, 3, 4]))
     others = [axis for axis in mesh.axes if axis not in axes]
     groups = [[mesh.rank({**start, **point}) for point in mesh.along({}, axes)] for start in mesh.along({}, others)]
     assert network.tier(mesh, *axes) == network.slowest(groups)

@@ -67,3 +67,56 @@ def test_the_slowest_of_many_ranks_is_late_however_short_the_step_is():
     assert jitter_of(1.0, 1, cluster) == 0
     assert jitter_of(1.0, 4096, cluster) == pytest.approx(0.03 * 4.0787, rel=1e-4)
     assert jitter_of(0.0, 4096, cluster) == pytest.approx(0.02 * 4.0787, rel=1e-4)
+
+
+def tiers(**numbers):
+    """Racks of 2 nodes of 4, datacentres of 2 racks."""
+    given = {
+        "link.rack.bandwidth": 2e11, "link.rack.efficiency": 1.0, "link.rack.latency": 0.0,
+        "link.fibre.bandwidth": 1e9, "link.fibre.efficiency": 0.5, "link.fibre.latency": 0.0,
+    }  # fmt: skip
+    given |= {name.replace("__", "."): value for name, value in numbers.items()}
+    return machine(**{name.replace(".", "__"): value for name, value in given.items()})
+
+
+@pytest.mark.parametrize(
+    ("tier", "ranks", "near", "seconds"),
+    [
+        ("node", 4, (4, 4, 4), 1 / 4e11),
+        ("rack", 8, (4, 8, 8), 1 / 4e11),  # 4 rails of 2e11 are faster than what is inside a node
+        ("rack", 2, (1, 2, 2), 1 / 2e11),
+        ("cluster", 16, (4, 8, 16), 1 / 4e11),  # 8 links of 5e10
+        ("cluster", 4, (1, 2, 4), 1 / 1e11),
+        ("fibre", 32, (4, 8, 16), 1 / 8e9),  # what 16 ranks send over the fibre at once
+        ("fibre", 2, (1, 1, 1), 1 / 5e8),
+    ],
+)
+def test_a_ring_is_as_fast_as_the_slowest_tier_that_it_crosses(tier, ranks, near, seconds):
+    each = dict(zip(("each_node", "each_rack", "each_datacentre"), near, strict=True))
+    sent = replace(SENT, tier=tier, ranks=ranks, **each)
+    assert transfer_seconds(sent, tiers()) == pytest.approx(1e9 * seconds)
+
+
+def test_messages_of_each_tier_take_its_latency():
+    sent = replace(SENT, tier="fibre", ranks=32, each_node=4, each_rack=8, each_datacentre=16)
+    late = {"link__node__latency": 1.0, "link__rack__latency": 10.0, "link__cluster__latency": 100.0}
+    cluster = tiers(**late, link__fibre__latency=1000.0)
+    waits = transfer_seconds(sent, cluster) - transfer_seconds(sent, tiers())
+    assert waits == pytest.approx(2 * (24 * 1 + 4 * 10 + 2 * 100 + 1 * 1000))  # 8 nodes, 4 racks
+    summed = replace(sent, operation="all_reduce", calls=1)
+    waits = transfer_seconds(summed, cluster) - transfer_seconds(summed, tiers())
+    assert waits == pytest.approx(2 * (2 * 1 + 1 * 10 + 1 * 100 + 1 * 1000))
+    send = replace(sent, operation="send", calls=3)
+    assert transfer_seconds(send, cluster) == pytest.approx(3 * 1000 + 1e9 / 5e8)
+
+
+def test_all_to_all_gives_each_tier_the_parts_of_the_ranks_behind_it():
+    sent = replace(SENT, operation="all_to_all", tier="fibre", ranks=32, each_node=4, each_rack=8, each_datacentre=16)
+    assert transfer_seconds(sent, tiers()) == pytest.approx(1e9 * 16 / 31 / 5e8)
+    near = replace(sent, tier="cluster", ranks=16)
+    assert transfer_seconds(near, tiers()) == pytest.approx(1e9 * 8 / 15 / 5e10)
+
+
+def test_a_file_without_links_of_a_rack_has_those_of_the_cluster_there():
+    rack = replace(SENT, tier="rack", ranks=16, each_rack=16, each_datacentre=16)
+    assert transfer_seconds(rack, machine()) == transfer_seconds(replace(rack, tier="cluster"), machine())

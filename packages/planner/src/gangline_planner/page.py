@@ -32,6 +32,9 @@ def _head(plan: Forecast, words: Sequence[str], assumed: Sequence[str]) -> Itera
     if assumed:
         yield f"assumed: {' '.join(assumed)}"
     guesses = [name for name, quantity in plan.cluster.numbers.items() if quantity.source.startswith("assumed")]
+    racks = any(sent.tier == "rack" for rank in found.ranks for sent in rank.transfers)
+    if racks and plan.cluster.get("link.rack.bandwidth") is None:
+        guesses.append("link.rack (as link.cluster)")
     if guesses:
         yield f"the cluster file has assumed, not measured: {', '.join(guesses)}"
     if found.unknown:

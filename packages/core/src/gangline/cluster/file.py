@@ -4,12 +4,13 @@ YAML of this version, read from `cluster=NAME` (shipped here) or `cluster=FILE`:
 
     version: 1
     about: 8 H100 SXM5 a node
-    network: {gpus_per_node: 8, nodes_per_rack: 4}
+    network: {gpus_per_node: 8, nodes_per_rack: 4, nodes_per_datacentre: 512}
     numbers:
       peak.bf16: {value: 989.4e12, source: "NVIDIA H100 datasheet, SXM5, dense"}
 
 `NUMBERS` lists every name with its unit and whether a file may leave it out. What is left out is not invented: a price
-that no file names makes no sum of money.
+that no file names makes no sum of money. A file that says nothing of links inside a rack has those of `link.cluster`
+there; one with `nodes_per_datacentre` says what the fibre between datacentres is (`link.fibre`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ SHIPPED = Path(__file__).parent / "shipped"
 
 # what a machine may have none of; of everything else it has more
 MAY_BE_ZERO = {"overlap.share", "jitter.sigma", "host.seconds", "module.seconds", "matmul.half", "attention.half"}
+MAY_BE_ZERO |= {"link.rack.latency", "link.fibre.latency"}
 MAY_BE_ZERO |= {"link.node.latency", "link.cluster.latency", "elementwise.passes", "elementwise.passes_apart"}
 MAY_BE_ZERO |= {
     "jitter.seconds",
@@ -79,6 +81,15 @@ NUMBERS: dict[str, tuple[str, bool]] = {
         "share by which collectives between nodes take longer with each doubling of these; none where not said",
         False,
     ),
+    "link.rack.bandwidth": (
+        "bytes a second that a rank sends to another node of its rack, where that is not link.cluster.bandwidth",
+        False,
+    ),
+    "link.rack.latency": ("seconds of one message there", False),
+    "link.rack.efficiency": ("share of that bandwidth that collectives reach inside a rack", False),
+    "link.fibre.bandwidth": ("bytes a second that a rank sends to another datacentre, all ranks sending", False),
+    "link.fibre.latency": ("seconds of one message there", False),
+    "link.fibre.efficiency": ("share of that bandwidth that collectives reach between datacentres", False),
     "overlap.share": ("share of a transfer that need not be waited for which computation hides", True),
     "jitter.sigma": ("a rank's step time, relative spread; the slowest of n ranks sets the step", True),
     "jitter.seconds": ("the same in seconds of a step, however long it is; none where not said", False),
@@ -157,8 +168,9 @@ def save_cluster(cluster: Cluster, path: Path) -> None:
         "version": VERSION,
         "about": cluster.about,
         "network": {
-            "gpus_per_node": cluster.topology.gpus_per_node,
-            "nodes_per_rack": cluster.topology.nodes_per_rack,
+            name: size
+            for name in ("gpus_per_node", "nodes_per_rack", "nodes_per_datacentre")
+            if (size := getattr(cluster.topology, name)) is not None
         },
         "numbers": {name: asdict(quantity) for name, quantity in cluster.numbers.items()},
     }
@@ -208,7 +220,11 @@ def _numbers(found: dict[str, Any], path: Path) -> dict[str, Quantity]:
         if wrong := out_of_range(str(name), value):
             raise UserError(f"{path}: {name}={entry['value']} must be {wrong}.", f"It is: {NUMBERS[name][0]}.")
         read[str(name)] = Quantity(value, source)
-    missing = [name for name, (_, needed) in NUMBERS.items() if needed and name not in read]
+    tiers = [tier for tier in ("rack", "fibre") if any(name.startswith(f"link.{tier}.") for name in read)]
+    if (found.get("network") or {}).get("nodes_per_datacentre") is not None:
+        tiers.append("fibre")
+    whole = {f"link.{tier}.{what}" for tier in tiers for what in ("bandwidth", "latency", "efficiency")}
+    missing = [name for name, (_, needed) in NUMBERS.items() if (needed or name in whole) and name not in read]
     if missing:
         raise UserError(f"{path} does not say {', '.join(missing)}.", "A step's time is made of them.")
     return read
@@ -235,13 +251,20 @@ def _count(network: dict[str, Any], name: str, default: int | None, path: Path) 
 def _topology(found: dict[str, Any], path: Path) -> Topology:
     network, numbers = found.get("network") or {}, found.get("numbers") or {}
     try:
-        inside, beyond = (float(numbers[f"link.{tier}.bandwidth"]["value"]) / 1e9 for tier in ("node", "cluster"))
+        found = {
+            tier: float(numbers[name]["value"]) / 1e9
+            for tier in ("node", "rack", "cluster", "fibre")
+            if (name := f"link.{tier}.bandwidth") in numbers or tier in ("node", "cluster")
+        }
+        several = "fibre" in found or network.get("nodes_per_datacentre") is not None
         return Topology(
             gpus_per_node=_count(network, "gpus_per_node", None, path),
             nodes_per_rack=_count(network, "nodes_per_rack", 1, path),
-            node_bandwidth=inside,
-            rack_bandwidth=beyond,
-            cluster_bandwidth=beyond,
+            nodes_per_datacentre=_count(network, "nodes_per_datacentre", None, path) if several else None,
+            node_bandwidth=found["node"],
+            rack_bandwidth=found.get("rack", found["cluster"]),
+            cluster_bandwidth=found["cluster"],
+            **({"fibre_bandwidth": found["fibre"]} if several else {}),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} does not say what its network is.", f"It lacks or misstates {error}.") from error

@@ -31,6 +31,7 @@ class Transfer:
     axes    of the mesh; or what a strategy calls a fold, or the ranks beside one
     ranks   how many take part in each
     each_node  how many of them share a node; 1 where none does
+    each_rack, each_datacentre  the same of a rack and a datacentre; 0 where not said
     tier    the slowest links between any two of them
     calls, bytes  how often, and how much leaves a rank in all
     when    F, B: within the forward and backward passes of every microbatch; end: as the gradients of the last
@@ -48,6 +49,8 @@ class Transfer:
     bytes: int
     when: When
     waits: bool
+    each_rack: int = 0
+    each_datacentre: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,6 +161,8 @@ def _gradients(mesh: Mesh, topology: Topology, nbytes: int, bucket: int | None) 
             operation="all_reduce",
             ranks=ranks,
             each_node=min(ranks, topology.gpus_per_node),
+            each_rack=min(ranks, topology.domains[1][1]),
+            each_datacentre=min(ranks, topology.domains[2][1]),
             tier=topology.tier(mesh, *axes),
             calls=ceil(nbytes / bucket),
             bytes=2 * nbytes * (ranks - 1) // ranks,

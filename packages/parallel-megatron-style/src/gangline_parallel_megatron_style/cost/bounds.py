@@ -92,12 +92,11 @@ def _data(
     each = microbatches if config.zero >= 2 and not run.deterministic else 0
     width = run.precision.sizes()
     again = microbatches if config.zero == 3 else 0
-    tier = network.tier(mesh, *axes)
     return _sent(
         mesh,
         axes,
-        network.gpus_per_node,
-        tier,
+        tuple(size for _, size in network.domains),
+        network.tier(mesh, *axes),
         config.zero,
         each,
         again,
@@ -112,7 +111,7 @@ def _data(
 def _sent(
     mesh: Mesh,
     axes: tuple[str, ...],
-    node: int,
+    sizes: tuple[int, ...],
     tier: Tier,
     zero: int,
     each: int,
@@ -122,8 +121,11 @@ def _sent(
     wire: int,
     compute: int,
 ) -> tuple[Transfer, ...]:
-    """each, again: microbatches whose gradients are added at once, and for which weights are gathered; 0: once."""
-    ranks, each_node = together(mesh, axes, node)
+    """sizes: ranks of a node, a rack and a datacentre.
+
+    each, again: microbatches whose gradients are added at once, and for which weights are gathered; 0: once.
+    """
+    ranks, near = mesh.size(*axes), [together(mesh, axes, size)[1] for size in sizes]
 
     def sent(operation: Operation, when: When, times: int, itemsize: int) -> Transfer:
         return Transfer(
@@ -131,7 +133,9 @@ def _sent(
             purpose="",
             operation=operation,
             ranks=ranks,
-            each_node=each_node,
+            each_node=near[0],
+            each_rack=near[1],
+            each_datacentre=near[2],
             tier=tier,
             calls=times * blocks,
             bytes=numbers * blocks * itemsize * times * (ranks - 1) // ranks * (2 if operation == "all_reduce" else 1),
@@ -178,7 +182,7 @@ def _whole(
     key = (
         *(id(tree), id(plan), mesh.size("tp"), mesh.size("cp"), micro, config.sequence_parallel, config.context),
         *(run.batch.sequence_length, run.run.recompute, run.run.recompute_every, run.run.device, run.precision.sizes()),
-        *(network.gpus_per_node, network.nodes_per_rack),
+        network.domains,
         mesh.sizes[1:] + (config.schedule, config.overlap) if plan.folds else (),
     )
     if key not in _WHOLE:

@@ -38,19 +38,21 @@ class Sent:
 
 def transfer(case: Case, sent: Sent) -> Transfer:
     """What is sent as core's data, with the ranks that are together in it and their links."""
-    mesh, node = case.mesh, case.config.topology.gpus_per_node
+    mesh, sizes = case.mesh, [size for _, size in case.config.topology.domains]
     fold = active_fold(case.plan, mesh, sent.axes[0].removeprefix(BESIDE))
     if fold is None:
-        ranks, each_node = together(mesh, sent.axes, node)
+        ranks, near = together(mesh, sent.axes, sizes[0])[0], [together(mesh, sent.axes, size)[1] for size in sizes]
     else:
         group = next(_groups(case, fold, sent.axes[0].startswith(BESIDE)))[: sent.among]
-        ranks, each_node = len(group), sum(rank // node == group[0] // node for rank in group)
+        ranks, near = len(group), [sum(rank // size == group[0] // size for rank in group) for size in sizes]
     return Transfer(
         axes=sent.axes,
         purpose=sent.purpose,
         operation=sent.operation,
         ranks=ranks,
-        each_node=each_node,
+        each_node=near[0],
+        each_rack=near[1],
+        each_datacentre=near[2],
         tier=links(case, sent),
         calls=sent.calls,
         bytes=sent.bytes,
@@ -62,6 +64,8 @@ def transfer(case: Case, sent: Sent) -> Transfer:
 @lru_cache(maxsize=1024)
 def together(mesh: Mesh, axes: tuple[str, ...], node: int) -> tuple[int, int]:
     """(ranks along these axes, how many of rank 0's group share its node of so many ranks)."""
+    if node >= mesh.world:
+        return mesh.size(*axes), mesh.size(*axes)
     step, near = 1, [0]
     for axis, size in reversed(mesh.sizes):
         if axis in axes:

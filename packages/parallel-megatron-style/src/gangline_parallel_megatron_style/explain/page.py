@@ -57,7 +57,8 @@ def traced(found: Explained, real: Traced) -> str:
 
 def _axes(case: Case) -> Iterable[str]:
     mesh, network = case.mesh, case.config.topology
-    yield f"{mesh.world} ranks, {network.gpus_per_node} a node, {network.nodes_per_rack} nodes a rack"
+    apart = f", {network.nodes_per_datacentre} nodes a datacentre" if network.nodes_per_datacentre else ""
+    yield f"{mesh.world} ranks, {network.gpus_per_node} a node, {network.nodes_per_rack} nodes a rack{apart}"
     rows = [("axis", "ranks", "groups", "links", "rank 0 is with")]
     for axis in AXES:
         size = mesh.size(axis)

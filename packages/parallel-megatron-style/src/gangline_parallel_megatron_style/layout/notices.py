@@ -36,7 +36,7 @@ def _data(case: Case) -> list[str]:
 
 def _nodes(case: Case) -> list[str]:
     network, node = case.config.topology, case.config.topology.gpus_per_node
-    if case.tp <= node and network.tier(case.mesh, "tp") in ("rack", "cluster"):
+    if case.tp <= node and network.tier(case.mesh, "tp") in ("rack", "cluster", "fibre"):
         return [f"tp={case.tp} does not divide a node of {node}: some of its groups straddle two nodes."]
     return []
 

@@ -1,32 +1,70 @@
 """How long a collective takes: bytes over the slowest links that it crosses, and a latency for each message on its way.
 
 Ranks of one node that take part together share that node's links to others, so a ring over k ranks of each node moves
-as fast as k links (the rails of a fat tree). Rings and trees: Thakur, Rabenseifner and Gropp, IJHPCA 19, 2005. The more
-nodes a collective has, the more switches its messages cross and meet others in: with each doubling of the nodes it
-takes `link.cluster.crowding` of its bytes' time more.
+as fast as k links (the rails of a fat tree); those of a rack share its links to others where the cluster file says what
+is inside a rack (`link.rack`), and those of a datacentre its fibre. Rings and trees: Thakur, Rabenseifner and Gropp,
+IJHPCA 19, 2005. The more nodes a collective has, the more switches its messages cross and meet others in: with each
+doubling of the nodes it takes `link.cluster.crowding` of its bytes' time more.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import ceil, log2
+from typing import NamedTuple
 
 from gangline.cluster import Cluster
 from gangline.explain import Operation, Transfer
+
+TIERS = ("node", "rack", "cluster", "fibre")
+
+
+class Crossed(NamedTuple):
+    """Links of one tier on the way of a collective.
+
+    parts, left  into how many parts its ranks fall without these links, and with them
+    each         ranks of such a part, which use its links together
+    """
+
+    tier: str
+    parts: int
+    left: int
+    each: int
 
 
 def transfer_seconds(sent: Transfer, cluster: Cluster) -> float:
     """All calls of a step, one after the other, with nothing beside them."""
     if sent.ranks < 2 or not sent.calls:
         return 0.0
-    nodes = nodes_of(sent)
-    inside, beyond = messages(sent.operation, sent.ranks, nodes)
-    latency = inside * cluster["link.node.latency"] + beyond * cluster["link.cluster.latency"]
-    return sent.calls * latency + _seconds_of_bytes(sent, nodes, cluster)
+    links = crossed(sent, cluster)
+    if sent.operation == "send":  # to one rank, by the slowest of them
+        tier = links[-1].tier
+        return sent.calls * cluster[f"link.{tier}.latency"] + sent.bytes / speed(tier, cluster)
+    latency = sum(
+        messages(sent.operation, link.parts, link.left)[0] * cluster[f"link.{link.tier}.latency"] for link in links
+    )
+    return sent.calls * latency + _seconds_of_bytes(sent, links, cluster)
 
 
-def nodes_of(sent: Transfer) -> int:
-    """How many nodes take part in each."""
-    return 1 if sent.tier == "node" else max(2, ceil(sent.ranks / sent.each_node))
+def crossed(sent: Transfer, cluster: Cluster) -> list[Crossed]:
+    """From the links inside a node to those that connect all ranks. Links inside a rack that the file does not know are
+    those of the cluster.
+    """
+    if sent.tier == "node":
+        return [Crossed("node", sent.ranks, 1, 1)]
+    known = cluster.get("link.rack.bandwidth") is not None
+    last = sent.tier if known or sent.tier != "rack" else "cluster"
+    rack = sent.each_rack or sent.each_node if known else sent.each_node
+    near = {"node": 1, "rack": sent.each_node, "cluster": rack, "fibre": sent.each_datacentre or rack}
+    tiers = [tier for tier in TIERS[: TIERS.index(last) + 1] if known or tier != "rack"]
+    left = [*(max(2, ceil(sent.ranks / near[tier])) for tier in tiers[1:]), 1]
+    links = map(Crossed, tiers, [sent.ranks, *left[:-1]], left, (near[tier] for tier in tiers))
+    return [link for link in links if link.tier == "node" or link.left < link.parts]
+
+
+def speed(tier: str, cluster: Cluster) -> float:
+    """Bytes a second that a rank sends."""
+    return cluster[f"link.{tier}.bandwidth"] * cluster[f"link.{tier}.efficiency"]
 
 
 def messages(operation: Operation, ranks: int, nodes: int = 1) -> tuple[int, int]:
@@ -41,15 +79,14 @@ def messages(operation: Operation, ranks: int, nodes: int = 1) -> tuple[int, int
     return ranks - nodes, nodes - 1
 
 
-def _seconds_of_bytes(sent: Transfer, nodes: int, cluster: Cluster) -> float:
-    inside = cluster["link.node.bandwidth"] * cluster["link.node.efficiency"]
-    if nodes == 1:
-        return sent.bytes / inside
-    beyond = cluster["link.cluster.bandwidth"] * cluster["link.cluster.efficiency"]
-    if sent.operation == "send":
-        return sent.bytes / beyond
-    beyond /= 1 + (cluster.get("link.cluster.crowding") or 0.0) * log2(nodes)
-    if sent.operation == "all_to_all":  # to each peer its own part: those beyond the node by this rank's own link
-        outside = (sent.ranks - sent.each_node) / (sent.ranks - 1)
-        return sent.bytes * max(outside / beyond, (1 - outside) / inside)
-    return sent.bytes / min(inside, beyond * sent.each_node)
+def _seconds_of_bytes(sent: Transfer, links: list[Crossed], cluster: Cluster) -> float:
+    speeds = [speed(link.tier, cluster) for link in links]
+    crowding = cluster.get("link.cluster.crowding") or 0.0
+    for place, link in enumerate(links):
+        if link.tier == "cluster":
+            speeds[place] /= 1 + crowding * log2(link.parts / link.left)
+    if sent.operation == "all_to_all":  # to each peer its own part: by this rank's own links
+        near = [*(link.each for link in links), sent.ranks]
+        peers = [(behind - before) / (sent.ranks - 1) for before, behind in pairwise(near)]
+        return sent.bytes * max(share / fast for share, fast in zip(peers, speeds, strict=True))
+    return sent.bytes / min(fast * link.each for fast, link in zip(speeds, links, strict=True))
