@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -308,6 +308,35 @@ def test_sidecars_live_from_before_the_ranks_to_the_end(run_dir):
     owner.kill()
     owner.wait()
     assert anew[0].process.wait(timeout=240) == -signal.SIGTERM  # nobody is left to end it, but it may clean up
+
+
+@pytest.mark.parametrize("left", ["torn", "another process", "another owner", "another machine", "nonsense"])
+def test_a_process_that_is_no_sidecar_of_this_owner_is_not_believed_nor_ended(run_dir, left):
+    """Process ids come again: soon in a container, which gives the same ones at each start of a job."""
+    (run_dir / "logs").mkdir()
+    asked = [Sidecar(name="memory", target="launched:tick", args=("ticked",))]
+    owner, stranger = subprocess.Popen(["sleep", "100"]), subprocess.Popen(["sleep", "100"])
+    try:
+        known = [sidecars._name(owner.pid), sidecars._name(stranger.pid)]
+        (pid, born, space), (other, other_born, _) = known
+        content = {
+            "torn": '{"owner": [',
+            "another process": json.dumps({"owner": known[0], "sidecar": [other, other_born + 1, space]}),
+            "another owner": json.dumps({"owner": [pid, born - 1, space], "sidecar": known[1]}),
+            "another machine": json.dumps({"owner": [pid, born, space + 1], "sidecar": [other, other_born, space + 1]}),
+            "nonsense": "[5]",
+        }[left]
+        (run_dir / "logs" / f"sidecar-memory-{os.uname().nodename}.json").write_text(content)
+        (one,) = sidecars.start(asked, run_dir, owner.pid)
+        assert one.pid != stranger.pid
+        sidecars.stop([one, replace(one, pid=stranger.pid, process=None, born=other_born + 1)])
+        assert one.process is not None
+        assert one.process.returncode is not None
+        assert stranger.poll() is None
+    finally:
+        for process in (owner, stranger):
+            process.kill()
+            process.wait()
 
 
 def test_nodes_that_one_machine_plays_have_sidecars_of_their_own(run_dir, monkeypatch):

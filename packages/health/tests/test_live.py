@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import re
 import threading
 import time
@@ -20,6 +21,7 @@ import pytest
 
 from gangline import UserError
 from gangline.config.check import check
+from gangline.launch import born
 from gangline.testing.ports import free_port
 from gangline.testing.real_runs import RealRuns
 from gangline.testing.runs import small_run
@@ -195,6 +197,23 @@ def test_what_a_command_gets_and_why_it_failed(tmp_path: Path) -> None:
     assert "refused" in send(f"http://127.0.0.1:{free_port()}", WARNS)
 
 
+@pytest.mark.parametrize("end", ["its own", "the job's"])
+def test_a_command_that_hangs_leaves_no_process(tmp_path: Path, end: str) -> None:
+    """Nor does it keep who sends: the shell's children go with it, also where the job ends before its time is over."""
+    began, command = time.monotonic(), f"sleep 60 & echo $! > {tmp_path}/child; wait"
+    if end == "its own":
+        why = send(command, WARNS, seconds=0.5)
+    else:
+        why = send(command, WARNS, until=lambda: began + 0.5 if time.monotonic() > began + 0.4 else math.inf)
+    assert "no answer within" in why
+    assert time.monotonic() - began < 8.0
+    child = int((tmp_path / "child").read_text())
+    while born(child) is not None:
+        assert time.monotonic() - began < 20.0
+        time.sleep(0.05)
+    assert send("true", WARNS, until=lambda: 0.0) == "the job was over before its turn came"
+
+
 @pytest.mark.parametrize("url", ["http://host:abc/", "http://[bad", "http:///path", "http://a b/"])
 def test_a_url_that_is_none_is_refused_and_sending_to_it_raises_nothing(url: str) -> None:
     with pytest.raises(UserError, match=r"health.on.alert is no URL"):
@@ -216,7 +235,7 @@ def test_what_was_before_the_first_alert_is_history(tmp_path: Path, hook: str) -
 def test_an_alert_that_was_sent_is_remembered_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
 
-    def send_one(target: str, line: dict) -> str:
+    def send_one(target: str, line: dict, **_: object) -> str:
         if len(sent) == 1:
             raise KeyboardInterrupt
         sent.append(line["where"])
@@ -226,7 +245,7 @@ def test_an_alert_that_was_sent_is_remembered_before_the_next(tmp_path: Path, mo
     monkeypatch.setattr(alerts, "send", send_one)
     with pytest.raises(KeyboardInterrupt):
         Alerts(tmp_path, "true").look()
-    monkeypatch.setattr(alerts, "send", lambda target, line: sent.append(line["where"]) or "")
+    monkeypatch.setattr(alerts, "send", lambda target, line, **_: sent.append(line["where"]) or "")
     Alerts(tmp_path, "true").look()
     assert sent == ["rank 3", "rank 4"]
 

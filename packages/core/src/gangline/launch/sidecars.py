@@ -7,6 +7,7 @@ ranks are started again; they end with the run, or with whoever started it.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ class Running:
     sidecar: Sidecar
     pid: int
     process: subprocess.Popen | None
+    born: int | None  # see `guard.born`: with the process id it names the process
 
 
 def wanted(run: Run) -> list[Sidecar]:
@@ -47,10 +49,8 @@ def start(asked: list[Sidecar], run_dir: str | Path, owner: int) -> list[Running
 def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
     stem = Path(run_dir, "logs", f"sidecar-{sidecar.name}-{name_of_this_node().replace('/', '-')}")
     note = stem.with_name(f"{stem.name}.json")
-    if note.exists():
-        known = json.loads(note.read_text())
-        if known["owner"] == owner and guard.alive(known["pid"]):
-            return Running(sidecar, known["pid"], None)
+    if (left := _left(note, owner)) is not None:
+        return Running(sidecar, left, None, guard.born(left))
     words = [str(owner), str(sidecar.outlives), sidecar.target, str(run_dir), json.dumps(sidecar.args)]
     command = [sys.executable, "-m", __name__, *words]
     with stem.with_name(f"{stem.name}.log").open("a") as log:
@@ -61,12 +61,33 @@ def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
             stderr=log,
             start_new_session=True,  # an agent that ends a rank ends all of its process group
         )
-    note.write_text(json.dumps({"owner": owner, "pid": process.pid}))
-    return Running(sidecar, process.pid, process)
+    content = {"owner": _name(owner), "sidecar": _name(process.pid)}
+    new = note.with_name(f"{note.name}.{process.pid}")
+    new.write_text(json.dumps(content))
+    new.replace(note)
+    return Running(sidecar, process.pid, process, guard.born(process.pid))
+
+
+def _name(pid: int) -> list[int | None]:
+    """Names a process for good: ids come again, soon in a container, and on every machine."""
+    return [pid, guard.born(pid), guard.space()]
+
+
+def _left(note: Path, owner: int) -> int | None:
+    """The process id of the sidecar that an earlier start for `owner` has left, where it is still that process."""
+    try:
+        content = json.loads(note.read_text())
+        known, pid = content["owner"], int(content["sidecar"][0])
+        there = known == _name(owner) and content["sidecar"] == _name(pid) and guard.alive(pid)
+        ours = guard.born(pid) is None or os.stat(f"/proc/{pid}").st_uid == os.getuid()  # None: there is no /proc
+        return pid if there and ours else None
+    except (OSError, ValueError, TypeError, KeyError, IndexError):
+        return None
 
 
 def stop(running: list[Running], seconds: float = STOP_SECONDS) -> None:
     """SIGTERM to all, SIGKILL to what is left after `seconds`."""
+    running = [one for one in running if one.process is not None or guard.born(one.pid) == one.born]
     for one in running:
         guard.send(one.pid, signal.SIGTERM)
     deadline = time.monotonic() + seconds

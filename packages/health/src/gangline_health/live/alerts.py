@@ -13,8 +13,10 @@ import os
 import signal
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -27,22 +29,28 @@ from gangline_health.live.target import is_url, named
 
 INTERVAL = 0.5  # seconds between two looks
 SECONDS = 10.0  # a command or a server that takes longer has failed
+LAST_SECONDS = 7.0  # for all that is to be told when the job ends: less than a sidecar then has
+SLICE = 0.2  # seconds between two looks at whether it is the end
 SENT_BY_THEMSELVES = ("alert", "watcher")  # the watch of hangs tells before it kills
 
 Line = dict[str, Any]
 
 
-def send(target: str, content: Line, seconds: float = SECONDS) -> str:
+def send(target: str, content: Line, seconds: float = SECONDS, until: Callable[[], float] = lambda: math.inf) -> str:
     """To a URL as a POST of JSON, else to a command of the shell as its input. Why it failed, or "".
 
-    Raises nothing, and is back after `seconds`, whatever the other side does.
+    Raises nothing, and is back after `seconds`, whatever the other side does; a command, and what it has started, is
+    killed then, or at the time `until` of the monotonic clock, which may become earlier meanwhile.
     """
     body = json.dumps(content).encode()
+    seconds = min(seconds, until() - time.monotonic())
+    if seconds <= 0:
+        return "the job was over before its turn came"
     why = [f"no answer within {seconds:g} s"]
 
     def work() -> None:
         try:
-            why[0] = _post(target, body, seconds) if is_url(target) else _run(target, body, seconds)
+            why[0] = _post(target, body, seconds) if is_url(target) else _run(target, body, seconds, until)
         except subprocess.TimeoutExpired:
             return
         except urllib.error.HTTPError as error:
@@ -57,7 +65,9 @@ def send(target: str, content: Line, seconds: float = SECONDS) -> str:
     # a server that sends a byte now and then is never too late for the timeout of a socket
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(seconds + 1.0)
+    late = time.monotonic() + seconds + 1.0
+    while thread.is_alive() and time.monotonic() < min(late, until() + 1.0):
+        thread.join(SLICE)
     return why[0]
 
 
@@ -67,10 +77,23 @@ def _post(url: str, body: bytes, seconds: float) -> str:
         return ""
 
 
-def _run(command: str, body: bytes, seconds: float) -> str:
-    done = subprocess.run(command, shell=True, input=body, capture_output=True, timeout=seconds, check=False)
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    return "" if done.returncode == 0 else f"exit code {done.returncode}{': ' + said[-1] if said else ''}"
+def _run(command: str, body: bytes, seconds: float, until: Callable[[], float]) -> str:
+    pipe, late = subprocess.PIPE, time.monotonic() + seconds
+    given: bytes | None = body
+    with subprocess.Popen(
+        command, shell=True, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, start_new_session=True
+    ) as process:
+        while True:
+            try:
+                _, stderr = process.communicate(given, timeout=min(SLICE, max(0.01, late - time.monotonic())))
+                break
+            except subprocess.TimeoutExpired:
+                given = None  # it is kept from the first time
+                if time.monotonic() >= min(late, until()):
+                    os.killpg(process.pid, signal.SIGKILL)  # the shell alone would leave what it has started
+                    raise
+    said = stderr.decode(errors="replace").strip().splitlines()
+    return "" if process.returncode == 0 else f"exit code {process.returncode}{': ' + said[-1] if said else ''}"
 
 
 def worth(line: Line) -> bool:
@@ -100,13 +123,14 @@ class Alerts:
         self.since = since if come_to is None else 0.0
         self.follower = Follower(run_dir / "events.jsonl", come_to or 0)
         self.failed = False  # until an alert arrives again
+        self.until = math.inf  # when the last one is to have been sent, on the monotonic clock
 
     def look(self) -> None:
         """Send what is new. After each line it is written down how far that is, so that a kill repeats one at most."""
         begun = self.follower.offset
         for line in self.follower.each():
             if worth(line) and _seconds(line) >= self.since:
-                why = send(self.target, {"run_dir": str(self.run_dir), **line})
+                why = send(self.target, {"run_dir": str(self.run_dir), **line}, until=lambda: self.until)
                 self._remember()
                 if why and not self.failed:
                     self._tell(why)
@@ -141,9 +165,15 @@ def _seconds(line: Line) -> float:
 
 def main(run_dir: str, since: float) -> None:
     """The sidecar's target. At its end it still sends what the run's end wrote."""
-    over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
-    target = target_of(run_dir)
+    over, target = threading.Event(), target_of(run_dir)
+    alerts: Alerts | None = None
+
+    def ends(*_: object) -> None:
+        over.set()
+        if alerts is not None:
+            alerts.until = time.monotonic() + LAST_SECONDS
+
+    signal.signal(signal.SIGTERM, ends)
     if not alone(Path(run_dir), over):
         return
     alerts = Alerts(Path(run_dir), target, since)
