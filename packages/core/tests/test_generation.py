@@ -241,6 +241,21 @@ def test_how_often_ranks_are_started_again(tmp_path, kind, options, allowed):
     assert number - 1 == allowed
 
 
+def test_an_order_takes_no_restart_from_those_after_failures(tmp_path):
+    (tmp_path / "logs").mkdir()
+    decides, said = starts(tmp_path, max_restarts=1)
+    decides.begin(["a"], 2, first=True)
+    for number, kind in enumerate(("restart", "bug", "restart"), 1):
+        failure = RankFailure(0, kind, 1, "why")
+        failures.claim(tmp_path / "logs", number, failure)
+        assert decides.stop(decides.next(failure), failure) is None
+        assert decides.begin(["a"], 2, first=False).stop is None
+    assert said[1] == "train: rank 0 failed first: why; restart 1 of 1"
+    failures.claim(tmp_path / "logs", 4, BUG)
+    assert decides.stop(decides.next(BUG), BUG) == BUG
+    assert decides.begin(["a"], 2, first=False).stop == BUG
+
+
 def test_progress_gives_the_budget_back(tmp_path, monkeypatch):
     (tmp_path / "logs").mkdir()
     decides, _ = starts(tmp_path, max_restarts=None, futile_restarts=1)

@@ -240,7 +240,7 @@ def test_an_exit_code_of_the_ranks_is_that_of_the_run(run_dir, capsys):
 def test_new_workers_that_nobody_may_start_end_the_run_as_the_verdict_does(run_dir, capsys, most):
     assert start(run_dir, 2, LocalLaunch(futile_restarts=most), target="launched:renew") == 3
     said = capsys.readouterr().err
-    assert said.count("it asks for new workers; restart 1\n") == most
+    assert said.count("it asks for new workers; started anew\n") == most
     assert f"{most} restarts in a row did no step beyond 0" in said
     for word in ("bad-link at rank 0: 1 of 8 links", "no restart is left", f"train resume={run_dir}"):
         assert word in said

@@ -37,6 +37,7 @@ class Progress:
     best        the same when the newest generation began
     futile      starts in a row, after a failure or an order, before which no new step was done; also over jobs
     restarts    starts after a failure or an order in this job
+    ordered     those of them that were ordered
     """
 
     generation: int = 0
@@ -44,11 +45,17 @@ class Progress:
     best: int = 0
     futile: int = 0
     restarts: int = 0
+    ordered: int = 0
 
     @property
     def futile_here(self) -> int:
         """Of `futile` those of this job, which its budget counts."""
         return min(self.futile, self.restarts)
+
+    @property
+    def failed(self) -> int:
+        """Of `restarts` those after a failure."""
+        return self.restarts - self.ordered
 
 
 def generation(environ: Mapping[str, str] = os.environ) -> int:
@@ -62,16 +69,19 @@ def progress(run_dir: str | Path) -> Progress:
     return _with_steps(run_dir, path.read_bytes()) if path.exists() else Progress()
 
 
-def advance(run_dir: str | Path, counts: bool = False, first: bool = False, failed: bool = False) -> Progress:
-    """Begin a generation. `counts`: it follows a failure or an order; `first`: it is the first of a job, and `failed`
-    the one before it, so that what was futile there counts on.
+def advance(
+    run_dir: str | Path, counts: bool = False, first: bool = False, failed: bool = False, ordered: bool = False
+) -> Progress:
+    """Begin a generation. `counts`: it follows a failure or an order, `ordered`: the latter; `first`: it is the first
+    of a job, and `failed` the one before it, so that what was futile there counts on.
     """
     with _locked(run_dir, fcntl.LOCK_EX, HELD_SECONDS) as handle:
         now = _with_steps(run_dir, os.pread(handle, 4096, 0))
         step = max(now.step, now.best)
         futile = 0 if step > now.best or (first and not failed) else now.futile + counts
         restarts = 0 if first else now.restarts + counts
-        now = Progress(now.generation + 1, step, step, futile, restarts)
+        orders = 0 if first else now.ordered + ordered
+        now = Progress(now.generation + 1, step, step, futile, restarts, orders)
         os.pwrite(handle, json.dumps(asdict(now)).ljust(256).encode(), 0)  # always as long as before, or longer
         return now
 

@@ -67,7 +67,7 @@ class Starts:
         why, evidence = self._why(before, now_there, failure)
         counts = why in ("rank", "node", "order")
         again = earlier.failed and not earlier.counted
-        now = generation.advance(self.run_dir, counts or again, first, earlier.failed)
+        now = generation.advance(self.run_dir, counts or again, first, earlier.failed, why == "order")
         if first:
             failures.clear(self.logs)
         clear_ending(self.run_dir)
@@ -93,19 +93,20 @@ class Starts:
             return failure
         last = failure or RankFailure(0, "lost", EXIT_FAILURE, evidence or "a rank was lost, and nobody knows why")
         most = self.config.max_restarts
-        if last.kind != "restart" and most is not None and now.restarts > most:
+        if last.kind != "restart" and most is not None and now.failed > most:
             return last
         if now.futile_here > self.config.futile_restarts and (most is None or most > 0 or last.kind == "restart"):
             self.say(f"train: {now.futile_here - 1} restarts in a row did no step beyond {now.best}; it ends here")
             return last
         return None
 
-    def next(self) -> Progress:
-        """What `generation.advance` would come to after a failure."""
+    def next(self, failure: RankFailure | None) -> Progress:
+        """What `generation.advance` would come to after it (None: nobody lived to say)."""
         now = generation.progress(self.run_dir)
         step = max(now.step, now.best)
         futile = 0 if step > now.best else now.futile + 1
-        return Progress(now.generation + 1, step, step, futile, now.restarts + 1)
+        ordered = failure is not None and failure.kind == "restart"
+        return Progress(now.generation + 1, step, step, futile, now.restarts + 1, now.ordered + ordered)
 
     @staticmethod
     def end(run_dir: Path, start: int, stop: RankFailure) -> None:
@@ -168,7 +169,7 @@ class Starts:
             on = f" on {len(start.nodes)} nodes" if len(start.nodes) > 1 else ""
             of = f" of {self.config.max_restarts}" if self.config.max_restarts else ""
             ask = "; it asks for new workers" if why == "order" else ""
-            number = f"restart {now.restarts}{of}" if why != "joined" else "started anew"
+            number = f"restart {now.failed}{of}" if why in ("rank", "node") else "started anew"
             self.say(f"train: {evidence}{ask}; {number}" + (f": {start.processes} processes{on}{spares}" if on else ""))
 
 
