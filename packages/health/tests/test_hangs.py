@@ -19,6 +19,7 @@ from gangline.launch.failures import first
 from gangline.pulse import PulseReader, Seen, find, readers
 from gangline.testing.real_runs import RealRuns
 from gangline.tools import read_events
+from gangline_health.hangs import flight
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Diagnosis, Watched
 from gangline_health.hangs.watch import Watcher
@@ -49,7 +50,7 @@ def wait_for(condition, seconds: float = 120.0):
 
 
 def test_a_stopped_rank_is_found_named_killed_and_the_run_goes_on(runs):
-    run = runs.start("run.dir=out", *FOUR, "checkpoint.every=20")
+    run = runs.start("run.dir=out", *FOUR, "checkpoint.every=20", TORCH_FR_BUFFER_SIZE="64")
     out = runs.directory / "out"
     runs.wait_for_step(run, "out", 60)
     stopped = rank_of(out, 2).read()
@@ -64,6 +65,9 @@ def test_a_stopped_rank_is_found_named_killed_and_the_run_goes_on(runs):
     assert report["of_each_rank"]["2"]["state"] == "T"
     stacks = "\n".join(report["of_each_rank"]["0"]["stacks"])
     assert "in loop" in stacks, "where the others wait is in their stacks"
+    flights = [json.loads((out / "logs" / name).read_text()) for name in report["flight_recorder"]]
+    assert len(flights) == 3, "torch's own record, of those that could answer"
+    assert all(any(entry["profiling_name"].startswith("gloo:") for entry in one["entries"]) for one in flights)
     begun = len(runs.records("out"))
     wait_for(lambda: rank_of(out, 2).read().pid != stopped.pid if len(find(out)) == 4 else False)
     wait_for(lambda: len(runs.records("out")) > begun + 20)
@@ -198,3 +202,20 @@ def test_limits_in_the_wrong_order_are_refused(runs, words, wrong, mended):
     assert wrong in printed
     assert mended in printed
     assert not (runs.directory / "out").exists()
+
+
+def test_torchs_record_is_nobodys_duty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is off, or torch has none, a rank does not answer, and nobody is waited for."""
+    assert not flight.listen(str(tmp_path), 0, {})
+    assert not flight.listen(str(tmp_path), 0, {"TORCH_FR_BUFFER_SIZE": "0"})
+    monkeypatch.setattr(flight, "DUMPS", ("_dump_that_no_version_has",))
+    assert not flight.listen(str(tmp_path), 0, {"TORCH_FR_BUFFER_SIZE": "5"})
+    sleeper, began = subprocess.Popen(["sleep", "100"]), time.monotonic()
+    try:
+        seen = Seen(0, 1, 1, sleeper.pid, True, 2, 7, "forward", "", 1.0, None)
+        assert flight.collect(tmp_path, [seen]) == []
+        assert time.monotonic() - began < 1.5
+        assert sleeper.poll() is None, "a signal without a handler would have ended it"
+    finally:
+        sleeper.kill()
+        sleeper.wait()

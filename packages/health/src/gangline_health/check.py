@@ -9,6 +9,7 @@ from gangline import plugins
 from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, within
 from gangline_health import playbooks
 from gangline_health.config import WatchedHealth
+from gangline_health.hangs import flight
 from gangline_health.monitors.base import Monitor
 from gangline_health.monitors.corruption import CorruptionMonitor
 from gangline_health.monitors.machine import MachineMonitor
@@ -31,7 +32,7 @@ class WatchCheck(HealthCheck):
     """The monitors that the configuration turns on, in a fixed order."""
 
     def __init__(self, config: WatchedHealth, run: Run) -> None:
-        self.config = config
+        self.config, self.run_dir = config, run.run.dir
         self.monitors: dict[str, Monitor] = {}
         if config.numbers.on:
             scaled = plugins.build(run.precision, run).scales
@@ -59,6 +60,8 @@ class WatchCheck(HealthCheck):
 
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
         self.rank = comms.rank
+        if self.config.hangs.on and self.run_dir is not None:
+            flight.listen(self.run_dir, comms.rank)
         for monitor in self.monitors.values():
             monitor.attach(runtime, comms, store, device)
 

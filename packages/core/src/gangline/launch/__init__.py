@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gangline.launch.nodes import fewest_and_most as fewest_and_most, name_of_this_node as name_of_this_node
     from gangline.launch.output import log_path as log_path
     from gangline.launch.several import run_node as run_node
+    from gangline.launch.signals import answer_signal as answer_signal
 
 __getattr__, __all__ = lazily(
     __name__,
@@ -33,5 +34,6 @@ __getattr__, __all__ = lazily(
         "gangline.launch.nodes": "fewest_and_most name_of_this_node",
         "gangline.launch.output": "log_path",
         "gangline.launch.several": "run_node",
+        "gangline.launch.signals": "answer_signal",
     },
 )

@@ -10,6 +10,7 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 SAME_REQUEST_SECONDS = 1.0  # Ctrl-C reaches a rank twice: from the terminal, and handed on by the agent
 
@@ -18,6 +19,7 @@ SAME_REQUEST_SECONDS = 1.0  # Ctrl-C reaches a rank twice: from the terminal, an
 HANDED_ON = {signal.SIGTERM: signal.SIGUSR2, signal.SIGHUP: signal.SIGUSR2}
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
+_answers: dict[int, Callable[[], None]] = {}
 _requested: str | None = None
 _watched = False
 
@@ -30,6 +32,18 @@ def stop_requested() -> str | None:
 def watched() -> bool:
     """Whether the local launcher watches over this rank: it kills a rank that has not stopped in time."""
     return _watched
+
+
+def answer_signal(signum: int, call: Callable[[], None]) -> None:
+    """Have a rank call that in a thread of its own whenever this signal comes, whatever its main thread is busy with.
+
+    In the main thread. Raises ValueError for a signal that asks to stop.
+    """
+    if signum in STOP:
+        raise ValueError(f"{signal.Signals(signum).name} asks a rank to stop")
+    _answers[signum] = call
+    signal.signal(signum, _noted)
+    signal.siginterrupt(signum, False)  # transfers under way go on
 
 
 def install(by_agent: bool) -> None:
@@ -56,6 +70,8 @@ def _watch(arrived: int, by_agent: bool) -> None:
     first = 0.0
     while True:
         signum = os.read(arrived, 1)[0]
+        if signum in _answers:
+            threading.Thread(target=_answers[signum], daemon=True, name="answer").start()
         if signum not in STOP:
             continue
         if _requested is not None:

@@ -52,13 +52,13 @@ def kill(seen: Seen, signum: int) -> bool:
 
 def _ask(run_dir: Path, seen: Seen) -> tuple[Path | None, int]:
     log = log_path(run_dir / "logs", seen.rank)
-    if STACKS is None or born(seen.pid) is None or state(seen.pid)[0] in ("T", "") or not _handles(seen.pid, STACKS):
+    if STACKS is None or born(seen.pid) is None or state(seen.pid)[0] in ("T", "") or not handles(seen.pid, STACKS):
         return None, 0
     size = log.stat().st_size if log.exists() else 0
     return (log, size) if kill(seen, STACKS) else (None, 0)
 
 
-def _handles(pid: int, signum: int) -> bool:
+def handles(pid: int, signum: int) -> bool:
     """Whether the signal has a handler there: without one it would end the process."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()

@@ -20,7 +20,7 @@ from gangline.health import Action, Verdict
 from gangline.launch import RankFailure, claim
 from gangline.pulse import PulseReader, Seen, find
 from gangline.tools import Events
-from gangline_health.hangs import processes, summary
+from gangline_health.hangs import flight, processes, summary
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Diagnosis, Watched, diagnose
 from gangline_health.hangs.limits import learned, limit
@@ -171,7 +171,8 @@ class Watcher:
         events.write("verdict", step=culprits[0].seen.step, **verdict.to_dict())
         events.close()
         stacks = processes.stacks(self.run_dir, [one.seen for one in own])
-        place.write_text(json.dumps(report(diagnosis, own, stacks), indent=1))
+        flights = [path.name for path in flight.collect(self.run_dir, [one.seen for one in own])]
+        place.write_text(json.dumps({**report(diagnosis, own, stacks), "flight_recorder": flights}, indent=1))
         print(f"health: {verdict}", flush=True)
         if self.alert and (why := send(self.alert, {"run_dir": str(self.run_dir), **verdict.to_dict()})):
             print(f"health.on.alert ({named(self.alert)}): {why}", flush=True)

@@ -1,0 +1,66 @@
+"""Torch's Flight Recorder beside what was found of a hang, where whoever started the run has it on. Never required.
+
+TORCH_FR_BUFFER_SIZE or TORCH_NCCL_TRACE_BUFFER_SIZE: torch keeps so many of a process's collectives, with sizes and
+states. A thread of each rank writes them down when the watch asks by a signal, also while the main thread is in a
+transfer that does not end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from gangline.launch import answer_signal
+from gangline.pulse import Seen, current
+from gangline.tools import write_whole
+from gangline_health.hangs import processes
+
+ASK = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else None  # a real-time one: the others have a meaning
+ASKED_SECONDS = 2.0  # for all ranks of a machine together; who has not answered by then is left out
+VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # NCCL's has more to say where both are there
+
+
+def listen(run_dir: str, rank: int, environ: Mapping[str, str] = os.environ) -> bool:
+    """On the main thread of a rank: whether it answers from now on."""
+    dump = _dump() if any(environ.get(name, "0") not in ("", "0") for name in VARIABLES) else None
+    if dump is None or ASK is None or threading.current_thread() is not threading.main_thread():
+        return False
+    answer_signal(ASK, partial(_write, dump, _place(run_dir, current().generation, rank)))
+    return True
+
+
+def collect(run_dir: Path, ranks: Sequence[Seen], seconds: float = ASKED_SECONDS) -> list[Path]:
+    """The files that ranks of this machine write on being asked; of one that cannot answer none."""
+    asked = [seen for seen in ranks if ASK is not None and _hears(seen) and processes.kill(seen, ASK)]
+    wanted = [_place(run_dir, seen.generation, seen.rank) for seen in asked]
+    deadline = time.monotonic() + seconds
+    while not all(path.exists() for path in wanted) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return [path for path in wanted if path.exists()]
+
+
+def _hears(seen: Seen) -> bool:
+    return ASK is not None and processes.state(seen.pid)[0] not in ("T", "") and processes.handles(seen.pid, ASK)
+
+
+def _write(dump: Callable[[], bytes | str], place: Path) -> None:
+    content = dump()
+    write_whole(place, content.decode(errors="replace") if isinstance(content, bytes) else content)
+
+
+def _dump() -> Callable[[], bytes | str] | None:
+    """Torch's private name for it, of whatever version; None where it has none."""
+    import torch
+
+    module = getattr(torch._C, "_distributed_c10d", None)
+    return next((found for name in DUMPS if (found := getattr(module, name, None)) is not None), None)
+
+
+def _place(run_dir: str | Path, generation: int, rank: int) -> Path:
+    return Path(run_dir, "logs", f"flight-{generation}-rank-{rank:05d}.json")
