@@ -172,6 +172,7 @@ def test_a_run_that_fails_at_one_step_again_and_again(tmp_path: Path, kills: int
         assert runs.curve("out") == runs.curve("calm")
 
 
+@pytest.mark.nightly
 def test_the_same_command_given_again_and_again_ends_with_a_stop(tmp_path: Path) -> None:
     """No launcher is left from one start to the next, as where a queue starts a job again, or a person does."""
     words = ("run.dir=out", "run.steps=14", "checkpoint.every=4", "launch=elastic", "launch.agents=1")
