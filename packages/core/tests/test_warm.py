@@ -154,8 +154,12 @@ def test_what_python_and_its_libraries_read_at_their_start_makes_it_cold(site, n
     assert warm.command("says", variables(site, **{name: "2"})) == [sys.executable, "-m", "says"]
 
 
-def test_a_process_that_has_started_ranks_itself_still_starts_warm(site, monkeypatch):
-    monkeypatch.setenv("GOMP_SPINCOUNT", "1000")  # set where ranks are started
+@pytest.mark.parametrize(
+    "name",
+    ["GOMP_SPINCOUNT", "KMP_INIT_AT_FORK"],  # set where ranks are started, and where scikit-learn is imported
+)
+def test_a_process_that_has_set_variables_itself_still_starts_warm(site, monkeypatch, name):
+    monkeypatch.setenv(name, "1000")
     assert str(warm.CLIENT) in warm.command("says", variables(site))
 
 

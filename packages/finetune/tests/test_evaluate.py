@@ -13,7 +13,8 @@ from transformers import AutoTokenizer
 from gangline import UserError
 from gangline.cli.main import main
 from gangline.data import TokenizerCodec
-from gangline.testing import RealRuns
+from gangline.testing import RealRuns, warm
+from gangline.testing.real_runs import TRAIN, own_environment
 from gangline_finetune.evaluate.text_model import TextModel
 
 
@@ -50,6 +51,14 @@ def test_numbers_are_those_of_the_exported_directory(here, monkeypatch, capsys):
         assert wanted, task
         for name, value in wanted.items():
             assert ours[task][name] == pytest.approx(value, rel=1e-4), (task, name)
+
+
+def test_runs_still_start_warm_where_lm_eval_is_loaded(here):
+    """It imports scikit-learn, which sets variables of the whole process."""
+    import lm_eval.evaluator  # noqa: F401
+
+    command = warm.command(TRAIN, {**own_environment(), "OMP_NUM_THREADS": "1"})
+    assert str(warm.CLIENT) in command
 
 
 def test_answers_are_those_of_transformers(here):

@@ -21,8 +21,9 @@ from pathlib import Path
 
 CLIENT = Path(__file__).with_name("warm_client.py")
 _READ_AT_START = re.compile(r"(PYTHON|OMP_|GOMP_|MKL_|KMP_|LD_|MALLOC_|TORCH_LOGS|LANG|LC_).*")
-# Of all that: what a fork can still follow, and what every run sets for itself.
-FORKED = {"PYTHONPATH", "PYTHONSAFEPATH", "GOMP_SPINCOUNT"}
+# Of all that: what a fork can still follow, what every run sets for itself, and what scikit-learn sets for the whole
+# process of a test that imports it, if only by way of another library.
+FORKED = {"PYTHONPATH", "PYTHONSAFEPATH", "GOMP_SPINCOUNT", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
 _PATH = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}  # before a test added to it
 _server: Server | None = None
 
