@@ -3,37 +3,42 @@
     python benchmarks/planner_fit.py published.json [--rounds 12] [--cross]
 
 Few numbers, each with a meaning (`gangline.cluster.file.NUMBERS`), none of them of a table: those of software and
-network are one for all machines, those of products one for each generation of accelerators. Rows are those of the
-tables in judge/calibrated.json; every table weighs as the root of its rows, so that no large one drowns the others.
-Reweighted Gauss-Newton steps on the mean absolute logarithm of predicted over published, where an error above e^0.5
-counts as that: a row that is not what it seems must not pull. Numbers that few rows show stay near their first guess:
-its distance, in quarters of the range, costs `PRIOR`.
+network are one for all machines, those of products one for each generation of accelerators. All rows that can be judged
+are fitted on, and judge/calibrated.json lists them; every table weighs as the root of its rows, so that no large one
+drowns the others. Reweighted Gauss-Newton steps on the mean absolute logarithm of predicted over published, where an
+error above e^0.5 counts as that: a row that is not what it seems must not pull. Numbers that few rows show stay near
+their first guess: its distance, in quarters of the range, costs `PRIOR`.
+
+How far off the numbers are where nothing was fitted, --cross says: each table is judged by a fit on the others, and
+judge/calibrated.json keeps what came out of all of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from math import exp, log, sqrt
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gangline import UserError
 from gangline.cluster import Cluster, Quantity, load_cluster, shipped
 from gangline.cluster.file import SHIPPED
 from gangline.explain import Explained, StageWork
-from gangline_planner.judge.calibrated import calibrated_tables
+from gangline_planner.judge.calibrated import FILE, identity
 from gangline_planner.judge.report import rows_of
-from gangline_planner.judge.rows import Judgeable, Unjudged, judgeable
-from gangline_planner.judge.summary import Spread
+from gangline_planner.judge.rows import Judgeable, Row, Unjudged, judgeable
+from gangline_planner.judge.summary import Judged, Spread, slope, slope_interval
 from gangline_planner.price.step import Pieces, estimate, step_time
 
-GENERATIONS = {"ampere": r"[av]100", "hopper": r"h[12]00|mi300x|v5p", "blackwell": r"b[23]00", "grace": r"gb[23]00"}
+GENERATIONS = {"ampere": r"[av]100", "hopper": r"h[12]00|mi300x|v5p", "blackwell": r"g?b200", "ultra": r"g?b300"}
 SOURCE = "fitted on published step times by benchmarks/planner_fit.py"
 SHARED = {  # number -> (first guess, least, most)
     "ramp.seconds": (4e-6, 1e-6, 1e-5),  # matmul.half over the 16-bit peak
@@ -55,7 +60,7 @@ EACH = {  # of each generation
     "matmul.efficiency": (0.7, 0.4, 0.88),
     "matmul.efficiency_fp8": (0.6, 0.3, 0.85),
     "matmul.efficiency_fp4": (0.5, 0.2, 0.8),
-    "attention.efficiency": (0.45, 0.2, 0.75),
+    "attention.efficiency": (0.6, 0.3, 1.0),  # of products alone, exponentials apart
 }
 MEASURED = {"ampere"}  # generations whose fused attention no row shows: their files quote its own publication
 BACKWARD = 0.85  # of attention's forward rate (Dao, arXiv 2307.08691, figures 4 to 6)
@@ -72,13 +77,20 @@ Fit = dict[tuple[str, str], float]  # (generation or "all", number) -> value
 
 @dataclass(frozen=True)
 class Point:
-    """A row. stretch: the makespan of its schedule over the time in which the busiest rank computes, simulated once."""
+    """A run, and every row that is of it: what each of them published, and their middle.
+
+    stretch: the makespan of its schedule over the time in which the busiest rank computes, simulated once
+    """
 
     table: str
     cluster: str
     explained: Explained
-    published: float
+    each: tuple[float, ...]
     stretch: float
+
+    @property
+    def published(self) -> float:
+        return median(self.each)
 
 
 def generation(cluster: str) -> str:
@@ -164,9 +176,9 @@ class Problem:
             free &= ~left
 
 
-def descend(points: list[Point], rounds: int, start: Fit | None = None) -> Fit:
+def descend(points: list[Point], rounds: int) -> tuple[Problem, Vector]:
     """The numbers of the least loss; the makespans of schedules follow them."""
-    begin = guess() | (start or {})
+    begin = guess()
     problem = Problem(points, list(begin))
     at, damped = np.log(list(begin.values())), 1e-3
     for _ in range(rounds):
@@ -184,7 +196,7 @@ def descend(points: list[Point], rounds: int, start: Fit | None = None) -> Fit:
         at, damped = ahead, max(damped / 5, 1e-5)
         if best - reached < GAIN:
             break
-    return problem.fit(at)
+    return problem, at
 
 
 def stretched(points: list[Point], fit: Fit) -> list[Point]:
@@ -216,19 +228,19 @@ def write(fit: Fit) -> None:
 
 
 def points_of(cases: Iterable[Judgeable]) -> list[Point]:
-    """Rows that are the same run, published more than once, are one, with the median of what they say."""
+    """Rows that are the same run, published more than once, are one."""
     same: dict[object, list[Judgeable]] = {}
     for case in cases:
         found = case.explained
         key = (case.row.get("table"), case.cluster.name, found.mesh, found.tokens, found.microbatches, found.products)
-        waits = tuple(sent.waits for sent in found.ranks[0].transfers)
-        same.setdefault((*key, found.parameters, len(found.work), waits), []).append(case)
+        sent = tuple((sent.waits, sent.bytes) for sent in found.ranks[0].transfers)
+        work = tuple((work.kept, work.modules) for work in found.work)
+        same.setdefault((*key, found.parameters, found.kernels, sent, work), []).append(case)
     points = []
     for alike in same.values():
         explained, cluster = interned(alike[0].explained), alike[0].cluster
-        seconds = median(case.seconds for case in alike)
-        table = str(alike[0].row["table"])
-        points.append(Point(table, cluster.name, explained, seconds, stretch(explained, cluster)))
+        each, table = tuple(case.seconds for case in alike), str(alike[0].row["table"])
+        points.append(Point(table, cluster.name, explained, each, stretch(explained, cluster)))
     return points
 
 
@@ -243,38 +255,70 @@ def interned(explained: Explained) -> Explained:
     return replace(explained, work=tuple(known.setdefault(key(work), work) for work in explained.work))
 
 
-def cases_of(path: str, tables: Collection[str]) -> Iterator[Judgeable]:
+def cases_of(path: str) -> Iterator[tuple[Row, Judgeable]]:
+    """All rows of a file that can be judged."""
     for row in rows_of(path):
-        if row.get("table") in tables:
-            try:
-                yield judgeable(row)
-            except Unjudged:
-                continue
+        try:
+            yield row, judgeable(row)
+        except (Unjudged, UserError):
+            continue
 
 
-def cross(points: list[Point], rounds: int, start: Fit) -> None:
-    """Each table judged by a fit on the others."""
-    for left in sorted({point.table for point in points}):
-        fit = descend([point for point in points if point.table != left], rounds, start)
-        found = errors(fit, [point for point in points if point.table == left])
-        print(f"fitted without {left:26} {Spread.of([exp(error) - 1 for error in found])}", flush=True)
+def cross(problem: Problem, at: Vector) -> list[Judged]:
+    """Every row judged by a fit on the other tables. These fits are near the joint one: the errors of rows are taken
+    to be linear in the logarithms of the numbers there, those of the table that is left out are worked out anew.
+    """
+    found = problem.errors(at)
+    slopes = problem.slopes(found, at)
+    judged = []
+    for left in sorted({point.table for point in problem.points}):
+        rest = np.array([point.table != left for point in problem.points])
+        others = Problem([point for point in problem.points if point.table != left], problem.keys)
+        there, errors_there = at, found[rest]
+        for _ in range(30):
+            ahead = others.step(errors_there, slopes[rest], there, 0.05)
+            errors_there = errors_there + slopes[rest] @ (ahead - there)
+            there = ahead
+        points = [point for point in problem.points if point.table == left]
+        own = []
+        for point, error in zip(points, errors(problem.fit(there), points), strict=True):
+            predicted = point.published * exp(error)
+            own += [
+                Judged(left, left, point.explained.mesh.world, seconds, predicted, None, None, False)
+                for seconds in point.each
+            ]
+        print(f"fitted without {left:26} {Spread.of([one.error for one in own])}", flush=True)
+        judged += own
+    return judged
+
+
+def elsewhere(judged: list[Judged]) -> dict[str, float]:
+    """What judge/calibrated.json says of rows that nothing was fitted on."""
+    low, high = slope_interval(judged)
+    drift = {"slope": slope(judged), "slope_low": low, "slope_high": high}
+    found = asdict(Spread.of([one.error for one in judged])) | {"tables": len({one.table for one in judged})} | drift
+    return {name: round(value, 4) for name, value in found.items()}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows")
     parser.add_argument("--rounds", type=int, default=12, help="steps at most")
-    parser.add_argument("--cross", action="store_true", help="judge each table by a fit on the others; write nothing")
+    parser.add_argument("--cross", action="store_true", help="judge each table by a fit on the others, too")
     asked = parser.parse_args()
-    points = points_of(cases_of(asked.rows, calibrated_tables()))
-    fit = descend(points, asked.rounds)
+    cases = list(cases_of(asked.rows))
+    problem, at = descend(points_of(case for _, case in cases), asked.rounds)
+    fit = problem.fit(at)
+    kept = json.loads(FILE.read_text())
+    kept["rows"] = {str(row["id"]): identity(row) for row, _ in cases}
     if asked.cross:
-        cross(points, asked.rounds // 2, fit)
-        return 0
+        kept["elsewhere"] = elsewhere(cross(problem, at))
+        print(kept["elsewhere"])
+    FILE.write_text(json.dumps(kept, indent=1) + "\n")
     write(fit)
     for (own, name), value in fit.items():
         print(f"{own:10} {name:24} {value:.4g}")
-    print(Spread.of([exp(error) - 1 for error in errors(fit, points)]))
+    print(Spread.of([exp(error) - 1 for error in problem.errors(at)]))
     return 0
 
 

@@ -11,8 +11,9 @@ from gangline.cli.main import main
 from gangline.cluster import Quantity
 from gangline.explain import AttentionProduct
 from gangline_planner.forecast import forecast
-from gangline_planner.judge.calibrated import calibrated_tables
-from gangline_planner.judge.report import judge
+from gangline_planner.judge import report as report_module
+from gangline_planner.judge.calibrated import elsewhere, identity
+from gangline_planner.judge.report import as_data, as_text, judge
 from gangline_planner.judge.rows import Unjudged, judgeable
 
 # arXiv 2104.04473, table 1, with layouts of NVIDIA/Megatron-LM examples/academic_paper_scripts/sc21/run_table_1.sh
@@ -202,8 +203,100 @@ def test_the_command(tmp_path, capsys):
     assert found["left_out"] == [{"id": "failures", "reason": "no step time, tokens a second or TFLOP/s are published"}]
 
 
-def test_errors_on_rows_that_were_fitted_on_are_apart():
-    fitted = next(iter(calibrated_tables()))
-    report = judge([GPT_18B, GPT_530B | {"table": fitted}])
+def test_errors_on_rows_that_were_fitted_on_are_apart(monkeypatch):
+    monkeypatch.setattr(report_module, "calibrated_rows", lambda: {identity(GPT_530B)})
+    report = judge([GPT_18B, GPT_530B])
     assert [one.calibrated for one in report.judged] == [False, True]
     assert report.fresh == [replace(report.judged[0])]
+    assert "all that nothing was fitted on" in as_text(report)
+
+
+def test_where_all_rows_were_fitted_on_the_fits_without_their_tables_are_quoted(monkeypatch):
+    monkeypatch.setattr(report_module, "calibrated_rows", lambda: {identity(GPT_530B)})
+    report = judge([GPT_530B])
+    assert "No row is left that nothing was fitted on" in as_text(report)
+    assert as_data(report)["elsewhere"] == dict(elsewhere())
+    assert elsewhere()["rows"] > 300
+
+
+def test_a_row_is_the_same_one_under_another_number_and_another_one_with_another_time():
+    assert identity(GPT_18B | {"id": "other", "notes": "torch DDP"}) == identity(GPT_18B)
+    assert identity(GPT_18B | {"n_gpus": 256.0}) == identity(GPT_18B)
+    assert identity(GPT_18B | {"step_time_s": 9.4}) != identity(GPT_18B)
+
+
+def test_hybrids_have_the_parameters_and_operations_that_are_published():
+    """Nemotron 3 Nano: 31.6 thousand million parameters; NVIDIA counts 22.3e9 operations of a token of 8192."""
+    row = {"model": "Nemotron_3_Nano", "gpu": "DGX-B300", "n_gpus": 8, "tp": 1, "pp": 1, "ep": 8, "micro_batch": 4,
+           "global_batch": 512, "seq": 8192, "precision": "MXFP8", "tokens_per_s_per_gpu": 37316.0}  # fmt: skip
+    case = judgeable(row)
+    assert case.explained.parameters == pytest.approx(31.6e9, rel=0.01)
+    assert case.explained.token_flops == pytest.approx(22.3e9, rel=0.03)
+    assert case.explained.unknown == ()
+
+
+NEMO = "NVIDIA-NeMo/Megatron-Bridge docs/performance-summary-archive.md, section 26.04 NeMo Container"
+QWEN = {"model": "Qwen3_30B_a3B", "gpu": "DGX-GB200", "n_gpus": 8, "tp": 1, "pp": 1, "ep": 8, "micro_batch": 4,
+        "global_batch": 512, "seq": 4096, "precision": "MXFP8",
+        "tokens_per_s_per_gpu": 26032.0, "source": NEMO}  # fmt: skip
+
+
+def test_a_captured_step_launches_nothing_and_moves_no_rows_apart():
+    """Megatron-Bridge's recipes from 26.06 on."""
+    before, after = (
+        judgeable(QWEN | {"source": source}).explained for source in (NEMO, NEMO.replace("26.04", "26.06"))
+    )
+    assert (before.work[0].modules > 0, after.work[0].modules) == (True, 0)
+    assert before.work[0].kept > after.work[0].kept
+    widths = [{p.head_dim for p in one.work[0].forward if isinstance(p, AttentionProduct)} for one in (before, after)]
+    assert widths == [{128}, {64}]
+
+
+def test_blocks_of_a_scale_of_their_own_are_kept_twice():
+    mixed, whole, four = (
+        judgeable(LLAMA_B200 | {"precision": precision}).explained.work[0].kept
+        for precision in ("MXFP8", "FP8-CS (FP8-MX)", "NVFP4")
+    )
+    assert mixed - whole == 2 * (four - whole) > 0
+
+
+def test_products_scaled_by_rows_are_as_fast_as_in_sixteen_bits():
+    row = GPT_18B | {"source": "torchtitan", "gpu": "H100", "zero": 0}
+    assert judgeable(row | {"precision": "fp8 rowwise"}).explained.products == "bf16"
+    assert judgeable(row | {"precision": "fp8 tensorwise"}).explained.products == "fp8"
+
+
+def test_torchtitan_overlaps_tp_where_the_row_says_so_and_not_where_its_table_is_named_after_it():
+    row = GPT_18B | {"source": "torchtitan benchmarks/asyncTP.md", "gpu": "H100", "precision": "bf16"}
+    ways = []
+    for technique in ("vanilla TP", "async TP"):
+        transfers = judgeable(row | {"technique": technique}).explained.ranks[0].transfers
+        ways.append({sent.waits for sent in transfers if sent.axes == ("tp",)})
+    assert (True in ways[0], ways[1]) == (True, {False})
+
+
+def test_ends_that_count_as_a_block_hold_none():
+    """Llama 3 405B: 126 blocks on 16 x 8 stages, the first of which has the embedding alone and the last the head."""
+    row = {"model": "LLAMA3.1_405B", "gpu": "DGX-GB200", "n_gpus": 256, "tp": 4, "pp": 16, "vp": 8, "micro_batch": 1,
+           "global_batch": 64, "seq": 8192, "precision": "MXFP8", "tokens_per_s_per_gpu": 800.0}  # fmt: skip
+    work = judgeable(row).explained.work
+    assert (len(work), sum(work[0].forward.values())) == (128, 0)
+    assert [product.block for product in work[-1].forward] == [False]
+
+
+@pytest.mark.parametrize(
+    ("change", "world"),
+    [
+        ({"n_gpus": None, "dp": 32}, 256),
+        ({"n_gpus": None, "nodes": 32}, 256),
+        ({"n_gpus": "256"}, 256),
+        ({"n_gpus": 2048, "dp": 4, "global_batch": 4, "micro_batch": 1}, 32),
+    ],
+)
+def test_the_number_of_accelerators_is_read_off_a_whole_layout(change, world):
+    assert judgeable(GPT_18B | change).explained.mesh.world == world
+
+
+def test_microbatches_follow_from_a_batch_and_its_passes():
+    row = {name: value for name, value in GPT_18B.items() if name != "micro_batch"}
+    assert judgeable(row | {"grad_acc": 8}).explained.microbatches == 8

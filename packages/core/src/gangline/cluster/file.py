@@ -63,6 +63,10 @@ NUMBERS: dict[str, tuple[str, bool]] = {
     "attention.efficiency": ("share of the 16-bit peak that fused attention reaches forward", True),
     "attention.efficiency_backward": ("the same backward, in operations of two forward passes and a half", True),
     "attention.half": ("keys at which fused attention reaches half of these rates: starts, tiles half hidden", True),
+    "attention.width": (
+        "width of a head whose products take as many cycles as its exponentials do; these are free where not said",
+        False,
+    ),
     "attention.vendor": ("how much faster the maker's own fused attention is than torch's; 1 where not said", False),
     "memory.efficiency": ("share of the memory's bandwidth that elementwise kernels reach", True),
     "elementwise.passes": ("how often a forward pass moves each byte that it keeps; a backward pass twice that", True),

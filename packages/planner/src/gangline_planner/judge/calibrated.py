@@ -1,13 +1,61 @@
-"""Which published tables the numbers of the shipped cluster files were fitted on."""
+"""Which published rows the numbers of the shipped cluster files were fitted on, and how far off they are elsewhere."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).parent / "calibrated.json"
+WHICH = (  # what makes a row that one and no other: the run, and what was published of it
+    "table",
+    "model",
+    "params_b",
+    "gpu",
+    "n_gpus",
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "vp",
+    "fsdp",
+    "micro_batch",
+    "global_batch",
+    "local_batch",
+    "seq",
+    "precision",
+    "technique",
+    "recompute",
+    "step_time_s",
+    "tokens_per_s_per_gpu",
+    "tflops_per_gpu",
+)
+
+
+def identity(row: Mapping[str, Any]) -> str:
+    """Of a row, whatever file it is in and whatever number it has there."""
+    said = {name: float(value) if isinstance(value := row.get(name), int) else value for name in WHICH}
+    return sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 @cache
-def calibrated_tables() -> frozenset[str]:
-    """Their names; errors on their rows say little."""
-    return frozenset(json.loads((Path(__file__).parent / "calibrated.json").read_text())["tables"])
+def _kept() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(FILE.read_text())
+    return found
+
+
+@cache
+def calibrated_rows() -> frozenset[str]:
+    """Identities of those that were fitted on; errors on them say little."""
+    return frozenset(_kept()["rows"].values())
+
+
+def elsewhere() -> Mapping[str, float]:
+    """Of the same rows, each table judged by a fit on the others: `rows`, `tables`, `median`, `ninetieth`, `bias`,
+    `slope`, `slope_low`, `slope_high` as `gangline_planner.judge.summary` has them.
+    """
+    found: Mapping[str, float] = _kept()["elsewhere"]
+    return found

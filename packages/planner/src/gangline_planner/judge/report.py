@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline import UserError
-from gangline_planner.judge.calibrated import calibrated_tables
+from gangline_planner.judge.calibrated import calibrated_rows, elsewhere, identity
 from gangline_planner.judge.rows import Judgeable, Row, Unjudged, judgeable
 from gangline_planner.judge.summary import Judged, Spread, by_table, slope, slope_interval
 from gangline_planner.price.step import step_time
@@ -74,7 +74,7 @@ def judged_row(name: str, case: Judgeable) -> Judged:
         predicted=step_time(case.explained, case.cluster).seconds,
         published_bytes=published,
         predicted_bytes=case.explained.ranks[case.explained.fullest].memory if published else None,
-        calibrated=table in calibrated_tables(),
+        calibrated=identity(case.row) in calibrated_rows(),
         assumed=case.assumed,
     )
 
@@ -93,6 +93,8 @@ def as_data(report: Report) -> dict[str, Any]:
         low, high = slope_interval(fresh)
         found["fresh"] = asdict(Spread.of([row.error for row in fresh]))
         found["fresh"] |= {"slope": slope(fresh), "slope_low": low, "slope_high": high}
+    else:
+        found["elsewhere"] = dict(elsewhere())
     memory = [row.memory_error for row in report.judged if row.memory_error is not None]
     if memory:
         found["memory"] = asdict(Spread.of(memory))
@@ -125,10 +127,12 @@ def _summary(report: Report) -> Iterable[str]:
     if not report.judged:
         return
     yield f"{'errors of step time by table':34} {'rows':>5} {'median':>8} {'90th':>8} {'bias':>8}"
-    tables = {row.table: row.calibrated for row in report.judged}
+    used = Counter(row.table for row in report.judged if row.calibrated)
     for name, spread in by_table(report.judged).items():
-        yield f"  {name:32} {_line(spread)}{'  fitted on' * tables[name]}"
+        yield f"  {name:32} {_line(spread)}{f'  fitted on {used[name]}' * (used[name] > 0)}"
     fresh = report.fresh
+    if used:
+        yield f"  {'those that were fitted on':32} {_line(Spread.of([r.error for r in report.judged if r.calibrated]))}"
     if fresh:
         low, high = slope_interval(fresh)
         yield f"  {'all that nothing was fitted on':32} {_line(Spread.of([row.error for row in fresh]))}"
@@ -136,9 +140,23 @@ def _summary(report: Report) -> Iterable[str]:
             f"  over GPUs they drift by {slope(fresh):+.2%} with each factor e; 95 % of a bootstrap over tables: "
             f"{low:+.2%} to {high:+.2%}, {high - low:.2%} wide"
         )
+    else:
+        yield from _elsewhere()
     memory = [row.memory_error for row in report.judged if row.memory_error is not None]
     if memory:
         yield f"  {'memory':32} {_line(Spread.of(memory))}"
+
+
+def _elsewhere() -> Iterable[str]:
+    """What is known of rows that nothing was fitted on, where a file has none."""
+    found = elsewhere()
+    yield "  No row is left that nothing was fitted on. Of those that were, each table judged by a fit on the others:"
+    spread = Spread(int(found["rows"]), found["median"], found["ninetieth"], found["bias"])
+    yield f"  {'all tables, each left out':32} {_line(spread)}"
+    yield (
+        f"  over GPUs they drift by {found['slope']:+.2%} with each factor e; 95 % of a bootstrap over tables: "
+        f"{found['slope_low']:+.2%} to {found['slope_high']:+.2%}"
+    )
 
 
 def _line(spread: Spread) -> str:

@@ -13,9 +13,11 @@ from gangline.config import Recompute, Run, default_run
 from gangline.explain import Explained
 from gangline.model import AttentionNode, DecoderConfig, FeedForwardNode, Node, Plan, by_path, compose_model, replaced
 from gangline.strategy import Cut, Mesh
+from gangline_planner.judge import recipes
+from gangline_planner.judge.hybrids import as_hybrid
 from gangline_planner.judge.nodes import GeluNode, LatentAttentionNode
 from gangline_planner.judge.shapes import shapes_of
-from gangline_planner.judge.software import as_its_software
+from gangline_planner.judge.software import as_its_software, without_end_blocks
 from gangline_planner.price.step import step_time
 
 Row = Mapping[str, Any]
@@ -58,8 +60,8 @@ class Judgeable:
 CLUSTERS = [  # what a row's `gpu` says, in small letters -> the cluster file
     (r"500w", "h100_500w_ib"),
     (r"h100|h800", "h100_ib"),
-    (r"a100.*800 gb", "a100_800g"),
-    (r"a100", "a100_ib"),
+    (r"a[18]00.*800 gb", "a100_800g"),
+    (r"a[18]00", "a100_ib"),
     (r"gb300", "gb300_nvl72"),
     (r"gb200", "gb200_nvl72"),
     (r"b300", "b300_ib"),
@@ -109,17 +111,21 @@ def _fastest(row: Row, cluster: Cluster) -> Judgeable:
 
 def _judgeable(row: Row, cluster: Cluster) -> Judgeable:
     assumed: list[str] = []
-    world = whole(row, "n_gpus")
     tp, pp, cp = (whole(row, axis, 1) for axis in ("tp", "pp", "cp"))
+    world = _world(row, tp * pp * cp, assumed)
     if world % (tp * pp * cp):
         raise Unjudged(f"tp {tp} x pp {pp} x cp {cp} does not divide {world}")
     data = world // (tp * pp * cp)
-    if "tp" not in row and "fsdp" not in row:
+    if world > 1 and not any(number(row, name) for name in ("tp", "pp", "cp", "dp", "fsdp")):
         raise Unjudged("its layout is not published")
     local = number(row, "local_batch")  # sequences of a data rank, which a pipeline takes one by one
     micro = whole(row, "micro_batch", int(local or 1) if pp == 1 else 1)
-    if local is None and "micro_batch" not in row:
-        assumed.append("micro_batch 1")
+    passes, whole_batch = number(row, "grad_acc"), number(row, "global_batch")
+    if local is None and not number(row, "micro_batch"):
+        if passes and whole_batch and whole_batch % (data * passes) == 0:
+            micro = int(whole_batch / (data * passes))
+        else:
+            assumed.append("micro_batch 1")
     batch = number(row, "global_batch") or data * (local or micro * (number(row, "grad_acc") or 1))
     if batch % (data * micro):
         raise Unjudged(f"a batch of {batch:g} does not divide over {data} data ranks in microbatches of {micro}")
@@ -134,9 +140,13 @@ def _judgeable(row: Row, cluster: Cluster) -> Judgeable:
         raise Unjudged("its sequence length is not published")
     model, moe, latent, gelu = _model(row)
     chunks = _chunks(row, pp, model.layers, assumed)
-    if 0 < chunks * pp - model.layers <= 2:  # Megatron lets embedding and head count as a block each
+    ends = chunks * pp - model.layers  # Megatron lets embedding and head count as a block each
+    if 0 < ends <= 2:
         assumed.append(f"{chunks * pp} blocks for {model.layers}")
         model = replace(model, layers=chunks * pp)
+    further = recipes.predicts_further(row)
+    if further:
+        model = replace(model, layers=model.layers + 1)
     run = default_run(
         model=model,
         parallel=_parallel(row, tp, pp, cp, data, chunks, model.layers, cluster),
@@ -146,14 +156,44 @@ def _judgeable(row: Row, cluster: Cluster) -> Judgeable:
         **({"moe": _experts(moe, row)} if moe else {}),
     )
     tree, plan = _modules(run, latent, gelu)
+    hybrid = known.hybrid if (known := shapes_of(str(row.get("model") or ""))) else None
+    if hybrid is not None:
+        tree, plan = as_hybrid(tree, plan, hybrid)
     if re.search("lora", str(row.get("table", "")) + str(row.get("technique", "")), re.IGNORECASE):
         plan = replace(plan, frozen=("embed", plan.blocks, "head"))
     mesh = Mesh.of({"pp": pp, "dp_shard": data, "cp": cp, "tp": tp})
     found = run.parallel.explain(run, mesh, (tree, plan), cluster.topology)
     if found is None:
         raise Unjudged("its strategy does not explain itself")
-    found = as_its_software(row, replace(found, products=_products(row)), int(moe.get("top_k", 0)))
+    if ends == 2:
+        found = without_end_blocks(found)
+    for _ in range(hybrid.further if hybrid else int(further)):
+        found = replace(found, work=(*found.work[:-1], recipes.with_second_head(found.work[-1])))
+    products = _products(row)
+    if (
+        hybrid is not None and products == "fp4"
+    ):  # its experts alone, and not all: mixers and latents take 8 bits and 16
+        products = "fp8"
+    found = as_its_software(row, replace(found, products=products), int(moe.get("top_k", 0)))
     return Judgeable(row, found, cluster, tuple(assumed))
+
+
+def _world(row: Row, model: int, assumed: list[str]) -> int:
+    """Number of accelerators: as published, or what a layout that is published whole has, of which `model` ranks share
+    a copy of the model. Where both are and no batch divides over the first, the layout is taken at its word: seconds
+    and rates of an accelerator are those of it.
+    """
+    said, data, batch = number(row, "n_gpus"), number(row, "dp"), number(row, "global_batch")
+    if said is None and (nodes := number(row, "nodes")):
+        said = nodes * (number(row, "gpus_per_node") or 8)
+    if data is None or (said is not None and (batch is None or not batch % (said / model))):
+        return whole(row, "n_gpus") if said is None else int(said)
+    own = int(model * data)
+    if said is not None and (batch is None or batch % data or own == said):
+        return int(said)
+    if own != said:
+        assumed.append(f"{own} accelerators")
+    return own
 
 
 def _parallel(row: Row, tp: int, pp: int, cp: int, data: int, chunks: int, layers: int, cluster: Cluster) -> Any:
@@ -184,6 +224,9 @@ def _stages(row: Row, layers: int, stages: int) -> list[int] | None:
     """Megatron-LM gives all stages as many blocks, or the ends one less; others balance what they compute (None)."""
     if stages == 1 or "nanotron" in str(row.get("source")):
         return None
+    if recipes.predicts_further(row) and stages <= 16:  # all alike, the last what is left
+        each = -(-layers // stages)
+        return [each] * (stages - 1) + [layers - each * (stages - 1)]
     if layers % stages == 0:
         return [layers // stages] * stages
     if (layers + 2) % stages == 0 and layers + 2 > stages:
@@ -225,8 +268,9 @@ def _recompute(row: Row) -> dict[str, Any]:
 
 def _products(row: Row) -> str:
     said = str(row.get("precision") or ("fp16" if "V100" in str(row.get("gpu")) else "bf16")).lower()
-    for pattern, name in (("fp4", "fp4"), ("fp8", "fp8"), ("fp16", "fp16"), ("fp32", "fp32")):
-        if pattern in said:
+    formats = {"fp4": "fp4", "fp8|float8|e4m3|mx8": "fp8", "fp16|float16|half": "fp16", "fp32|tf32|float32": "fp32"}
+    for pattern, name in formats.items():
+        if re.search(pattern, said.replace("bfloat16", "bf16")):
             return name
     return "bf16"
 
@@ -241,7 +285,7 @@ def _model(row: Row) -> tuple[DecoderConfig, dict[str, Any], bool, bool]:
             sizes["layers"] = whole(row, "layers")
             if sizes["layers"] < known.model["layers"] and experts.get("first"):
                 experts["first"] = 1  # as SimuMax cuts it (docs/b200/b200_release_v1.2_summary.md: dense_layers=1)
-        return DecoderConfig(**sizes), experts, known.latent, False
+        return DecoderConfig(**sizes), experts, known.latent, known.gelu
     missing = [name for name in ("hidden", "layers", "heads") if not row.get(name)]
     if missing:
         raise Unjudged(f"shapes of {row.get('model') or 'a model without a name'} are not known")
@@ -270,9 +314,7 @@ def _experts(options: Mapping[str, Any], row: Row) -> Any:
     config = offers["on"].part.config
     names = {item.name for item in fields(config)}
     ep = whole(row, "ep", 1)
-    others = whole(row, "n_gpus") // (whole(row, "tp", 1) * whole(row, "pp", 1))
-    out_of = ["dp_shard", "cp"] if others % ep == 0 else ["dp_shard", "cp", "tp"]
-    given = {**options, "ep": ep, "ep_out_of": out_of}
+    given = {**options, "ep": ep, "ep_out_of": ["dp_shard", "cp", "tp"]}  # no expert is cut by tp
     return config(**{name: value for name, value in given.items() if name in names})
 
 
@@ -307,8 +349,10 @@ def _block(block: Node, latent: bool, gelu: bool) -> Node:
 
 
 def number(row: Row, name: str) -> float | None:
-    """A positive number, or None for what is none."""
+    """A positive number, or None for what is none; words that are a number count as that."""
     value = row.get(name)
+    if isinstance(value, str) and re.fullmatch(r"\s*\d[\d,]*(\.\d+)?\s*", value):
+        value = float(value.replace(",", ""))
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
 
 

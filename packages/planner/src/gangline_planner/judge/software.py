@@ -9,10 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from gangline.explain import AttentionProduct, Explained, Kernels, MatrixProduct, Product, StageWork, Transfer
+from gangline_planner.judge import recipes
 
 
 def as_its_software(row: Mapping[str, Any], found: Explained, top_k: int = 0) -> Explained:
     """A layout as the software of a row runs it."""
+    if scaled_by_rows(row):
+        found = replace(found, products="bf16")
     if overlaps_tensor(row):
         found = _beside(found, {"tp"})
     if overlaps_experts(row):
@@ -29,22 +32,118 @@ def as_its_software(row: Mapping[str, Any], found: Explained, top_k: int = 0) ->
         found = _behind(_summed_whole(found), {"gradients", "weights"})
     if "nemo" in said(row) and top_k:
         found = _sends_once(found, top_k)
-    if before_2023(row):
-        found = replace(found, work=tuple(map(with_scores, found.work)))
+    changes = [change for change, made in _changes(row, top_k) if made]
+    if changes:
+        known = {id(work): work for work in found.work}
+        made = {key: _after(changes, work) for key, work in known.items()}
+        found = replace(found, work=tuple(made[id(work)] for work in found.work))
     return replace(found, kernels=kernels(row))
+
+
+def scaled_by_rows(row: Mapping[str, Any]) -> bool:
+    """Whether each row of a product in 8 bits has a scale of its own. On Hopper such products are no faster than those
+    in 16 bits, and their casts come on top (torchtitan's table of 2025-06 has all three).
+    """
+    return "rowwise" in str(row.get("precision")).lower()
+
+
+def without_end_blocks(found: Explained) -> Explained:
+    """With nothing but the embedding on the first stage, and the head on the last: each counts as a block
+    (Megatron-LM, --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split).
+    """
+    first, block, last = found.work[0], found.work[1], found.work[-1]
+
+    def less(products: Mapping[Product, int], others: Mapping[Product, int]) -> Counter[Product]:
+        return Counter(products) - Counter(others)
+
+    def head(work: StageWork) -> StageWork:
+        return replace(
+            work,
+            forward=less(work.forward, block.forward),
+            weights=less(work.weights, block.weights),
+            again=less(work.again, block.again),
+            kept=max(0, work.kept - block.kept),
+            kept_again=max(0, work.kept_again - block.kept_again),
+            modules=max(1, work.modules - block.modules),
+            modules_again=max(0, work.modules_again - block.modules_again),
+        )
+
+    return replace(found, work=(head(first), *found.work[1:-1], head(last)))
+
+
+Change = Callable[[StageWork], StageWork]
+
+
+def _changes(row: Mapping[str, Any], top_k: int) -> list[tuple[Change, bool]]:
+    """What this software computes otherwise than the layout says, each with whether this row has it."""
+    vendor, precision = kernels(row) == "vendor", str(row.get("precision")).lower().partition("(")[0]
+    scaled = bool(re.search("mx|nvfp4", precision))
+    whole = recipes.captures_steps(row)
+    return [
+        (with_scores, before_2023(row)),
+        (recipes.recomputing_latents, recipes.recomputes_latents(row)),
+        (recipes.recomputing_experts, recipes.recomputes_experts(row)),
+        (recipes.in_eight_bits, recipes.attends_in_eight_bits(row)),
+        (lambda work: with_casts(work, 0.5 if "fp4" in precision else 1.0), vendor and scaled),
+        (lambda work: with_casts(work, 1.0), scaled_by_rows(row)),
+        (lambda work: with_moved_rows(work, 2 if scaled else 3), vendor and top_k > 0 and not whole),
+        (with_biases, bool(re.search("gpt.?oss", str(row.get("model")).lower()))),
+        (lambda work: replace(work, modules=0, modules_again=0), whole),
+    ]
+
+
+def _after(changes: list[Change], work: StageWork) -> StageWork:
+    for change in changes:
+        work = change(work)
+    return work
+
+
+def with_casts(work: StageWork, itemsize: float) -> StageWork:
+    """With what goes into each product in blocks of a scale of their own (MXFP8, NVFP4), kept twice: blocks of rows for
+    the product, blocks of columns for the gradient of its weight (Transformer Engine, `MXFP8Quantizer`).
+    """
+
+    def cast(products: Mapping[Product, int]) -> int:
+        own = [(p, n) for p, n in products.items() if isinstance(p, MatrixProduct) and p.block]
+        least = min((n for _, n in own), default=1)
+        inputs = ((p, n // 2 if n == 2 * least else n) for p, n in own)  # keys and values, gate and up read the same
+        return int(2 * itemsize * sum(n * p.rows * p.inner for p, n in inputs))
+
+    return replace(work, kept=work.kept + cast(work.forward), kept_again=work.kept_again + cast(work.again))
+
+
+def with_biases(work: StageWork) -> StageWork:
+    """With experts whose biases are added behind their products, times what the router gives, expert by expert and
+    joined again: each row made three times more (Megatron-Core, moe/experts.py, `_apply_bias`).
+    """
+    own = [(p, n) for p, n in work.forward.items() if isinstance(p, MatrixProduct) and p.matrices > 1]
+    return replace(work, kept=work.kept + 2 * sum(n * p.rows * p.columns for p, n in own))
+
+
+def with_moved_rows(work: StageWork, times: int) -> StageWork:
+    """With experts whose rows are sorted by expert before they are sent and behind, and back again, in kernels of their
+    own, each row made `times` more, and whose products the host launches one by one (Megatron-Core,
+    moe/token_dispatcher.py and `TEGroupedLinear`). In 8 bits they are sorted while they are sent (HybridEP).
+    """
+    own = [(p, n) for p, n in work.forward.items() if isinstance(p, MatrixProduct) and p.matrices > 1]
+    into = [(p, n) for p, n in own if p.inner == max(product.inner for product, _ in own)]
+    moved = sum(2 * n * p.rows * p.inner for p, n in into) // 2 if into else 0  # gate and up read the same rows
+    launches = sum(n * p.matrices for p, n in own) * 2 // 3  # gate and up are one product
+    return replace(work, kept=work.kept + 2 * times * moved, modules=work.modules + launches)
 
 
 def overlaps_tensor(row: Mapping[str, Any]) -> bool:
     """Whether it sends what tp gathers and sums beside its products: Megatron-LM since 2023 where a row says so, and
     as NVIDIA configures it for NeMo and MLPerf (userbuffers); torchtitan's asynchronous tp.
     """
-    return bool(re.search(r"tp-comm-overlap|nemo|mlcommons|async ?tp", said(row)))
+    if "torchtitan" in said(row):  # whose tables have both ways, and are named after one
+        return "asynctp" in str(row.get("technique")).lower().replace(" ", "")
+    return bool(re.search(r"tp-comm-overlap|nemo|mlcommons", said(row)))
 
 
 def overlaps_experts(row: Mapping[str, Any]) -> bool:
-    """Whether rows travel to experts beside the products of others: Megatron-Bridge from container 26.06 on."""
-    container = re.search(r"(\d\d)\.(\d\d)(\.\d+)? nemo container", said(row))
-    return container is not None and (int(container[1]), int(container[2])) >= (26, 6)
+    """Whether rows travel to experts beside the products of others."""
+    return recipes.captures_steps(row)
 
 
 def own_ddp(row: Mapping[str, Any]) -> bool:

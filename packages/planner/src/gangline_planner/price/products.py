@@ -37,8 +37,10 @@ class Rates:
     attention: float
     attention_backward: float
     attention_half: float
+    attention_width: float = 0.0
     cast: float = 0.0  # bytes that a number's cast moves, 0 where no cast is a kernel of its own
     itemsize: int = 2
+    narrow_itemsize: float = 2  # of what products of blocks read
     gradient: int = 4  # bytes of a number of the sum of gradients
 
     @classmethod
@@ -56,7 +58,9 @@ class Rates:
             attention=cluster[f"peak.{plain}"] * cluster["attention.efficiency"] * own_kernel,
             attention_backward=cluster[f"peak.{plain}"] * cluster["attention.efficiency_backward"] * own_kernel,
             attention_half=cluster["attention.half"],
-            cast=0.0 if kernels == "vendor" else {"fp8": 4.0, "fp4": 3.0}.get(products, 0.0),
+            attention_width=cluster.get("attention.width") or 0.0,
+            cast=0.0 if kernels == "vendor" else {"fp8": 2.0, "fp4": 1.0}.get(products, 0.0),
+            narrow_itemsize={"fp8": 1, "fp4": 0.5}.get(products, 2),
         )
 
 
@@ -64,8 +68,12 @@ def matmul_seconds(product: MatrixProduct, rates: Rates, what: Pass = "forward")
     """One product: forward, of what goes in (`inputs`), or of its weight (`weights`)."""
     rate = rates.narrow if product.block else rates.wide
     weights = product.matrices * product.inner * product.columns
-    moved = product.rows * (product.inner + product.columns) * rates.itemsize
-    moved += weights * (2 * rates.gradient if what == "weights" else rates.itemsize)
+    read = rates.narrow_itemsize if product.block else rates.itemsize
+    if what == "weights":
+        moved = product.rows * (product.inner + product.columns) * read + weights * 2 * rates.gradient
+    else:
+        into, out = (product.inner, product.columns) if what == "forward" else (product.columns, product.inner)
+        moved = product.rows * (into * read + out * rates.itemsize) + weights * read
     cast = product.rows * {"forward": product.inner, "inputs": product.columns, "weights": 0}[what] * rates.cast
     return (product.flops + rates.half) / rate + (moved + product.block * cast) / rates.memory
 
@@ -74,6 +82,7 @@ def attention_seconds(product: AttentionProduct, rates: Rates, backward: bool = 
     """Fused attention, what causality hides passed over."""
     keys = min(product.keys, product.window or product.keys)
     flops = product.flops * product.visible * (1 + rates.attention_half / keys)
+    flops *= 1 + rates.attention_width / product.head_dim
     if backward:
         return (BACKWARD * flops + rates.half) / rates.attention_backward
     return (flops + rates.half) / rates.attention

@@ -70,10 +70,13 @@ def speed(tier: str, cluster: Cluster) -> float:
 def messages(operation: Operation, ranks: int, nodes: int = 1) -> tuple[int, int]:
     """(inside nodes, between them): messages of a call that wait for each other.
 
-    What all get of all goes round a ring, from rank to rank; a sum that all get goes up a tree and down.
+    What all get of all goes round a ring, from rank to rank; a sum that all get goes up a tree and down; what each has
+    for each other goes to all of them at once.
     """
     if operation == "send":
         return (1, 0) if nodes == 1 else (0, 1)
+    if operation == "all_to_all":
+        return (1, 0) if nodes == 1 else (1, 1)
     if operation == "all_reduce":
         return 2 * ceil(log2(max(1, ranks / nodes))), 2 * ceil(log2(nodes))
     return ranks - nodes, nodes - 1
