@@ -300,3 +300,10 @@ def test_the_number_of_accelerators_is_read_off_a_whole_layout(change, world):
 def test_microbatches_follow_from_a_batch_and_its_passes():
     row = {name: value for name, value in GPT_18B.items() if name != "micro_batch"}
     assert judgeable(row | {"grad_acc": 8}).explained.microbatches == 8
+
+
+@pytest.mark.parametrize("change", [{"technique": "LoRA"}, {"model": "llama3_70b LoRA"}, {"table": "some_lora"}])
+def test_adapters_leave_the_weights_of_a_model_without_gradients(change):
+    row = LLAMA_B200 | {"model": "llama3_70b", "layers": 8}
+    whole, adapted = (judgeable(row | one).explained.work[0].weights for one in ({}, change))
+    assert sum(whole.values()) > 0 == sum(adapted.values())

@@ -159,7 +159,7 @@ def _judgeable(row: Row, cluster: Cluster) -> Judgeable:
     hybrid = known.hybrid if (known := shapes_of(str(row.get("model") or ""))) else None
     if hybrid is not None:
         tree, plan = as_hybrid(tree, plan, hybrid)
-    if re.search("lora", str(row.get("table", "")) + str(row.get("technique", "")), re.IGNORECASE):
+    if any("lora" in str(row.get(name)).lower() for name in ("table", "technique", "model")):
         plan = replace(plan, frozen=("embed", plan.blocks, "head"))
     mesh = Mesh.of({"pp": pp, "dp_shard": data, "cp": cp, "tp": tp})
     found = run.parallel.explain(run, mesh, (tree, plan), cluster.topology)
