@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -30,6 +31,20 @@ def test_terms_are_those_of_the_run(run_dir, capsys):
     assert found["worst"] in found["terms"]
     assert main(["plan", "compare", str(run_dir), "cluster=h100_ib"]) == 0
     assert f"they part most in {found['worst']}" in capsys.readouterr().out
+
+
+def test_lines_that_are_not_whole_are_no_steps(run_dir, tmp_path, capsys):
+    shutil.copytree(run_dir, tmp_path / "run")
+    with (tmp_path / "run/metrics.jsonl").open("a") as file:
+        file.write('{"step": 9}\n{"step": 10, "step_se')
+    words = [str(tmp_path / "run"), "cluster=h100_ib", "--json"]
+    assert main(["plan", "compare", *words]) == 0
+    mended = json.loads(capsys.readouterr().out)["steps"]
+    assert main(["plan", "compare", str(run_dir), *words[1:]]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == mended
+    (tmp_path / "run/metrics.jsonl").write_text("")
+    assert main(["plan", "compare", *words]) == 2
+    assert "train resume=" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -197,9 +197,13 @@ def test_a_layout_that_fits_is_the_one_that_would_train():
         (f"{SMALL} parallel.tx=2", ["there is no option parallel.tx"]),
         ("table cluster=h100_ib llama", ["gangline plan: table takes a cluster and nothing else, not llama."]),
         ("judge", ["gangline plan: judge takes one file."]),
+        ("judge none.json", ["none.json holds no rows."]),
+        ("judge words.json", ["words.json holds no rows."]),
     ],
 )
-def test_mistakes(say, words, messages):
+def test_mistakes(say, words, messages, tmp_path):
+    (tmp_path / "none.json").write_text("[]")
+    (tmp_path / "words.json").write_text('["8 GPUs"]')
     code, text = say(words)
     assert code == 2
     assert text.startswith("gangline plan: ")

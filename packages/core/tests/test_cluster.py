@@ -84,6 +84,25 @@ def test_a_number_without_a_meaning_is_refused(tmp_path, part, name, value, mess
         load_cluster(str(path))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"network": {"gpus_per_node": 8, "nodes_per_rak": 4}},
+            "says network.nodes_per_rak, which no cluster file has.",
+        ),
+        ({"abut": "ours"}, "says abut, which no cluster file has."),
+        ({"network": 3}, "network is no mapping."),
+    ],
+)
+def test_what_nobody_would_read_is_no_silent_default(tmp_path, change, message):
+    path = tmp_path / "ours.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load((SHIPPED / "h100_ib.yaml").read_text()) | change))
+    with pytest.raises(UserError, match=re.escape(message)) as refused:
+        load_cluster(str(path))
+    assert refused.value.details
+
+
 FIBRE = {"bandwidth": 1e9, "latency": 1e-3, "efficiency": 0.8}
 
 

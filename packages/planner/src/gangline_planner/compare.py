@@ -61,11 +61,13 @@ def compare(path: str, cluster: Cluster) -> Comparison:
     """Raises UserError for what is no run directory, and for a run that has no steps behind its first ones."""
     directory = RunDirectory.open(path)
     records = read_records(directory.metrics) if Path(directory.metrics).exists() else []
-    steps = [one for one in records if one["step"] > WARM and not one.get("checkpoint")]
+    whole = (one for one in records if {"step", "step_seconds", "seconds"} <= one.keys())
+    steps = [one for one in whole if one["step"] > WARM and not one.get("checkpoint")]
     if not steps:
         raise UserError(
             f"{path} has no step to compare a plan with.",
             f"Of its {len(records)} steps count those behind the first {WARM} that do not begin with a save.",
+            f"Let it train on:  train resume={path} run.steps=...",
         )
     run = directory.run()
     phases = steps[-1].get("rank_phases") or {}

@@ -16,7 +16,7 @@ there; one with `nodes_per_datacentre` says what the fibre between datacentres i
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from math import isfinite
@@ -28,6 +28,8 @@ from gangline.config.suggest import near
 from gangline.errors import UserError
 
 VERSION = 1
+PLACES = ("version", "about", "network", "numbers")
+NETWORK = ("gpus_per_node", "nodes_per_rack", "nodes_per_datacentre")
 SHIPPED = Path(__file__).parent / "shipped"
 
 # what a machine may have none of; of everything else it has more
@@ -171,11 +173,7 @@ def save_cluster(cluster: Cluster, path: Path) -> None:
     content = {
         "version": VERSION,
         "about": cluster.about,
-        "network": {
-            name: size
-            for name in ("gpus_per_node", "nodes_per_rack", "nodes_per_datacentre")
-            if (size := getattr(cluster.topology, name)) is not None
-        },
+        "network": {name: size for name in NETWORK if (size := getattr(cluster.topology, name)) is not None},
         "numbers": {name: asdict(quantity) for name, quantity in cluster.numbers.items()},
     }
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -199,8 +197,25 @@ def _read(path: Path) -> Cluster:
             f"This gangline reads version {VERSION}.",
             "Write it anew, for example from a shipped one.",
         )
+    network = found.get("network") or {}
+    if not isinstance(network, dict):
+        raise UserError(f"{path}: network is no mapping.", "It is, such as:  network: {gpus_per_node: 8}")
+    _known(found, PLACES, "", path)
+    _known(network, NETWORK, "network.", path)
     numbers = _numbers(found, path)
     return Cluster(path.stem, str(found.get("about", "")), _topology(found, path), numbers)
+
+
+def _known(given: dict[str, Any], names: Sequence[str], place: str, path: Path) -> None:
+    """Raises UserError for a name that nobody would read."""
+    for name in given:
+        if name not in names:
+            listed = ", ".join(f"{place}{known}" for known in names)
+            raise UserError(
+                f"{path} says {place}{name}, which no cluster file has.",
+                near(str(name), names),
+                f"It may say: {listed}.",
+            )
 
 
 def _numbers(found: dict[str, Any], path: Path) -> dict[str, Quantity]:

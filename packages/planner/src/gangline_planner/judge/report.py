@@ -39,7 +39,7 @@ def rows_of(path: str) -> list[Row]:
         raise UserError(f"{path} is no JSON.", str(error)) from error
     if isinstance(found, dict):
         found = found.get("rows")
-    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+    if not found or not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
         raise UserError(f"{path} holds no rows.", "It is to be a list of objects, one for each measurement.")
     return found
 

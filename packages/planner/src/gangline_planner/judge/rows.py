@@ -23,6 +23,9 @@ from gangline_planner.price.step import step_time
 Row = Mapping[str, Any]
 
 
+MOST = 1e100  # of any number that somebody measured
+
+
 class Unjudged(Exception):
     """Why a row is not judged."""
 
@@ -353,7 +356,7 @@ def number(row: Row, name: str) -> float | None:
     value = row.get(name)
     if isinstance(value, str) and re.fullmatch(r"\s*\d[\d,]*(\.\d+)?\s*", value):
         value = float(value.replace(",", ""))
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < MOST else None
 
 
 def whole(row: Row, name: str, default: int | None = None) -> int:
