@@ -12,9 +12,9 @@ their first guess: its distance, in quarters of the range, costs `PRIOR`.
 How far off the numbers are where nothing was fitted, --cross says: each table is judged by a fit on the others, and
 judge/calibrated.json keeps what came out of all of them.
 
-No other planner is run beside ours on these rows: Calculon (Isaev et al., SC 2023, doi 10.1145/3581784.3607102) comes by no
-package index. Another predictor, by operators sampled on the machine, reports mean errors of 4.98 % on A100 and 9.38 % on
-GH200, of models up to 20B on up to 128 GPUs (Zhang et al., arXiv 2509.22832); these are other rows than ours.
+No other planner is run beside ours on these rows: Calculon (Isaev et al., SC 2023, doi 10.1145/3581784.3607102) is on
+no package index. A predictor by operators that were sampled on the machine reports mean errors of 4.98 % on A100 and
+9.38 % on GH200, of models up to 20B on up to 128 GPUs (Zhang et al., arXiv 2509.22832); these are other rows than ours.
 """
 
 from __future__ import annotations
