@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
@@ -16,8 +18,11 @@ from gangline.model import compose_model, construct, parameter_count
 from gangline.testing import StrategySuite, bytes_kept
 from gangline.testing.inputs import whole_sequences
 from gangline.testing.scenarios import FLOAT64, Layout, Scenario
-from gangline_parallel_megatron_style.cost import activations
+from gangline_parallel_megatron_style.cost import activations, timing, traffic
+from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.explained import case_of, explained
+from gangline_parallel_megatron_style.explain.trace import trace
+from gangline_parallel_megatron_style.sharding.ranks import active_fold
 
 SMALL = ("mtp=on", "mtp.depth=2", "batch.sequence_length=16", "run.deterministic=false")
 FEW = ("batch.global_size=4", "batch.micro_size=1", "model.layers=2")
@@ -68,6 +73,13 @@ def test_every_axis_has_what_one_process_has(on, tied):
     holds(on, f"model.tied={tied}", *(MANY if "pp" in on else FEW))
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("on", ["dp_shard=2 zero=3", "tp=2", "cp=2", "pp=2 tp=2"])
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+def test_recomputed_blocks_have_what_one_process_has(on, recompute):
+    holds(on, f"run.recompute={recompute}", "model.layers=4", *(MANY if "pp" in on else ()))
+
+
 def test_blocks_of_experts_and_their_routers_in_the_head():
     """DeepSeek-V3's shape: the modules' blocks have experts, whose routers are told their own load."""
     experts = ("moe=on", "moe.ep=2", "moe.experts=4", "moe.shared=1", "moe/router=sigmoid", "moe.router.bias_rate=0.01")
@@ -110,12 +122,7 @@ def test_the_head_keeps_what_the_closed_form_says(words, depth):
     assert found == told["activations"] + told["logits"] - in_backward + angles
 
 
-def test_what_is_not_counted_is_refused_by_name():
-    """The planner asks the same; one process and ddp count it."""
-    with pytest.raises(UserError, match=r"what head\.mtp\.\*\.block sends, .* is not counted on this layout"):
-        explained(compose_one([*TINY.split(), "parallel=fsdp", "launch.processes=4"]))
-    with pytest.raises(UserError, match="To plan without it, mtp=off; parallel=single and parallel=ddp count it"):
-        explained(compose_one([*TINY.split(), "moe=on", "moe.experts=4", "parallel=fsdp", "launch.processes=4"]))
+def test_one_process_and_ddp_count_what_is_more():
     run, mesh = compose_one([*TINY.split(), "parallel=ddp", "launch.processes=2"]), Mesh.of({"dp_replicate": 2})
     plain = replace(run, edits={})
     found, before = (one.parallel.explain(one, mesh).ranks[0] for one in (run, plain))
@@ -123,3 +130,115 @@ def test_what_is_not_counted_is_refused_by_name():
     assert found.parameters - before.parameters == more > 0
     assert found.bytes["gradients"] - before.bytes["gradients"] == 4 * more
     assert found.bytes["logits"] - before.bytes["logits"] == 2 * 32 * (37 * 4 + 4 + 9)
+
+
+WIDE = (
+    "model.layers=2 model.dim=128 model.heads=4 model.hidden=256 model.vocab_size=512 mtp=on mtp.depth=2 "
+    "run.device=cuda batch.global_size=4 batch.micro_size=1 batch.sequence_length=16"
+)
+FOUR = "launch.processes=4 parallel.dp_shard=1"
+LAYOUTS = [
+    "parallel=tp launch.processes=2 parallel.sequence_parallel=false run.recompute=full run.recompute_every=2",
+    "parallel=fsdp launch.processes=4 parallel.zero=2 precision=bf16",
+    f"parallel=3d {FOUR} parallel.tp=1 parallel.cp=2 parallel.context=ulysses run.recompute=selective",
+    f"parallel=3d {FOUR} run.recompute=full run.recompute_every=2",
+]
+MORE = [
+    "parallel=tp launch.processes=2 model.tied=false",
+    "parallel=fsdp launch.processes=4 model.tied=false run.recompute=selective",
+    f"parallel=3d {FOUR} parallel.tp=1 parallel.cp=2 model.tied=false run.recompute=full",
+    "parallel=3d launch.processes=8 parallel.zero=3 model.tied=false run.recompute=full",
+    "parallel=fsdp launch.processes=4 parallel.zero=2 moe=on moe/router=softmax moe.router.bias_rate=0.01 moe.ep=2 "
+    "run.recompute=full",
+]
+EVERY = [*LAYOUTS, *(pytest.param(words, marks=pytest.mark.nightly) for words in MORE)]
+
+
+@pytest.mark.parametrize("words", EVERY)
+def test_what_a_step_sends_to_the_byte(words):
+    """But for what fills up a buffer of weights or gradients."""
+    case = case_of(run := compose_one([*WIDE.split(), *words.split()]))
+    rank = case.pp - 1  # which has the head
+    real, told, calls = trace(run, case, rank), Counter[str](), Counter[str]()
+    for sent in traffic.of_rank(case, rank):
+        axis = "data" if sent.purpose in ("gradients", "weights") else sent.axes[0]
+        told[axis] += sent.bytes
+        calls[axis] += sent.calls
+    found, made = Counter[str](), Counter[str]()
+    for (axis, operation), nbytes in real.sent.items():
+        to, ranks = ranks_of(case, axis)
+        rings = {"all_gather": ranks - 1, "all_reduce": Fraction(2 * (ranks - 1), ranks), "exchange": 1}
+        found[to] += int(nbytes * rings.get(operation, Fraction(ranks - 1, ranks)))
+        made[to] += real.calls[axis, operation]
+    assert told["data"] <= found.pop("data", 0) <= 1.02 * told.pop("data", 0)
+    assert told == found
+    for axis in ("tp", "data", "ep"):
+        assert calls[axis] == made[axis]
+
+
+def ranks_of(case: Case, axis: str) -> tuple[str, int]:
+    """Which purpose traffic along an axis has, and how many ranks take part."""
+    if axis in ("ep", "ep_rest"):
+        fold = active_fold(case.plan, case.mesh, "ep")
+        assert fold is not None
+        whole = case.mesh.size(*fold.out_of)
+        return ("ep", fold.size) if axis == "ep" else ("data", whole // fold.size)
+    if axis == "world":
+        return "data", case.mesh.world
+    return (axis if axis in ("tp", "cp", "pp") else "data"), case.mesh.size(*axis.split("+"))
+
+
+@pytest.mark.parametrize("words", EVERY)
+def test_a_step_computes_what_one_process_does(words):
+    """All ranks together, to the operation; and their products are what nodes say."""
+    run = compose_one([*WIDE.split(), *words.split()])
+    alone = compose_one(
+        [*WIDE.split(), *(word for word in words.split() if word.startswith(("model.", "run.", "moe")))]
+    )
+    case, found = case_of(run), explained(run)
+    one = alone.parallel.explain(alone, Mesh.of({})).ranks[0].flops
+    every = sum(rank.flops for rank in found.ranks) * case.mesh.world // case.pp
+    if "sequence_parallel=false" in words:
+        assert every > one  # each rank multiplies in the merges
+    elif "selective" not in words:  # whose second attention is in the products alone
+        assert every == one
+    assert found.unknown == ()
+    for stage, work in enumerate(found.work):
+        total = work.flops - work.unknown_flops
+        assert total * case.tp / case.tokens == pytest.approx(timing.stage_flops(case)[stage].forward, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "parallel=fsdp",
+        pytest.param("parallel=fsdp parallel.zero=1", marks=pytest.mark.nightly),
+        pytest.param("parallel=fsdp parallel.zero=2 model.tied=true mtp.depth=2", marks=pytest.mark.nightly),
+        pytest.param("parallel=3d parallel.pp=2 parallel.tp=4", marks=pytest.mark.nightly),
+        pytest.param("parallel=fsdp run.recompute=full", marks=pytest.mark.nightly),
+    ],
+)
+def test_the_closed_forms_tell_the_peak(words):
+    """Gradients of the vocabulary's matrices wait for each other."""
+    shape = "model=llama3-8b model.layers=2 precision=bf16 mtp=on run.device=cuda launch.processes=8"
+    batch = "batch.micro_size=1 batch.sequence_length=4096 batch.global_size=16"
+    case = case_of(run := compose_one([*shape.split(), *batch.split(), *words.split()]))
+    found = explained(run).ranks[case.pp - 1].memory
+    assert trace(run, case, case.pp - 1).peak == pytest.approx(found, rel=0.03)
+
+
+def kept(known: list[Tensor], forward: Callable[[], object]) -> int:
+    """Bytes that autograd holds on to beside what is known; each piece of memory once."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in known}
+    found: dict[int, int] = {}
+    alive: list[object] = []
+
+    def pack(x: Tensor) -> Tensor:
+        if x.untyped_storage().data_ptr() not in own:
+            found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            alive.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        alive.append(forward())
+    return sum(found.values())

@@ -15,12 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gangline import UserError
+from gangline.config import Recompute
 from gangline.config.check import check
 from gangline.config.compose import compose
 from gangline.forward_context import Collected, Frame, frame
 from gangline.interop.config import edited_config_from
 from gangline.model import compose_model, whole_model
-from gangline.strategy import Batch
+from gangline.strategy import Batch, finish_head, finisher
 from gangline.testing import ModelEditSuite
 from gangline.testing.inputs import microbatch
 from gangline.testing.runs import small_run
@@ -83,6 +84,30 @@ def test_its_loss_is_that_of_the_paper(kind):
     (plain.head(model.hidden(batch), batch) * 0 + model.eval()(batch) + 0.25 * (first + second)).backward()
     for name, weight in model.named_parameters():
         assert torch.allclose(got[name], weight.grad, rtol=1e-10, atol=1e-14), name
+
+
+FINISHED = [("full", False, 2), ("selective", False, 1), pytest.param("none", True, 0, marks=pytest.mark.nightly)]
+
+
+@pytest.mark.parametrize(("recompute", "compiled", "calls"), FINISHED)
+def test_blocks_of_modules_are_recomputed_and_compiled(recompute: str, compiled: bool, calls: int) -> None:
+    """As other blocks are: what a module's attention projects is computed `calls` times, and all is as without."""
+    run, batch, got = small_run("mtp=on", "mtp.depth=2"), microbatch([3, 8, 9], 0, 12, 61, "documents"), []
+    tree, plan = compose_model(run)
+    for finish in (finisher(Recompute.none, False), finisher(Recompute(recompute), compiled, seams=plan.seams)):
+        model, counted, collected = whole_model(tree, plan, seed=3, dtype=torch.float64), list[str](), Collected()
+        assert plan.blocks_in_head(dict(model.named_modules())) == ["head.mtp.0.block", "head.mtp.1.block"]
+        finish_head(model, plan, finish)
+        for module in model.head.mtp:
+            module.block.attention.wq.register_forward_hook(lambda *_, counted=counted: counted.append("wq"))
+        with frame(Frame(loss_mask=batch.loss_mask, collected=collected)):
+            model(batch).backward()
+        got.append(({name: weight.grad for name, weight in model.named_parameters()}, collected.losses, len(counted)))
+    (want, losses, once), (found, again, times) = got
+    assert (once, times) == (2, 2 * calls)
+    assert losses.keys() == again.keys()
+    for name, gradient in want.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-13)
 
 
 def test_the_token_behind_next_is_of_the_same_document():

@@ -42,6 +42,11 @@ def names(pattern: str, name: str) -> bool:
     return found is not None and found[2] is None
 
 
+def block_number(path: str) -> int:
+    """The number of the block at `path`: the last in it. Raises StopIteration where there is none."""
+    return next(int(part) for part in reversed(path.split(".")) if part.isdecimal())
+
+
 def _specific(pattern: str) -> tuple[int, int]:
     return pattern.count("."), -pattern.count("*")
 
@@ -309,6 +314,10 @@ class Plan:
             if matches(pattern, path):
                 return ".".join(path.split(".")[: pattern.count(".") + 1])
         return ""
+
+    def blocks_in_head(self, paths: Iterable[str]) -> list[str]:
+        """Of the paths of modules (or nodes) those of blocks inside the head, in order."""
+        return [path for path in paths if any(names(pattern, path) for pattern in self.head_blocks)]
 
     def owner(self, name: str) -> str:
         """The name a parameter is kept under: itself, unless it is tied to another."""

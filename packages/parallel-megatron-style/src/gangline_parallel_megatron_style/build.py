@@ -20,6 +20,7 @@ from gangline.strategy import (
     bind_folds,
     calls,
     dtype_name,
+    finish_head,
     model_array,
     recomputed,
     set_products,
@@ -98,6 +99,8 @@ def build(
     for index in stages.blocks:
         path = f"{plan.blocks}.{index}"
         finish(model.get_submodule(path), path)
+    if stages.has_head:
+        finish_head(model, plan, finish)
     segments = [stages.segments(model, chunk, arrays) for chunk in range(stages.chunks)]
     return ComposedRuntime(
         Components(

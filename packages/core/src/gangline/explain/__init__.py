@@ -16,9 +16,11 @@ from gangline.lazy import lazily
 if TYPE_CHECKING:
     from gangline.explain.activations import (
         ActivationSizes as ActivationSizes,
+        beside_head as beside_head,
         copies_output as copies_output,
         norm_bytes as norm_bytes,
         of_angles as of_angles,
+        of_further_loss as of_further_loss,
         of_head as of_head,
         of_node as of_node,
         recomputed_attention as recomputed_attention,
@@ -51,7 +53,8 @@ __getattr__, __all__ = lazily(
         "gangline.explain.timeline": "ActionTimes StepTimeline step_timeline",
         "gangline.explain.work": "StageWork work_of",
         "gangline.explain.activations": (
-            "ActivationSizes copies_output norm_bytes of_angles of_head of_node recomputed_attention"
+            "ActivationSizes beside_head copies_output norm_bytes of_angles of_further_loss of_head of_node "
+            "recomputed_attention"
         ),
         "gangline.model.products": "AttentionProduct MatrixProduct Product",
     },

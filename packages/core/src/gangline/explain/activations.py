@@ -9,7 +9,7 @@ heads and features.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import gcd
 
@@ -157,23 +157,41 @@ def of_angles(blocks: Iterable[Node], sizes: ActivationSizes) -> int:
     return sizes.inner_tokens * sum(width for _, width in found) * sizes.master_itemsize
 
 
-def of_head(plan: Plan, width: int, sizes: ActivationSizes, head: Node) -> dict[str, int]:
+def of_head(
+    plan: Plan, width: int, sizes: ActivationSizes, head: Node, blocks: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """The last norm's input and output; logits with their log-sum-exp; and what the loss's backward pass takes.
 
     What edits put beside the head may have heads of its own: their logits are there until the backward pass, too.
+    blocks: by the path of a block inside the head what it keeps, where that is not all that it makes (recomputation).
     """
-    beside = _beside(head, plan.head)
-    more = sum(isinstance(node, HeadNode) for path, inside in beside for _, node in nodes(inside, path))
+    inside = beside_head(head, plan.head)
+    more = sum(isinstance(node, HeadNode) for _, node in inside)
     vocabulary = -(-plan.facts.get("vocab_size", 0) // sizes.tp)
     rows = min(sizes.inner_tokens, plan.facts.get("loss_chunk", sizes.inner_tokens))  # that have logits at a time
     stream = norm_bytes(sizes, sizes.tokens, width) + sizes.tokens * width * sizes.itemsize
     logits = rows * vocabulary * sizes.itemsize
     kept = sizes.inner_tokens * (sizes.master_itemsize + 9)
-    each = kept + (logits if rows == sizes.inner_tokens else 0)
+    each = of_further_loss(plan, sizes)
     return {
-        "activations": stream + sum(_within_head(node, sizes, path) for path, node in beside),
+        "activations": stream
+        + sum(_within_head(node, sizes, path, blocks or {}) for path, node in _beside(head, plan.head)),
         "logits": 2 * logits + kept + more * each + 2 * min(rows * vocabulary, LOSS_CHUNK) * sizes.master_itemsize,
     }
+
+
+def of_further_loss(plan: Plan, sizes: ActivationSizes) -> int:
+    """What a loss beside that of the head keeps: its log-sum-exp, and its logits where it has all of them at once."""
+    vocabulary = -(-plan.facts.get("vocab_size", 0) // sizes.tp)
+    kept = sizes.inner_tokens * (sizes.master_itemsize + 9)
+    if plan.facts.get("loss_chunk", sizes.inner_tokens) < sizes.inner_tokens:
+        return kept
+    return kept + sizes.inner_tokens * vocabulary * sizes.itemsize
+
+
+def beside_head(head: Node, path: str) -> list[tuple[str, Node]]:
+    """All nodes that edits have put beside the head at `path`, with their paths."""
+    return [found for at, node in _beside(head, path) for found in nodes(node, at)]
 
 
 def _beside(head: Node, path: str) -> list[tuple[str, Node]]:
@@ -185,11 +203,13 @@ def _beside(head: Node, path: str) -> list[tuple[str, Node]]:
     return found
 
 
-def _within_head(node: Node, sizes: ActivationSizes, path: str) -> int:
+def _within_head(node: Node, sizes: ActivationSizes, path: str, blocks: Mapping[str, int]) -> int:
     """As `of_node`; a lookup is counted by what is around it, of a head what its product reads: logits are apart."""
+    if path in blocks:
+        return blocks[path]
     if isinstance(node, EmbeddingNode):
         return 0
     own = sizes.tokens * node.dim * sizes.itemsize if isinstance(node, HeadNode) else node.activation_bytes(sizes.local)
     if own is None:
         return of_node(node, sizes, path)
-    return own + sum(_within_head(child, sizes, f"{path}.{name}") for name, child in children(node))
+    return own + sum(_within_head(child, sizes, f"{path}.{name}", blocks) for name, child in children(node))

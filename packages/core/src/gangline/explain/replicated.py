@@ -20,7 +20,7 @@ from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct
 from gangline.model.tree import Node, by_path, parameter_shapes
 from gangline.parallel.owners import most_matrix_bytes
-from gangline.plan import Plan, is_mapped
+from gangline.plan import Plan, block_number, is_mapped
 from gangline.shard import Layout, Registry, itemsize, model_array
 
 if TYPE_CHECKING:
@@ -56,6 +56,11 @@ def explain_replicated(
         work, stays, more = seen[key]
         parts.append(work)
         kept, again = kept + stays, max(again, more)
+    in_head = dict[str, int]()
+    for path in plan.blocks_in_head(nodes):
+        recomputed = run.run.recompute is not Recompute.none and block_number(path) % run.run.recompute_every == 0
+        work, in_head[path], more = _part(run, nodes[path], path, plan, sizes, recomputed)
+        parts[-1], again = parts[-1].with_again(work), max(again, more)
     total, shapes = StageWork.total(parts), parameter_shapes(tree)
     matrix = {name: name.startswith(f"{plan.blocks}.") and is_mapped(name, shape) for name, shape in shapes.items()}
     trained = {name: prod(shape) for name, shape in shapes.items() if not plan.is_frozen(name)}
@@ -68,7 +73,7 @@ def explain_replicated(
         for name in trained
     )
     states += _of_matrices(run, mesh, {name: shapes[name] for name in trained if matrix[name]})
-    end = of_head(plan, plan.facts.get("dim", 0), sizes, nodes[plan.head])
+    end = of_head(plan, plan.facts.get("dim", 0), sizes, nodes[plan.head], in_head)
     found = Counter(
         {
             "weights": kept_bytes["weights"],

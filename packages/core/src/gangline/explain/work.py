@@ -10,7 +10,7 @@ from functools import cached_property
 from gangline.model.flops import computes_frozen
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct, MatrixProduct, Product
-from gangline.model.tree import Node, nodes
+from gangline.model.tree import LinearNode, Node, nodes
 from gangline.plan import Plan
 
 
@@ -63,6 +63,17 @@ class StageWork:
             }
             return replace(self, again=again)
         return replace(self, again=self.forward, kept_again=self.kept, modules_again=self.modules)
+
+    def with_again(self, part: StageWork) -> StageWork:
+        """The same, where a part of it is computed again as `part.recomputed` has it."""
+        again = Counter[Product](self.again)
+        again.update(part.again)
+        return replace(
+            self,
+            again=again,
+            kept_again=self.kept_again + part.kept_again,
+            modules_again=self.modules_again + part.modules_again,
+        )
 
     @cached_property
     def flops(self) -> int:
@@ -140,5 +151,5 @@ def _cut(product: MatrixProduct, name: str, node: Node, plan: Plan, sizes: Local
         columns=columns,
         matrices=matrices,
         weight="weight",
-        block=name.startswith(f"{plan.blocks}."),
+        block=name.startswith(f"{plan.blocks}.") or (bool(plan.head_blocks) and isinstance(node, LinearNode)),
     )

@@ -62,6 +62,13 @@ def bind_folds(model: nn.Module, plan: Plan, comm_of: Callable[[str], Comm]) -> 
 
 
 def finish_blocks(model: nn.Module, plan: Plan, finish: Finish) -> None:
-    """Hand each block of the model to `finish`, with its path."""
+    """Hand each block of the model to `finish`, with its path; those inside the head, too."""
     for index, block in enumerate(model.get_submodule(plan.blocks).children()):
         finish(block, f"{plan.blocks}.{index}")
+    finish_head(model, plan, finish)
+
+
+def finish_head(model: nn.Module, plan: Plan, finish: Finish) -> None:
+    """Hand each block inside the head to `finish`, with its path."""
+    for path in plan.blocks_in_head([path for path, _ in model.named_modules()]):
+        finish(model.get_submodule(path), path)

@@ -17,15 +17,15 @@ from gangline.config.sections import Recompute
 from gangline.model import documents
 from gangline.model.contracts import seam_function, seam_module
 from gangline.parallel.prepare import Finish
-from gangline.plan import Seam, matches
+from gangline.plan import Seam, block_number, matches
 
 
 def finisher(recompute: Recompute, compile: bool, every: int = 1, seams: Sequence[Seam] = ()) -> Finish:
     """A function (block, path) that finishes a block in place; what the block emits goes under `path`.
 
-    Of the blocks, those whose number divides by `every` are recomputed: in full, or (selective) what their attention
-    seams, named by `seams`, keep between queries, keys and values and the output (Korthikanti et al., arXiv 2205.05198,
-    section 5).
+    Of the blocks, those whose number (the last in the path) divides by `every` are recomputed: in full, or (selective)
+    what their attention seams, named by `seams`, keep between queries, keys and values and the output (Korthikanti et
+    al., arXiv 2205.05198, section 5).
     """
 
     if compile:
@@ -33,7 +33,7 @@ def finisher(recompute: Recompute, compile: bool, every: int = 1, seams: Sequenc
         documents.not_traced()
 
     def finish(block: nn.Module, path: str) -> None:
-        chosen = int(path.rpartition(".")[2]) % every == 0
+        chosen = block_number(path) % every == 0
         if chosen and recompute is Recompute.selective:
             _recompute_attention(block, path, seams)
         # The path must be known while the forward is recomputed, so it is set innermost; outside what is compiled.

@@ -33,7 +33,7 @@ class Whole:
 
     numbers  of a block, before its rows are cut
     kept     bytes that a block keeps for its backward pass
-    head     numbers of the head, and the bytes of its logits
+    head     numbers of the head, and of its largest array; logits: their bytes
     """
 
     work: StageWork
@@ -41,6 +41,7 @@ class Whole:
     numbers: int
     kept: int
     head: int
+    largest: int
     logits: int
 
 
@@ -168,7 +169,7 @@ def _bytes(
             cut = gradients < width.gradient
             both = width.gradient + (width.compute if width.compute != width.gradient and not cut else 0)
             found += whole.head * (width.compute + (0 if cut else gradients) + own)
-            found += max(whole.logits, whole.head * (both + (width.gradient if cut else 0)))
+            found += max(whole.logits, whole.largest * both + (whole.head * width.gradient if cut else 0))
         most = max(most, found)
     return int(ROUGH * most)
 
@@ -214,6 +215,7 @@ def _counted(config: Composed, run: Run, mesh: Mesh, model: tuple[Node, Plan], n
         numbers=min(numbers),
         kept=min(activations.of_block(case, index, local) for index, _ in traffic.of_kinds(case, range(plan.layers))),
         head=sum(array.size for array in case.at("head")),
+        largest=max((array.size for array in case.at("head") if len(array.shape) > 1), default=0),
         logits=activations.head(case, local)["logits"],
     )
 

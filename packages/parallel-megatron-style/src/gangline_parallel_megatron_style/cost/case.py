@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gangline.config import ItemSizes, Recompute
 from gangline.model import LocalSizes, Node, compose_model
-from gangline.strategy import DATA_AXES, Mesh, Plan, Registry
+from gangline.strategy import DATA_AXES, Mesh, Plan, Registry, block_number
 from gangline_parallel_megatron_style.cost.parameters import Array, ModelArrays
 from gangline_parallel_megatron_style.layout.alike import AlikeBlocks, alike_blocks
 from gangline_parallel_megatron_style.layout.stages import partition
@@ -43,7 +43,6 @@ class Case:
     recompute_every: int
     optimizer: OptimizerConfig  # says what it keeps of each weight
     callback_copies: int = 0  # arrays like each trained parameter that callbacks keep
-    head_edits: tuple[str, ...] = ()  # settings that switch off what has put blocks into the head
 
     @classmethod
     def of(cls, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None) -> Case:
@@ -69,7 +68,6 @@ class Case:
             recompute_every=run.run.recompute_every,
             optimizer=run.optimizer,
             callback_copies=sum(config.copies(run) for config in run.callback.values()),
-            head_edits=_head_edits(run) if plan.head_blocks else (),
         )
 
     @cached_property
@@ -249,12 +247,14 @@ class Case:
         """Whether gradients are added over the ranks after every microbatch, so that no rank keeps all of them."""
         return self.config.zero >= 2 and not self.deterministic
 
-    def recomputed(self, block: int) -> bool:
-        """Whether a block is computed again in the backward pass, wholly or its attention."""
-        return self.recompute is not Recompute.none and block % self.recompute_every == 0
+    @cached_property
+    def head_blocks(self) -> dict[str, Node]:
+        """Blocks inside the head, by path, in the order of their forward pass."""
+        return {path: self.by_path[path] for path in self.plan.blocks_in_head(self.by_path)}
 
-
-def _head_edits(run: Run) -> tuple[str, ...]:
-    """`GROUP=off` of each model edit without which the head has no blocks."""
-    rest = {group: {name: edit for name, edit in run.edits.items() if name != group} for group in run.edits}
-    return tuple(f"{group}=off" for group in rest if not compose_model(replace(run, edits=rest[group]))[1].head_blocks)
+    def recomputed(self, block: int | str) -> bool:
+        """Whether a block, given by its number or its path, is computed again in the backward pass, all or its
+        attention.
+        """
+        number = block if isinstance(block, int) else block_number(block)
+        return self.recompute is not Recompute.none and number % self.recompute_every == 0

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from gangline.explain import ActivationSizes
-from gangline_parallel_megatron_style.cost import activations, memory
+from gangline_parallel_megatron_style.cost import activations, head_memory, memory
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
@@ -48,6 +48,7 @@ def moments(case: Case, rank: int, sizes: ActivationSizes) -> Iterator[Counter[s
         kept = {place: _kept(case, place, sizes) for place in places}
         whole = {place: _of(case, "whole", place, arrays, _whole) for place, arrays in held.items()}
         gathered = {place: _of(case, "gathered", place, arrays, _gathered) for place, arrays in held.items()}
+        waits = head_memory.lasting(case)
         before, freed = (
             whole[places[0]] if case.microbatches > 1 else 0,
             0,
@@ -55,7 +56,15 @@ def moments(case: Case, rank: int, sizes: ActivationSizes) -> Iterator[Counter[s
         for index in reversed(range(len(places))):
             place = places[index]
             weights = sum(gathered[other] for other in _in_use(case, places, index))
+            inside = place == "head" and bool(case.head_blocks)
+            if inside and case.pp == 1:  # what it reads of the embedding
+                weights += gathered["embed"]
             for made in _of_kind(case, place, held[place], sizes):
+                found = Counter(made)
+                found.update(weights=weights, gradients=before, activations=-freed)
+                found["buffers"] += 0 if place == "head" else waits
+                yield found
+            for made in head_memory.moments(case, held[place], sizes, _travels(case)) if inside else ():
                 found = Counter(made)
                 found.update(weights=weights, gradients=before, activations=-freed)
                 yield found
@@ -149,11 +158,15 @@ def _within(case: Case, place: Place, arrays: list[Array], sizes: ActivationSize
         if len(array.shape) > 1 and array.trained:
             each = width.gradient if memory.cuts_gradients(case, array.group) else both
             made[array.name.rsplit(".", len(array.shape) - 1)[0]] += array.size * each  # stacks with those beside them
-    travels = 3 * case.tokens * case.width * width.compute if case.tp > 1 else 0  # in, its gradient, a term of that
-    again = 0
+    travels, again = _travels(case), 0
     if place == "head":
         yield Counter({"logits": activations.head(case, sizes)["logits"], "buffers": travels})
     elif isinstance(place, int) and case.recomputed(place):
         again = activations.whole_block(case, place, sizes) - activations.of_block(case, place, sizes)
     gradients = max(made.values(), default=0)
     yield Counter({"gradients": _whole(case, arrays), "activations": again, "buffers": gradients + travels})
+
+
+def _travels(case: Case) -> int:
+    """Hidden states of all tokens that come and go between ranks of tp: in, its gradient, a term of that."""
+    return 3 * case.tokens * case.width * case.bytes.compute if case.tp > 1 else 0

@@ -51,6 +51,9 @@ def _stage_flops(case: Case) -> Iterator[Flops]:
     for stage, blocks in enumerate(case.stages):
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
         total = sum((part_flops(case, part) for part in ends), Flops())
+        again = [path for path in case.head_blocks if case.recomputed(path) and case.recompute is Recompute.full]
+        if stage == case.last_stage:
+            total += Flops(again=sum(part_flops(case, path).forward for path in again))
         for index in blocks:
             kind, _ = case.kind(index)
             if kind not in known:
@@ -102,6 +105,9 @@ def stage_work(case: Case, gpu: bool = True) -> list[StageWork]:
             work = work_of(node, path, case.plan, case.sizes, sequence_length=case.sequence_length, ulysses=ulysses)
             work = replace(work, kept=of_node(node, sizes, path))
             known[key] = work.recomputed(case.recompute is not Recompute.full) if recomputed else work
+            for inside in case.head_blocks if path == case.plan.head else ():
+                if case.recomputed(inside):
+                    known[key] = known[key].with_again(part(inside, True, inside))
         return known[key]
 
     for stage, blocks in enumerate(case.stages):

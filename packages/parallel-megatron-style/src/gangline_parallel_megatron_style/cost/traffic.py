@@ -7,15 +7,15 @@ collectives, or for a pipeline messages.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
 
 from gangline.config import Recompute
-from gangline.explain import Operation, When
-from gangline.model import AttentionNode, WrapNode, nodes
-from gangline.strategy import matrix_traffic
+from gangline.explain import Operation, When, beside_head
+from gangline.model import AttentionNode, EmbeddingNode, HeadNode, Node, WrapNode, nodes
+from gangline.strategy import matrix_traffic, model_array
 from gangline_parallel_megatron_style.cost import memory
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import BESIDE, Sent
@@ -100,10 +100,13 @@ def of_kinds(case: Case, blocks: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def _regions(case: Case, index: int) -> dict[str, RegionTraffic]:
-    found: dict[str, RegionTraffic] = {}
     needs_grad = index > 0 or any(array.trained for array in case.at(EMBED))
-    block = f"{case.plan.blocks}.{index}"
-    for path, node in nodes(case.blocks[index], block):
+    return _regions_of(case, case.blocks[index], f"{case.plan.blocks}.{index}", needs_grad)
+
+
+def _regions_of(case: Case, block: Node, at: str, needs_grad: bool = True) -> dict[str, RegionTraffic]:
+    found: dict[str, RegionTraffic] = {}
+    for path, node in nodes(block, at):
         for name, shape in node.shapes().items():
             full = f"{path}.{name}"
             cut, trained = case.plan.cuts_of(full, len(shape)).get("tp"), not case.plan.is_frozen(full)
@@ -129,37 +132,59 @@ def tensor(case: Case, rank: int) -> list[Sent]:
     """
     if case.tp == 1:
         return []
-    axes, n, cut, microbatches = ("tp",), case.tp, case.sequence_parallel, case.microbatches
-    of_one = case.tokens * case.bytes.compute  # bytes of all tokens, for a width of 1
-    send, found = _gather if cut else _reduce, list[Sent]()
+    found = list[Sent]()
     for stage in case.stages_of(rank):
         for index, alike in of_kinds(case, case.stages[stage]):
-            own, m = regions(case, index), microbatches * alike
-            passes = 2 if case.recomputed(index) and case.recompute is Recompute.full else 1
-            for path, region in own.items():
-                last = path == next(reversed(own)) and not isinstance(case.by_path[path], WrapNode)
-                there, back = "hidden in blocks", "gradients of blocks"
-                if region.leaves:
-                    again = passes - 1 - (1 if last and passes > 1 else 0)
-                    found.append(send(axes, there, n, m, of_one * region.leaves))
-                    found.append(send(axes, there, n, m * again, of_one * region.leaves, "B"))
-                    if cut:
-                        found.append(send(axes, back, n, m, of_one * region.leaves, "B"))
-                if region.enters and cut:
-                    found.append(send(axes, there, n, m, of_one * region.enters))
-                    found.append(send(axes, there, n, m * (passes - 1), of_one * region.enters, "B"))
-                if region.enters and region.needs_grad:  # beside the products: `tensor.crossing.Enter`
-                    calls = m * (1 + (cut and region.needs_input))
-                    found.append(send(axes, back, n, calls, of_one * region.enters, "B", not region.needs_input))
-        found += _ends(case, stage, of_one * case.width)
-    shared: dict[int, int] = defaultdict(int)
-    places: list[tuple[int | str, int]] = [("embed", 1), *of_kinds(case, case.blocks_of(rank)), ("head", 1)]
-    for array, alike in ((array, alike) for place, alike in places for array in case.at(place)):
-        if array.sums > 1 and array.trained and rank == home(case, array):
-            shared[array.sums] += alike * memory.part_of(case, array)
-    for ranks, numbers in shared.items():
-        found.append(_reduce(axes, "gradients of what is whole", ranks, 1, numbers * case.bytes.gradient, "end"))
+            found += _block(case, regions(case, index), alike, case.recomputed(index))
+        if stage == case.last_stage:
+            for path, node in case.head_blocks.items():
+                found += _block(case, _regions_of(case, node, path), 1, case.recomputed(path))
+        found += _ends(case, stage, case.tokens * case.bytes.compute * case.width)
+    for ranks, numbers in _summed(case, rank).items():
+        found.append(_reduce(("tp",), "gradients of what is whole", ranks, 1, numbers * case.bytes.gradient, "end"))
     return found
+
+
+def _block(case: Case, own: dict[str, RegionTraffic], alike: int, recomputed: bool) -> list[Sent]:
+    """Of so many blocks with these regions."""
+    axes, n, cut, m, found = ("tp",), case.tp, case.sequence_parallel, case.microbatches * alike, list[Sent]()
+    of_one = case.tokens * case.bytes.compute  # bytes of all tokens, for a width of 1
+    send, there, back = _gather if cut else _reduce, "hidden in blocks", "gradients of blocks"
+    passes = 2 if recomputed and case.recompute is Recompute.full else 1
+    for path, region in own.items():
+        last = path == next(reversed(own)) and not isinstance(case.by_path[path], WrapNode)
+        if region.leaves:
+            again = passes - 1 - (1 if last and passes > 1 else 0)
+            found.append(send(axes, there, n, m, of_one * region.leaves))
+            found.append(send(axes, there, n, m * again, of_one * region.leaves, "B"))
+            if cut:
+                found.append(send(axes, back, n, m, of_one * region.leaves, "B"))
+        if region.enters and cut:
+            found.append(send(axes, there, n, m, of_one * region.enters))
+            found.append(send(axes, there, n, m * (passes - 1), of_one * region.enters, "B"))
+        if region.enters and region.needs_grad:  # beside the products: `tensor.crossing.Enter`
+            calls = m * (1 + (cut and region.needs_input))
+            found.append(send(axes, back, n, calls, of_one * region.enters, "B", not region.needs_input))
+    return found
+
+
+def _summed(case: Case, rank: int) -> dict[int, int]:
+    """Neighbours along tp -> how many gradients a rank adds over them. Rows of a matrix lie on ranks as they fit: then
+    those of the rank that has most.
+    """
+    arrays = [a for a in case.held(rank) if a.sums > 1 and a.trained and rank == home(case, a)]
+    found: Counter[int] = Counter()
+    for array in arrays:
+        found[array.sums] += memory.part_of(case, array)
+    if not case.config.zero or case.shards == 1 or not any(len(array.shape) > 1 for array in arrays):
+        return found
+    each = []
+    for one in case.mesh.group(case.mesh.rank({"pp": rank}), SHARD_AXES):
+        each.append(Counter[int]())
+        for array in arrays:
+            boxes = case.registry.of_rank(model_array(array.name), one)
+            each[-1][array.sums] += sum(prod(box.shape) for box, _ in boxes)
+    return max(each, key=lambda numbers: numbers.total())
 
 
 def home(case: Case, array: Array) -> int:
@@ -168,23 +193,37 @@ def home(case: Case, array: Array) -> int:
 
 
 def _ends(case: Case, stage: int, hidden: int) -> list[Sent]:
-    """The embedding and the loss, whose vocabulary is cut."""
-    axes, n, cut, found = ("tp",), case.tp, case.sequence_parallel, []
-    if stage == 0 and "tp" in case.plan.cuts_of(f"{case.plan.embed}.weight", 2):
-        trained = not case.plan.is_frozen(f"{case.plan.embed}.weight")
-        send = _gather if cut else _reduce
-        found.append(send(axes, "embedding", n, case.microbatches, hidden))
-        if cut and trained:
-            found.append(send(axes, "embedding", n, case.microbatches, hidden, "B"))
-    if stage == case.last_stage and "tp" in case.plan.cuts_of(f"{case.plan.head}.weight", 2):
-        found.append(_gather(axes, "loss", n, case.microbatches, 2 * n * case.tokens * max(4, case.bytes.compute)))
-        trained = not case.plan.is_frozen(f"{case.plan.head}.weight")
-        if cut:
-            found.append(_gather(axes, "loss", n, case.microbatches, hidden))
-            found.append(_gather(axes, "loss", n, (1 + trained) * case.microbatches, hidden, "B", False))
-        else:
-            found.append(_reduce(axes, "loss", n, case.microbatches, hidden, "B", False))
+    """The embedding and the loss, whose vocabulary is cut; those beside the head, too."""
+    n, last, found = case.tp, stage == case.last_stage, list[Sent]()
+    beside = beside_head(case.by_path[case.plan.head], case.plan.head) if last else []
+    lookups = [case.plan.embed] * (stage == 0) + [at for at, node in beside if isinstance(node, EmbeddingNode)]
+    losses = [case.plan.head] * last + [at for at, node in beside if isinstance(node, HeadNode)]
+    for path in lookups:
+        if "tp" in case.plan.cuts_of(f"{path}.weight", 2):
+            found += _lookup(case, hidden, not case.plan.is_frozen(f"{path}.weight"))
+    for path in losses:
+        if "tp" in case.plan.cuts_of(f"{path}.weight", 2):
+            found.append(
+                _gather(("tp",), "loss", n, case.microbatches, 2 * n * case.tokens * max(4, case.bytes.compute))
+            )
+            found += _loss(case, hidden, not case.plan.is_frozen(f"{path}.weight"))
     return found
+
+
+def _lookup(case: Case, hidden: int, trained: bool) -> list[Sent]:
+    """hidden: bytes of that of all tokens."""
+    send = _gather if case.sequence_parallel else _reduce
+    found = [send(("tp",), "embedding", case.tp, case.microbatches, hidden)]
+    if case.sequence_parallel and trained:
+        found.append(send(("tp",), "embedding", case.tp, case.microbatches, hidden, "B"))
+    return found
+
+
+def _loss(case: Case, hidden: int, trained: bool) -> list[Sent]:
+    if not case.sequence_parallel:
+        return [_reduce(("tp",), "loss", case.tp, case.microbatches, hidden, "B", False)]
+    there = _gather(("tp",), "loss", case.tp, case.microbatches, hidden)
+    return [there, _gather(("tp",), "loss", case.tp, (1 + trained) * case.microbatches, hidden, "B", False)]
 
 
 # --- cp --------------------------------------------------------------------------------------------------------------
@@ -199,9 +238,12 @@ def context(case: Case, rank: int) -> list[Sent]:
     if case.cp == 1:
         return []
     found = []
-    for index, alike in of_kinds(case, case.blocks_of(rank)):
-        again = 1 if case.recomputed(index) else 0
-        for _, node in nodes(case.blocks[index]):
+    blocks = [(case.blocks[i], case.recomputed(i), alike) for i, alike in of_kinds(case, case.blocks_of(rank))]
+    if case.last_stage in case.stages_of(rank):
+        blocks += [(block, case.recomputed(path), 1) for path, block in case.head_blocks.items()]
+    for block, recomputed, alike in blocks:
+        again = 1 if recomputed else 0
+        for _, node in nodes(block):
             if isinstance(node, AttentionNode):
                 sent = _ulysses if case.config.context == "ulysses" else _ring
                 ring, m = sent is _ring, case.microbatches * alike
@@ -262,12 +304,14 @@ def folds(case: Case, rank: int) -> list[Sent]:
     found = []
     for stage in case.stages_of(rank):
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
-        parts = [(case.by_path[part], 1, 1) for part in ends]
+        parts = [(case.by_path[part], part, 1, 1) for part in ends]
+        full = case.recompute is Recompute.full
         for index, alike in of_kinds(case, case.stages[stage]):
-            again = case.recomputed(index) and case.recompute is Recompute.full
-            parts.append((case.blocks[index], 2 if again else 1, alike))
-        for part, passes, alike in parts:
-            for _, node in nodes(part):
+            parts.append((case.blocks[index], "", 2 if full and case.recomputed(index) else 1, alike))
+        twice = [f"{path}." for path in case.head_blocks if full and case.recomputed(path)]
+        for part, path, once, alike in parts:
+            for at, node in nodes(part, path):
+                passes = 2 if any(at.startswith(block) for block in twice) else once
                 for volume in node.communication_volume(case.sizes):
                     (calls, nbytes), (back_calls, back) = volume.forward, volume.backward
                     m, fold, waits = (
@@ -322,11 +366,10 @@ def data(case: Case, rank: int) -> list[Sent]:
     zero, plain = case.config.zero, float(case.bytes.wire)
     between = WIRE.get(case.config.compress, plain)  # between replicas, or where there are none between shards
     # a block is used forward and backward; a tied embedding that is all on one rank is read by the head too
-    held = case.held(rank)
     twice: set[int | str] = set(case.blocks_of(rank))
     if case.last_stage in case.stages_of(rank) and case.config.prefetch:
         twice -= set(case.blocks_of(rank)[-case.config.prefetch :])  # kept from the forward to the backward pass
-    twice |= {array.group.place for array in held if array.block is None and _whole_on(case, array, rank)}
+    twice |= {array.group.place for array in case.at(EMBED) if _whole_on(case, array, rank)}
     found: list[Sent] = []
     for group, size in memory.groups(case, rank).items():
         shards, copies = group.shards, group.copies

@@ -48,17 +48,7 @@ def case_of(run: Run) -> Case:
 
 
 def of_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explained:
-    """The numbers of a case; `gpu` as in `gangline.explain.ActivationSizes`, `products` the format of blocks'.
-
-    Raises UserError for a model with blocks inside its head.
-    """
-    if case.plan.head_blocks:
-        off = " or ".join(case.head_edits) or "take a model that has none"
-        raise UserError(
-            f"what {case.plan.head_blocks[0]} sends, and needs at its fullest, is not counted on this layout.",
-            "Its gradients and logits stand beside those of the head around it.",
-            f"To plan without it, {off}; parallel=single and parallel=ddp count it.",
-        )
+    """The numbers of a case; `gpu` as in `gangline.explain.ActivationSizes`, `products` the format of blocks'."""
     schedule = timing.schedule_of(case)
     return Explained(
         mesh=case.mesh,

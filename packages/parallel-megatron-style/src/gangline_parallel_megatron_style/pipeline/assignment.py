@@ -42,6 +42,7 @@ class StageAssignment:
         blocks = [homes[stage] for stage, found in enumerate(self.ranges) for _ in found]
         self.ranks: Sequence[int] = (homes[0], *blocks, homes[-1])
         self.blocks = [index for index, home in enumerate(blocks) if home == self.index]
+        self.has_head = homes[-1] == self.index
         self.records = config.record and self.pp > 1
         self.times = action_times(Case.of(run, mesh)) if self.pp > 1 else UNIFORM
         self.overlap = self.pp > 1 and config.overlaps(plan, mesh)

@@ -1,0 +1,83 @@
+"""Memory while the backward pass goes through a head with blocks inside (multi-token prediction): last to first, a
+loss, then the block before it and its lookup.
+
+The matrices of the vocabulary are read several times in one pass. Each use has its own gradient, in the dtype of the
+product and then in that of gradients; the sum of the former waits for it, and what they come to is a third.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from gangline.explain import ActivationSizes, of_further_loss
+from gangline_parallel_megatron_style.cost import activations, memory
+from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.cost.parameters import Array
+
+
+def moments(case: Case, arrays: list[Array], sizes: ActivationSizes, buffers: int) -> Iterator[Counter[str]]:
+    """What is there beside what `peak_memory.moments` adds. arrays: the head's own; buffers: bytes that travel."""
+    blocks, each = list(case.head_blocks), of_further_loss(case.plan, sizes)
+    in_backward = activations.head(case, sizes)["logits"] - (len(blocks) + 1) * each
+    shared, freed = Shared(case), 0
+    cut = [array for array in arrays if memory.cuts_gradients(case, array.group)]
+    whole = sum(array.size for array in cut) * case.bytes.gradient
+    for left in range(len(blocks), -1, -1):
+        there = 0 if left == len(blocks) else whole  # memory of a group is asked for when its first gradient comes
+
+        def moment(gradients: int, logits: int, **more: int) -> Counter[str]:
+            return Counter(gradients=gradients, logits=logits, buffers=shared.waiting + buffers, **more)
+
+        yield moment(there, in_backward + (left + 1) * each, activations=-freed)
+        made = shared.made(f"{case.plan.head}.weight")
+        yield moment(whole, left * each + made, activations=-freed)
+        shared.wait(f"{case.plan.head}.weight", more=left > 0)
+        if not left:
+            return
+        path = blocks[left - 1]
+        again = activations.whole_block(case, path, sizes) - activations.of_block(case, path, sizes)
+        largest = max((a.size for a in arrays if a.name.startswith(f"{path}.") and len(a.shape) > 1), default=0)
+        yield moment(whole, left * each + largest * case.bytes.gradient, activations=again - freed)
+        freed += activations.of_block(case, path, sizes)
+        made = shared.made(f"{case.plan.embed}.weight")
+        yield moment(whole, left * each + made, activations=-freed)
+        shared.wait(f"{case.plan.embed}.weight", more=left > 1 or case.pp == 1)
+
+
+class Shared:
+    """Gradients of what is read several times, from the first use until the last."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self._sizes = {a.name: a.size for place in ("embed", "head") for a in case.at(place) if a.trained}
+        self._waiting: dict[str, int] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of sums that wait for more."""
+        return sum(self._waiting.values())
+
+    def made(self, name: str) -> int:
+        """Bytes of one more use, beside those that wait: its gradient in both dtypes; or it and what comes of both."""
+        owner, width = self._case.plan.owner(name), self._case.bytes
+        other = width.compute if width.compute != width.gradient else 0
+        both, summed = width.gradient + other, 2 * width.gradient if owner in self._waiting else 0
+        return self._sizes.get(owner, 0) * max(both, summed)
+
+    def wait(self, name: str, more: bool) -> None:
+        """That use is over; `more`: others follow."""
+        owner = self._case.plan.owner(name)
+        tied = owner == self._case.plan.owner(f"{self._case.plan.embed}.weight") and self._case.pp == 1
+        if more or tied:
+            self._waiting[owner] = self._sizes.get(owner, 0) * self._case.bytes.gradient
+        else:
+            self._waiting.pop(owner, None)
+
+
+def lasting(case: Case) -> int:
+    """Bytes of the embedding's gradient that waits from the head on until the lookup's own, on the same rank."""
+    if not case.head_blocks or case.pp > 1:
+        return 0
+    owner = case.plan.owner(f"{case.plan.embed}.weight")
+    return sum(a.size for a in case.at("embed") if a.name == owner and a.trained) * case.bytes.gradient
