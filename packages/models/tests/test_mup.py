@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from gangline.config.check import check
 from gangline.config.compose import compose
 from gangline.errors import UserError
 from gangline.model import compose_model, parameter_shapes
+from gangline.strategy import Batch
 from gangline.testing.sessions import lines, session, trained, trained_on
 
 BLOCKS = ("attention.wq", "attention.wk", "attention.wv", "attention.wo")
@@ -73,26 +76,61 @@ def test_it_obeys_the_law(tmp_path: Path) -> None:
         assert there["loss"] == pytest.approx(here["loss"], rel=1e-12)
 
 
-def change_of_logits(run_dir: Path, *chosen: str) -> float:
-    """Root mean square of what ten steps changed of the logits of one batch."""
-    s = session(run_dir, *chosen, "run.steps=10", "optimizer.learning_rate=0.01", "schedule.warmup_steps=0")
-    (batch, *_) = s.batches.take(0, 0)
-    with torch.no_grad():
-        before = s.runtime.model.logits(batch)
-    for step in range(10):
+def changes(run_dir: Path, *chosen: str) -> dict[str, float]:
+    """Module -> root mean square of what five steps changed of its output for one batch; "logits" too."""
+    s = session(run_dir, *chosen, "precision=fp32", "schedule.warmup_steps=0", "batch.micro_size=8")
+    model, (batch, *_) = s.runtime.model, s.batches.take(0, 0)
+    before = outputs(model, batch)
+    for step in range(5):
         s.runtime.step(s.batches.take(8 * step, step))
-        s.optimizer.step(0.01)
+        s.optimizer.step(2**-7)
         s.runtime.applied()
+    after = outputs(model, batch)
+    return {name: float((after[name] - out).square().mean().sqrt()) for name, out in before.items()}
+
+
+def outputs(model: Any, batch: Batch) -> dict[str, Tensor]:
+    """What each module gives for a batch, by its path."""
+    found: dict[str, Tensor] = {}
+
+    def keep(path: str, out: object) -> None:
+        if isinstance(out, Tensor):
+            found[path] = out.detach().clone()
+
+    hooks = [
+        module.register_forward_hook(lambda _, __, out, path=path: keep(path, out))
+        for path, module in model.named_modules()
+        if path
+    ]
     with torch.no_grad():
-        return float((s.runtime.model.logits(batch) - before).square().mean().sqrt())
+        keep("logits", model.logits(batch))
+    for hook in hooks:
+        hook.remove()
+    return found
 
 
-def test_what_steps_change_of_the_logits_does_not_grow_with_the_width(tmp_path: Path) -> None:
-    """The coordinate check of the paper (appendix D.1)."""
-    mup = {dim: change_of_logits(tmp_path / f"mup{dim}", *words(dim)) for dim in (32, 256)}
+def grows(by_width: dict[int, dict[str, float]], module: str) -> float:
+    """The power of the width by which what steps change of a module's output grows: the slope of a line."""
+    x = [math.log(width) for width in by_width]
+    y = [math.log(changed[module]) for changed in by_width.values()]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
+
+
+@pytest.mark.parametrize("widths", [(32, 64, 128, 256), pytest.param((64, 128, 256, 512), marks=pytest.mark.nightly)])
+def test_what_steps_change_of_activations_does_not_grow_with_the_width(tmp_path: Path, widths: tuple[int, ...]) -> None:
+    """The coordinate check of the paper (appendix D.1): of every module's output, and of the logits."""
+    mup = {dim: changes(tmp_path / f"mup{dim}", *words(dim, widths[0])) for dim in widths}
     usual = {
-        dim: change_of_logits(tmp_path / f"usual{dim}", *[word for word in words(dim) if "mup" not in word][:4])
-        for dim in (32, 256)
+        dim: changes(
+            tmp_path / f"usual{dim}", *(word for word in words(dim) if "mup" not in word and "rates" not in word)
+        )
+        for dim in widths
     }
-    assert 0.5 < mup[256] / mup[32] < 2, mup
-    assert usual[256] / usual[32] > 1.5 * mup[256] / mup[32], (usual, mup)
+    slopes = {module: (grows(mup, module), grows(usual, module)) for module in mup[widths[0]]}
+    assert len(slopes) > 20
+    assert all(-0.35 < ours < 0.15 for ours, _ in slopes.values()), slopes
+    for module in ("attention.wq", "attention.wv", "attention.wo", "feed_forward.w_up", "feed_forward.w_down"):
+        for block in (0, 1):
+            assert slopes[f"blocks.{block}.{module}"][1] > 0.5, (module, slopes)
+    assert slopes["logits"][1] > 0.4, slopes
