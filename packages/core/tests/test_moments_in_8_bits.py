@@ -13,7 +13,7 @@ from gangline.mesh import Mesh
 from gangline.optimizer.adamw8bit import scales_layout
 from gangline.optimizer.codes import decode, encode, levels
 from gangline.shard import Box, Division, Layout, Registry
-from gangline.testing.sessions import session
+from gangline.testing.sessions import session, trained
 
 
 def dynamic_tree(signed: bool) -> list[float]:
@@ -157,3 +157,23 @@ def test_scales_lie_beside_their_blocks():
         assert (found, same) == (Box((row, column // 8), (height, -(-width // 8))), primary)
     with pytest.raises(UserError, match=r"optimizer\.block=32: x is cut at 16 of 20, inside a block"):
         scales_layout("x", registry["codes"], 32)
+
+
+@pytest.mark.parametrize("block", [5, 256])
+def test_moments_go_on_in_other_blocks(tmp_path, block):
+    """Each number by the nearest level of its new block."""
+    words = ("optimizer=adamw8bit", "optimizer.fewest=1", "checkpoint.every=2", "run.steps=2")
+    assert trained(tmp_path / "run", *words, "optimizer.block=12") == 0
+    before, after = (session(tmp_path / "run", *words, f"optimizer.block={size}").optimizer for size in (12, block))
+    kept, found = ({shard.name: shard.local for shard in each.shards()} for each in (before, after))
+    for name, codes in found.items():
+        state, _, of = name.removeprefix("optimizer/").partition("/")
+        if codes.dtype != torch.uint8:
+            continue
+        signed = state == "exp_avg"
+        scales = f"optimizer/{state}_scales/{of}"
+        was = decode(kept[name], kept[scales], 12, signed, torch.float64)
+        want, sizes = encode(was, block, signed)
+        assert codes.equal(want), name
+        assert found[scales].equal(sizes), name
+    assert before.state()["steps"] == after.state()["steps"] == 2

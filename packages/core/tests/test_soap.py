@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gangline.checkpoint.weights import weights_under
+from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.optimizer.config import Soap
 from gangline.optimizer.soap import SoapMatrix
@@ -92,3 +94,15 @@ def test_explain_says_the_bytes_of_the_rank_that_has_most(tmp_path, world):
     assert {said for _, said in ranks} == {max(held for held, _ in ranks)}
     if world > 1:
         assert ranks[0][0] != ranks[1][0]
+
+
+def test_state_by_matrix_of_a_stack_is_no_weight_and_says_that_the_stack_is_trained():
+    """SOAP keeps `optimizer/<state>/<stack>.<number>`: averages that lack the stack are not all of the model."""
+    names, average = ["embed.weight", "blocks.0.experts.w_up"], "callback/ema/0.9"
+    state = [f"optimizer/{state}/blocks.0.experts.w_up.{n}" for state in ("exp_avg", "left_basis") for n in (0, 1)]
+    stored = [*(f"model/{name}" for name in names), *state, "optimizer/exp_avg/embed.weight", f"{average}/embed.weight"]
+    assert weights_under("model", stored, names) == {name: f"model/{name}" for name in names}
+    with pytest.raises(UserError, match=r"not all of the model: it has no blocks\.0\.experts\.w_up"):
+        weights_under(average, stored, names)
+    whole = weights_under(average, [*stored, f"{average}/{names[1]}"], names)
+    assert whole == {name: f"{average}/{name}" for name in names}

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gangline.config.resume import continued
+from gangline.config.serial import to_dict
 from gangline.mesh import Mesh
+from gangline.rundir import RunDirectory
 from gangline.testing.pool import pool
 from gangline.testing.sessions import lines, session, trained, trained_on
 
@@ -108,3 +111,17 @@ def test_a_block_that_a_layout_cuts_is_refused(words: str, said: str) -> None:
     assert len(found) == bool(said)
     for problem in found:
         assert said in problem.mend
+
+
+def test_what_mends_a_cut_block_mends_a_resume(tmp_path: Path) -> None:
+    """Blocks of 16 features saved on one process; tp=2 cuts at 20, and goes on with blocks of 4: near to the run that was."""
+    chosen = ("optimizer=adamw8bit", "optimizer.fewest=1", "batch.global_size=8")
+    words = ("parallel=tp", "launch.processes=2", "run.steps=6", "optimizer.block=4")
+    assert trained(tmp_path / "one", *chosen, "optimizer.block=16", "run.steps=6") == 0
+    assert trained(tmp_path / "cut", *chosen, "optimizer.block=16", "run.steps=4") == 0
+    kept = to_dict(RunDirectory.open(str(tmp_path / "cut")).run())
+    assert continued(str(tmp_path / "cut"), kept, words)[1]["optimizer.block"] == [16, 4]
+    assert trained_on(2, tmp_path / "cut", *chosen, *words) == 0
+    one, cut = (lines(tmp_path / name, "metrics.jsonl") for name in ("one", "cut"))
+    for here, there in zip(one, cut, strict=True):
+        assert there["loss"] == pytest.approx(here["loss"], rel=1e-12 if here["step"] < 6 else 1e-3)

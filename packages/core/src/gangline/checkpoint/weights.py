@@ -24,7 +24,8 @@ def weights_under(prefix: str, stored: Collection[str], names: Iterable[str]) ->
 
     prefix: "model", or what other weights are kept under, such as "callback/ema/0.999". What is never trained, frozen
     parameters and buffers, has no array there and is read from the model's own. Raises UserError where there is nothing
-    under the prefix, and where it lacks a parameter that an optimizer trained.
+    under the prefix, and where it lacks a parameter that an optimizer trained: under its name, or matrix by matrix of a
+    stack (`name.0`).
     """
     prefix, names = prefix.strip("/"), list(names)
     found = {name: f"{prefix}/{name}" for name in names if f"{prefix}/{name}" in stored}
@@ -34,6 +35,7 @@ def weights_under(prefix: str, stored: Collection[str], names: Iterable[str]) ->
         others = ", ".join([MODEL, *prefixes(stored, names)])
         raise UserError(f"the checkpoint holds no weights {prefix}.", f"It holds: {others}.")
     trained = {name.rpartition("/")[2] for name in stored if name.startswith("optimizer/")}
+    trained |= {stack for name in trained for stack, _, number in [name.rpartition(".")] if number.isdecimal()}
     lacking = [name for name in names if name in trained and name not in found]
     if lacking:
         raise UserError(

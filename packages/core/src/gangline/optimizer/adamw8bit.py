@@ -6,12 +6,13 @@
 
 Blocks of codes are cut along rows of the whole array, and no layout may part one, so a run is the same however it is
 cut. A number beside the middle of two levels takes one or the other by its rounding, as a sign does in Lion: layouts
-whose gradients agree within rounding agree until then.
+whose gradients agree within rounding agree until then. A run that goes on with blocks of another length has its moments
+rounded once more: by half of what lies between two levels, at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod, sqrt
 from typing import Any
@@ -65,6 +66,7 @@ class Adamw8bitOptimizer(Optimizer):
             for (rate, decay), pieces in grouped([p for p in named if p.name in set(coded)], config).items()
         ]
         self._steps = 0
+        self._read: list[tuple[_Piece, _Moment, Tensor]] = []  # scales of whole rows in other blocks, to be taken over
 
     def _piece(self, name: str, piece: ParamShard) -> _Piece:
         rows, moments = _rows(piece.tensor.detach()), []
@@ -120,12 +122,48 @@ class Adamw8bitOptimizer(Optimizer):
         shape, offset = scales_shape(of.global_shape, block), (*of.offset[:-1], of.offset[-1] // block)
         yield Shard(f"{state}_scales/{piece.name}", shape, scales.dtype, offset, scales, of.primary)
 
+    def filled_from(self, state: Mapping[str, Any]) -> Iterator[Shard]:
+        """In other blocks: the same codes, and the scales of whole rows."""
+        block, self._read = int(state.get("block", self.config.block)), []
+        if block == self.config.block:
+            yield from self.shards()
+            return
+        for _, _, pieces in self._groups:
+            for piece in pieces:
+                of, lead = piece.of.shard, piece.of.tensor.shape[:-1]
+                shape, offset = scales_shape(of.global_shape, block), (*of.offset[:-1], 0)
+                for moment in piece.moments:
+                    codes, _ = self._shards_of(piece, moment)
+                    scales = moment.scales.new_zeros(len(moment.codes), shape[-1])
+                    name = f"optimizer/{moment.state}_scales/{piece.name}"
+                    yield codes
+                    yield Shard(name, shape, scales.dtype, offset, scales.view(*lead, -1), of.primary)
+                    self._read.append((piece, moment, scales))
+        yield from self._rest.shards()
+
     def state(self) -> dict[str, Any]:
-        return {"steps": self._steps}
+        return {"steps": self._steps, "block": self.config.block}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._steps = int(state["steps"])
         self._rest.load_state(state)
+        for piece, moment, scales_RS in self._read:
+            first, every = piece.of.shard.offset[-1], max(1, AT_ONCE // moment.codes.shape[1])
+            for start in range(0, len(moment.codes), every):
+                rows = slice(start, start + every)
+                self._take_over(moment, rows, scales_RS[rows], int(state["block"]), first, piece.of.tensor.dtype)
+        self._read = []
+
+    def _take_over(
+        self, moment: _Moment, rows: slice, scales_RS: Tensor, block: int, first: int, dtype: torch.dtype
+    ) -> None:
+        """Codes in blocks of another length, of columns from `first` on: what they stand for, in this one's."""
+        codes_RF = moment.codes[rows]
+        columns = torch.arange(first, first + codes_RF.shape[1], device=codes_RF.device)
+        full = decode(codes_RF, scales_RS[:, columns // block], 1, moment.signed, dtype)
+        codes, scales = encode(full, self.config.block, moment.signed)
+        moment.codes[rows].copy_(codes)
+        moment.scales[rows].copy_(scales)
 
 
 def registry_of(model: Registry, names: Sequence[str], block: int) -> Registry:

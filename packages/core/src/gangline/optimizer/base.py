@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +26,10 @@ class Optimizer(ABC):
     @abstractmethod
     def shards(self) -> Iterable[Shard]:
         """The `optimizer/...` arrays that this rank holds."""
+
+    def filled_from(self, state: Mapping[str, Any]) -> Iterable[Shard]:
+        """What is loaded from a checkpoint with this `state`: `shards`, or others that `load_state` makes these of."""
+        return self.shards()
 
     def state(self) -> dict[str, Any]:
         """Counters, as JSON, equal on all ranks."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gangline.errors import Problem
 from gangline.parts import OptimizerConfig, Part
@@ -43,6 +43,8 @@ class Adamw(DecayingConfig):
 @dataclass
 class Adamw8bit(Adamw):
     """AdamW with moments in 8 bits (Dettmers et al., arXiv 2110.02861), 2.03 bytes a weight in the place of 8."""
+
+    layout_options: ClassVar[tuple[str, ...]] = ("block",)
 
     block: PositiveInt = 256  # neighbours of a row that share a scale; no layout may cut inside
     fewest: PositiveInt = 4096  # what has fewer numbers keeps its moments in full, as vectors do

@@ -126,7 +126,7 @@ def load(session: Session, id: CheckpointId) -> str | None:
         document = document_of(session.checkpointer, id)
         _check(session, id, document)
         weights_alone = holds_weights_alone(session, id)
-        wanted, fresh = _wanted(session, id)
+        wanted, fresh = _wanted(session, id, document)
         missing = _base_missing(session, id)
         wanted = [shard for shard in wanted if shard.name not in missing]
         if weights_alone:
@@ -192,7 +192,7 @@ def seen(session: Session, id: CheckpointId, bad: str) -> str:
     return bad or (f"checkpoint {id} is damaged (seen by another rank)" if float(flag) else "")
 
 
-def _wanted(session: Session, id: CheckpointId) -> tuple[list[Shard], set[str]]:
+def _wanted(session: Session, id: CheckpointId, document: Document) -> tuple[list[Shard], set[str]]:
     """(the shards to fill, the names of those that may come and go and are not stored).
 
     Of the latter those of a layout that did not write the checkpoint are zeroed here.
@@ -206,7 +206,8 @@ def _wanted(session: Session, id: CheckpointId) -> tuple[list[Shard], set[str]]:
     for place in _places(name for name in stored if name not in registry):
         session.notes.append(f"checkpoint {id} holds arrays of {choice(place)} that this run does not use: left out")
     wanted = []
-    for shard in session.shards():
+    optimizer = session.optimizer.filled_from(document.states.get("optimizer", {}))
+    for shard in (*(shard for shard in session.shards() if not shard.name.startswith(OPTIMIZER)), *optimizer):
         if shard.name not in fresh:
             wanted.append(shard)
         elif shard.name.startswith(LOCAL):

@@ -169,14 +169,15 @@ def _block(case: Case, own: dict[str, RegionTraffic], alike: int, recomputed: bo
 
 
 def _summed(case: Case, rank: int) -> dict[int, int]:
-    """Neighbours along tp -> how many gradients a rank adds over them. Rows of a matrix lie on ranks as they fit: then
-    those of the rank that has most.
+    """Neighbours along tp -> how many gradients a rank adds over them. Beside blocks inside the head there are large
+    matrices, whose rows lie on ranks as they fit: then those of the rank that has most.
     """
     arrays = [a for a in case.held(rank) if a.sums > 1 and a.trained and rank == home(case, a)]
     found: Counter[int] = Counter()
     for array in arrays:
         found[array.sums] += memory.part_of(case, array)
-    if not case.config.zero or case.shards == 1 or not any(len(array.shape) > 1 for array in arrays):
+    in_head = any(array.group.place == "head" and len(array.shape) > 1 for array in arrays)
+    if not case.config.zero or case.shards == 1 or not in_head:
         return found
     each = []
     for one in case.mesh.group(case.mesh.rank({"pp": rank}), SHARD_AXES):
