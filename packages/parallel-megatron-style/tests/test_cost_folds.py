@@ -18,7 +18,7 @@ from gangline.model.local_sizes import CommVolume, LocalSizes
 from gangline.model.tree import Node, Shape
 from gangline.plan import Cut, Fold
 from gangline_parallel_megatron_style.config import ThreeD
-from gangline_parallel_megatron_style.cost import activations, memory, timing, traffic
+from gangline_parallel_megatron_style.cost import activations, memory, tensor_traffic, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import BESIDE, links
 
@@ -174,7 +174,7 @@ def test_without_sequence_parallelism_ranks_of_tp_compute_the_same_lanes(sequenc
 def test_a_block_whose_products_are_not_cut_is_no_region():
     """The plan still has the rule for the feed-forwards that are left."""
     case = case_of(tp=2, dp_shard=2)
-    assert [len(traffic.regions(case, index)) for index in (0, 1)] == [2, 1]
+    assert [len(tensor_traffic.regions(case, index)) for index in (0, 1)] == [2, 1]
 
 
 @pytest.mark.parametrize(

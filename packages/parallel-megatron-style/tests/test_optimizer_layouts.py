@@ -114,7 +114,7 @@ def test_a_block_that_a_layout_cuts_is_refused(words: str, said: str) -> None:
 
 
 def test_what_mends_a_cut_block_mends_a_resume(tmp_path: Path) -> None:
-    """Blocks of 16 features saved on one process; tp=2 cuts at 20, and goes on with blocks of 4: near to the run that was."""
+    """Saved on one process in blocks of 16; tp=2 cuts at 20, and goes on with blocks of 4: near to the run that was."""
     chosen = ("optimizer=adamw8bit", "optimizer.fewest=1", "batch.global_size=8")
     words = ("parallel=tp", "launch.processes=2", "run.steps=6", "optimizer.block=4")
     assert trained(tmp_path / "one", *chosen, "optimizer.block=16", "run.steps=6") == 0

@@ -96,3 +96,16 @@ def _groups(case: Case, fold: Fold, beside: bool) -> Iterator[list[int]]:
         for joint in firsts:
             first = mesh.rank({**point, **mesh.coordinate_along(axes, joint)})
             yield fold.beside(mesh, first) if beside else fold.ranks(mesh, first)
+
+
+def gather(
+    axes: tuple[str, ...], purpose: str, ranks: int, calls: int, nbytes: int, when: When = "F", waits: bool = True
+) -> Sent:
+    """`calls` gathers (or scattering sums) that come to `nbytes` in all each time."""
+    return Sent(axes, purpose, calls, calls * nbytes * (ranks - 1) // ranks, None, "all_gather", when, waits)
+
+
+def reduce(
+    axes: tuple[str, ...], purpose: str, ranks: int, calls: int, nbytes: int, when: When = "F", waits: bool = True
+) -> Sent:
+    return Sent(axes, purpose, calls, 2 * calls * nbytes * (ranks - 1) // ranks, None, "all_reduce", when, waits)

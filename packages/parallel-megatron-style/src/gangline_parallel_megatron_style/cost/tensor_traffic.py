@@ -1,0 +1,181 @@
+"""What a rank sends along tp: in and out of the regions of blocks, and of what holds the vocabulary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from gangline.config import Recompute
+from gangline.explain import beside_head
+from gangline.model import EmbeddingNode, HeadNode, Node, WrapNode, nodes
+from gangline.strategy import model_array
+from gangline_parallel_megatron_style.cost import memory
+from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.cost.links import Sent, gather, reduce
+from gangline_parallel_megatron_style.cost.parameters import Array
+from gangline_parallel_megatron_style.sharding.arrays import EMBED
+from gangline_parallel_megatron_style.sharding.ranks import SHARD_AXES
+
+
+@dataclass
+class RegionTraffic:
+    """A module of a block whose products tp cuts, entered by those cut by outputs and left by those cut by inputs.
+
+    enters, leaves  how wide what is gathered or summed there is; 0: not at all
+    needs_input     whether a weight that its input is multiplied with is trained, so that the input is needed again
+    needs_grad      whether its input needs a gradient
+    """
+
+    enters: int = 0
+    leaves: int = 0
+    needs_input: bool = False
+    needs_grad: bool = True
+
+
+def regions(case: Case, index: int) -> dict[str, RegionTraffic]:
+    """The regions of a block by the path of their module, in order. A linear is in the region of the module around it,
+    and what wraps a linear has one of its own.
+    """
+    key = ("regions", case.kind(index)[0], index > 0)
+    if key not in case.known:
+        case.known[key] = _regions(case, index)
+    found: dict[str, RegionTraffic] = case.known[key]
+    return found
+
+
+def of_kinds(case: Case, blocks: Iterable[int]) -> list[tuple[int, int]]:
+    """(a block, how many of these send what it does), in order; the first block of the model stands alone."""
+    count: dict[object, list[int]] = {}
+    for index in blocks:
+        count.setdefault((*case.kind(index), index > 0), []).append(index)
+    return [(same[0], len(same)) for same in count.values()]
+
+
+def _regions(case: Case, index: int) -> dict[str, RegionTraffic]:
+    needs_grad = index > 0 or any(array.trained for array in case.at(EMBED))
+    return _regions_of(case, case.blocks[index], f"{case.plan.blocks}.{index}", needs_grad)
+
+
+def _regions_of(case: Case, block: Node, at: str, needs_grad: bool = True) -> dict[str, RegionTraffic]:
+    found: dict[str, RegionTraffic] = {}
+    for path, node in nodes(block, at):
+        for name, shape in node.shapes().items():
+            full = f"{path}.{name}"
+            cut, trained = case.plan.cuts_of(full, len(shape)).get("tp"), not case.plan.is_frozen(full)
+            if cut is None or len(shape) < 2:
+                needs_grad |= trained and not found
+                continue
+            region = found.setdefault(full.rsplit(".", 2)[0], RegionTraffic(needs_grad=needs_grad or bool(found)))
+            if cut.dim == 0:
+                region.enters = shape[1]
+                region.needs_input |= trained
+            else:
+                region.leaves = shape[0]
+    return found
+
+
+def tensor(case: Case, rank: int) -> list[Sent]:
+    """arXiv 1909.08053, section 3, and with sequence parallelism arXiv 2205.05198, section 4.2.2.
+
+    A region with sequence parallelism, forward: all-gather when entered, reduce-scatter when left. Backward: all-gather
+    of its gradient, all-gather of its input for the weights' gradients, reduce-scatter of the input's gradient. Without
+    sequence parallelism: one all-reduce forward and one backward. A recomputed block runs forward twice, without its
+    last collective.
+    """
+    if case.tp == 1:
+        return []
+    found = list[Sent]()
+    for stage in case.stages_of(rank):
+        for index, alike in of_kinds(case, case.stages[stage]):
+            found += _block(case, regions(case, index), alike, case.recomputed(index))
+        if stage == case.last_stage:
+            for path, node in case.head_blocks.items():
+                found += _block(case, _regions_of(case, node, path), 1, case.recomputed(path))
+        found += _ends(case, stage, case.tokens * case.bytes.compute * case.width)
+    for ranks, numbers in _summed(case, rank).items():
+        found.append(reduce(("tp",), "gradients of what is whole", ranks, 1, numbers * case.bytes.gradient, "end"))
+    return found
+
+
+def _block(case: Case, own: dict[str, RegionTraffic], alike: int, recomputed: bool) -> list[Sent]:
+    """Of so many blocks with these regions."""
+    axes, n, cut, m, found = ("tp",), case.tp, case.sequence_parallel, case.microbatches * alike, list[Sent]()
+    of_one = case.tokens * case.bytes.compute  # bytes of all tokens, for a width of 1
+    send, there, back = gather if cut else reduce, "hidden in blocks", "gradients of blocks"
+    passes = 2 if recomputed and case.recompute is Recompute.full else 1
+    for path, region in own.items():
+        last = path == next(reversed(own)) and not isinstance(case.by_path[path], WrapNode)
+        if region.leaves:
+            again = passes - 1 - (1 if last and passes > 1 else 0)
+            found.append(send(axes, there, n, m, of_one * region.leaves))
+            found.append(send(axes, there, n, m * again, of_one * region.leaves, "B"))
+            if cut:
+                found.append(send(axes, back, n, m, of_one * region.leaves, "B"))
+        if region.enters and cut:
+            found.append(send(axes, there, n, m, of_one * region.enters))
+            found.append(send(axes, there, n, m * (passes - 1), of_one * region.enters, "B"))
+        if region.enters and region.needs_grad:  # beside the products: `tensor.crossing.Enter`
+            calls = m * (1 + (cut and region.needs_input))
+            found.append(send(axes, back, n, calls, of_one * region.enters, "B", not region.needs_input))
+    return found
+
+
+def _summed(case: Case, rank: int) -> dict[int, int]:
+    """Neighbours along tp -> how many gradients a rank adds over them. Beside blocks inside the head there are large
+    matrices, whose rows lie on ranks as they fit: then those of the rank that has most.
+    """
+    arrays = [a for a in case.held(rank) if a.sums > 1 and a.trained and rank == home(case, a)]
+    found: Counter[int] = Counter()
+    for array in arrays:
+        found[array.sums] += memory.part_of(case, array)
+    in_head = any(array.group.place == "head" and len(array.shape) > 1 for array in arrays)
+    if not case.config.zero or case.shards == 1 or not in_head:
+        return found
+    each = []
+    for one in case.mesh.group(case.mesh.rank({"pp": rank}), SHARD_AXES):
+        each.append(Counter[int]())
+        for array in arrays:
+            boxes = case.registry.of_rank(model_array(array.name), one)
+            each[-1][array.sums] += sum(prod(box.shape) for box, _ in boxes)
+    return max(each, key=lambda numbers: numbers.total())
+
+
+def home(case: Case, array: Array) -> int:
+    """The pipeline rank that owns a parameter: of a tied one the first that has it."""
+    return case.rank_of[array.stages[0]]
+
+
+def _ends(case: Case, stage: int, hidden: int) -> list[Sent]:
+    """The embedding and the loss, whose vocabulary is cut; those beside the head, too."""
+    n, last, found = case.tp, stage == case.last_stage, list[Sent]()
+    beside = beside_head(case.by_path[case.plan.head], case.plan.head) if last else []
+    lookups = [case.plan.embed] * (stage == 0) + [at for at, node in beside if isinstance(node, EmbeddingNode)]
+    losses = [case.plan.head] * last + [at for at, node in beside if isinstance(node, HeadNode)]
+    for path in lookups:
+        if "tp" in case.plan.cuts_of(f"{path}.weight", 2):
+            found += _lookup(case, hidden, not case.plan.is_frozen(f"{path}.weight"))
+    for path in losses:
+        if "tp" in case.plan.cuts_of(f"{path}.weight", 2):
+            found.append(
+                gather(("tp",), "loss", n, case.microbatches, 2 * n * case.tokens * max(4, case.bytes.compute))
+            )
+            found += _loss(case, hidden, not case.plan.is_frozen(f"{path}.weight"))
+    return found
+
+
+def _lookup(case: Case, hidden: int, trained: bool) -> list[Sent]:
+    """hidden: bytes of that of all tokens."""
+    send = gather if case.sequence_parallel else reduce
+    found = [send(("tp",), "embedding", case.tp, case.microbatches, hidden)]
+    if case.sequence_parallel and trained:
+        found.append(send(("tp",), "embedding", case.tp, case.microbatches, hidden, "B"))
+    return found
+
+
+def _loss(case: Case, hidden: int, trained: bool) -> list[Sent]:
+    if not case.sequence_parallel:
+        return [reduce(("tp",), "loss", case.tp, case.microbatches, hidden, "B", False)]
+    there = gather(("tp",), "loss", case.tp, case.microbatches, hidden)
+    return [there, gather(("tp",), "loss", case.tp, (1 + trained) * case.microbatches, hidden, "B", False)]
