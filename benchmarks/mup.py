@@ -33,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256])
     parser.add_argument(
-        "--powers", type=int, nargs="+", default=[-10, -9, -8, -7, -6, -5, -4], help="rates as powers of two"
+        "--powers", type=int, nargs="+", default=[-12, -11, -10, -9, -8, -7, -6, -5], help="rates as powers of two"
     )
     parser.add_argument("--steps", type=int, default=100)
     options = parser.parse_args()

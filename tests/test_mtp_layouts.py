@@ -225,20 +225,3 @@ def test_the_closed_forms_tell_the_peak(words):
     case = case_of(run := compose_one([*shape.split(), *batch.split(), *words.split()]))
     found = explained(run).ranks[case.pp - 1].memory
     assert trace(run, case, case.pp - 1).peak == pytest.approx(found, rel=0.03)
-
-
-def kept(known: list[Tensor], forward: Callable[[], object]) -> int:
-    """Bytes that autograd holds on to beside what is known; each piece of memory once."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in known}
-    found: dict[int, int] = {}
-    alive: list[object] = []
-
-    def pack(x: Tensor) -> Tensor:
-        if x.untyped_storage().data_ptr() not in own:
-            found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-            alive.append(x)
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        alive.append(forward())
-    return sum(found.values())

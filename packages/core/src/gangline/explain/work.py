@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from gangline.model.decoder_nodes import LinearNode
 from gangline.model.flops import computes_frozen
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct, MatrixProduct, Product
-from gangline.model.tree import LinearNode, Node, nodes
+from gangline.model.tree import Node, nodes
 from gangline.plan import Plan
 
 

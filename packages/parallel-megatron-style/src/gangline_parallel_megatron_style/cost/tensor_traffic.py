@@ -126,13 +126,17 @@ def _summed(case: Case, rank: int) -> dict[int, int]:
     """Neighbours along tp -> how many gradients a rank adds over them. Beside blocks inside the head there are large
     matrices, whose rows lie on ranks as they fit: then those of the rank that has most.
     """
-    arrays = [a for a in case.held(rank) if a.sums > 1 and a.trained and rank == home(case, a)]
+    places: list[tuple[int | str, int]] = [("embed", 1), *of_kinds(case, case.blocks_of(rank)), ("head", 1)]
     found: Counter[int] = Counter()
-    for array in arrays:
-        found[array.sums] += memory.part_of(case, array)
-    in_head = any(array.group.place == "head" and len(array.shape) > 1 for array in arrays)
+    for array, alike in ((array, alike) for place, alike in places for array in case.at(place)):
+        if array.sums > 1 and array.trained and rank == home(case, array):
+            found[array.sums] += alike * memory.part_of(case, array)
+    in_head = any(array.sums > 1 and len(array.shape) > 1 for array in case.at("head")) and case.last_stage in (
+        case.stages_of(rank)
+    )
     if not case.config.zero or case.shards == 1 or not in_head:
         return found
+    arrays = [array for array in case.held(rank) if array.sums > 1 and array.trained and rank == home(case, array)]
     each = []
     for one in case.mesh.group(case.mesh.rank({"pp": rank}), SHARD_AXES):
         each.append(Counter[int]())
