@@ -223,25 +223,35 @@ def test_numbers_of_a_kind_that_is_not_read_are_named(tmp_path):
         list(TensorFile(tmp_path / "x.safetensors").blocks("scales", (slice(0, 4),)))
 
 
-def test_of_many_weights_no_more_are_made_than_are_filled():
+def test_who_makes_weights_one_by_one_may_look_at_each_when_the_next_is_asked_for():
     from gangline.interop import read
 
-    made, filled, most = 0, 0, 0
+    filled, seen = set(), []
 
     def shards():
-        nonlocal made
-        for _ in range(40):
-            made += 1
-            yield made
+        for number in range(40):
+            yield number
+            seen.append(number in filled)
 
-    def fill(_):
-        nonlocal filled, most
-        most = max(most, made - filled)
-        filled += 1
+    def fill(shard):
+        sleep(0.0005)
+        filled.add(shard)
 
-    read.side_by_side(fill, shards())
-    assert made == filled == 40
-    assert most <= read.LANES + 1
+    read.fill_each(fill, shards())
+    assert seen == [True] * 40
+
+
+def test_of_a_list_each_is_filled_once():
+    from gangline.interop import read
+
+    filled = []
+
+    def fill(shard):
+        sleep(0.0005)  # as reading does, it lets the other thread run
+        filled.append(shard)
+
+    read.fill_each(fill, [*range(40)])
+    assert sorted(filled) == [*range(40)]
 
 
 def test_where_one_weight_cannot_be_filled_no_further_one_is_begun():
@@ -251,11 +261,11 @@ def test_where_one_weight_cannot_be_filled_no_further_one_is_begun():
         if shard == 3:
             raise UserError("it cannot be read.")
         begun.append(shard)
-        sleep(0.001)  # as reading does, it lets the other thread run
+        sleep(0.001)
 
     begun = []
     with pytest.raises(UserError, match="it cannot be read"):
-        read.side_by_side(fill, iter(range(1000)))
+        read.fill_each(fill, [*range(1000)])
     assert len(begun) < 1000
 
 

@@ -20,8 +20,10 @@ PIPELINE = ("parallel=3d", "parallel.tp=8", "parallel.pp=2", "parallel.dp_shard=
         (("parallel=fsdp", "launch.processes=8", "batch.global_size=16"), 0.02),
         (("parallel=fsdp", "parallel.zero=1", "launch.processes=8", "batch.global_size=16"), 0.02),
         ((*PIPELINE, "batch.global_size=16", "callback=ema", "callback.ema.decays=[0.9,0.99,0.999]"), 0.03),
+        (("parallel=fsdp", "model.tied=true", "launch.processes=8", "batch.global_size=16"), 0.02),
+        (("parallel=fsdp", "model.tied=true", "parallel.zero=1", "launch.processes=8", "batch.global_size=16"), 0.02),
     ],
-    ids=["3d", "recomputed", "fsdp", "zero=1", "averages"],
+    ids=["3d", "recomputed", "fsdp", "zero=1", "averages", "tied", "tied, zero=1"],
 )
 def test_the_closed_forms_tell_the_peak(words, within, capsys):
     assert main(["explain", "--trace", *SHAPE, *words]) == 0

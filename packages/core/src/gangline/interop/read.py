@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
@@ -25,6 +24,7 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
     """Fill this rank's `model/...` shards in place from a Hugging Face directory, reading only the rows of their boxes.
 
     What others have nothing like, and what files may lack and do lack, is drawn by `seed`, as without a directory.
+    Several shards of a list are filled at once; of another iterable each is asked for when the one before is full.
     Raises UserError where a tensor is missing, has another shape, or is one that this model has no place for.
     """
     from gangline.model.init import initialise
@@ -47,22 +47,23 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
             for theirs in found:
                 _fill(tensors, theirs, shard, name)
 
-        side_by_side(lambda shard: fill_as_kept(shard, plan, read), shards)
+        fill_each(lambda shard: fill_as_kept(shard, plan, read), shards)
 
 
-def side_by_side(fill: Callable[[Shard], None], shards: Iterable[Shard]) -> None:
-    """Fill shards in `LANES` threads, each of which takes the next when it is done with one, so that no more of them
-    than that need to be there. Raises what a `fill` raises; the other threads then take no further one.
+def fill_each(fill: Callable[[Shard], None], shards: Iterable[Shard]) -> None:
+    """Fill shards, those of a list in `LANES` threads, each of which takes the next when it is done with one; of other
+    iterables one after the other, for who makes them may look at one when the next is asked for.
+
+    Raises what a `fill` raises; the other threads then take no further one.
     """
-    coming, taking, failed = iter(shards), Lock(), False
+    if not isinstance(shards, Sequence):
+        for shard in shards:
+            fill(shard)
+        return
+    coming, failed = iter(shards), False
 
     def mine() -> Iterator[Shard]:
-        while not failed:
-            with taking:
-                try:
-                    shard = next(coming)
-                except StopIteration:
-                    return
+        while not failed and (shard := next(coming, None)) is not None:  # of a list, in one step of the interpreter
             yield shard
 
     def lane() -> None:

@@ -1,8 +1,9 @@
-"""Memory while the backward pass goes through a head with blocks inside (multi-token prediction): last to first, a
-loss, then the block before it and its lookup.
+"""Memory while the backward pass goes through a head that reads the embedding's matrix (tied weights) or has blocks
+inside (multi-token prediction): last to first, a loss, then the block before it and its lookup.
 
 The matrices of the vocabulary are read several times in one pass. Each use has its own gradient, in the dtype of the
-product and then in that of gradients; the sum of the former waits for it, and what they come to is a third.
+product and then in that of gradients; the sum of the former waits for it, and what they come to is a third. Under tp
+each is added where gradients are kept as soon as it is made.
 """
 
 from __future__ import annotations
@@ -16,6 +17,13 @@ from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array
 
 
+def reads_the_embedding(case: Case) -> bool:
+    """Whether the backward pass of the head gives gradients of the embedding's matrix, before that of the lookup."""
+    plan = case.plan
+    tied = plan.owner(f"{plan.head}.weight") == plan.owner(f"{plan.embed}.weight")
+    return case.pp == 1 and (tied or bool(case.head_blocks))
+
+
 def moments(case: Case, arrays: list[Array], sizes: ActivationSizes, buffers: int) -> Iterator[Counter[str]]:
     """What is there beside what `peak_memory.moments` adds. arrays: the head's own; buffers: bytes that travel."""
     blocks, each = list(case.head_blocks), of_further_loss(case.plan, sizes)
@@ -26,22 +34,22 @@ def moments(case: Case, arrays: list[Array], sizes: ActivationSizes, buffers: in
     for left in range(len(blocks), -1, -1):
         there = 0 if left == len(blocks) else whole  # memory of a group is asked for when its first gradient comes
 
-        def moment(gradients: int, logits: int, **more: int) -> Counter[str]:
-            return Counter(gradients=gradients, logits=logits, buffers=shared.waiting + buffers, **more)
+        def moment(gradients: int, logits: int, made: int = 0, **more: int) -> Counter[str]:
+            return Counter(gradients=gradients, logits=logits, buffers=shared.waiting + buffers + made, **more)
 
         yield moment(there, in_backward + (left + 1) * each, activations=-freed)
         made = shared.made(f"{case.plan.head}.weight")
-        yield moment(whole, left * each + made, activations=-freed)
+        yield moment(whole, left * each, made, activations=-freed)
         shared.wait(f"{case.plan.head}.weight", more=left > 0)
         if not left:
             return
         path = blocks[left - 1]
         again = activations.whole_block(case, path, sizes) - activations.of_block(case, path, sizes)
         largest = max((a.size for a in arrays if a.name.startswith(f"{path}.") and len(a.shape) > 1), default=0)
-        yield moment(whole, left * each + largest * case.bytes.gradient, activations=again - freed)
+        yield moment(whole, left * each, largest * case.bytes.gradient, activations=again - freed)
         freed += activations.of_block(case, path, sizes)
         made = shared.made(f"{case.plan.embed}.weight")
-        yield moment(whole, left * each + made, activations=-freed)
+        yield moment(whole, left * each, made, activations=-freed)
         shared.wait(f"{case.plan.embed}.weight", more=left > 1 or case.pp == 1)
 
 
@@ -50,7 +58,7 @@ class Shared:
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        self._sizes = {a.name: a.size for place in ("embed", "head") for a in case.at(place) if a.trained}
+        self._arrays = {a.name: a for place in ("embed", "head") for a in case.at(place) if a.trained}
         self._waiting: dict[str, int] = {}
 
     @property
@@ -61,23 +69,40 @@ class Shared:
     def made(self, name: str) -> int:
         """Bytes of one more use, beside those that wait: its gradient in both dtypes; or it and what comes of both."""
         owner, width = self._case.plan.owner(name), self._case.bytes
+        if owner not in self._arrays:
+            return 0
         other = width.compute if width.compute != width.gradient else 0
-        both, summed = width.gradient + other, 2 * width.gradient if owner in self._waiting else 0
-        return self._sizes.get(owner, 0) * max(both, summed)
+        both = width.gradient + other
+        summed = 2 * width.gradient if owner in self._waiting and self._case.tp == 1 else 0
+        return self._arrays[owner].size * max(both, summed)
 
     def wait(self, name: str, more: bool) -> None:
         """That use is over; `more`: others follow."""
         owner = self._case.plan.owner(name)
         tied = owner == self._case.plan.owner(f"{self._case.plan.embed}.weight") and self._case.pp == 1
-        if more or tied:
-            self._waiting[owner] = self._sizes.get(owner, 0) * self._case.bytes.gradient
+        if owner in self._arrays and (more or tied):
+            self._waiting[owner] = between_uses(self._case, self._arrays[owner])
         else:
             self._waiting.pop(owner, None)
 
 
+def between_uses(case: Case, array: Array) -> int:
+    """Bytes of a gradient from its first part on until the last. Where they are added to those of other microbatches at
+    once, they lie in these; what is cut has memory of its own for the whole.
+    """
+    apart = case.tp == 1 or memory.cuts_gradients(case, array.group)
+    return array.size * case.bytes.gradient if apart else 0
+
+
 def lasting(case: Case) -> int:
     """Bytes of the embedding's gradient that waits from the head on until the lookup's own, on the same rank."""
-    if not case.head_blocks or case.pp > 1:
+    if not reads_the_embedding(case):
         return 0
     owner = case.plan.owner(f"{case.plan.embed}.weight")
-    return sum(a.size for a in case.at("embed") if a.name == owner and a.trained) * case.bytes.gradient
+    return sum(between_uses(case, array) for array in case.at("embed") if array.name == owner and array.trained)
+
+
+def lookup(case: Case) -> Counter[str] | None:
+    """The lookup's own gradient, that which waits for it, and what both come to; None where nothing is added up so."""
+    waits = lasting(case) if case.tp == 1 else 0
+    return Counter(buffers=3 * waits) if waits else None

@@ -56,13 +56,14 @@ def moments(case: Case, rank: int, sizes: ActivationSizes) -> Iterator[Counter[s
         for index in reversed(range(len(places))):
             place = places[index]
             weights = sum(gathered[other] for other in _in_use(case, places, index))
-            inside = place == "head" and bool(case.head_blocks)
+            inside = place == "head" and (bool(case.head_blocks) or head_memory.reads_the_embedding(case))
             if inside and case.pp == 1:  # what it reads of the embedding
                 weights += gathered["embed"]
-            for made in _of_kind(case, place, held[place], sizes):
+            summed = head_memory.lookup(case) if place == "embed" else None
+            for made in [summed] if summed else _of_kind(case, place, held[place], sizes):
                 found = Counter(made)
                 found.update(weights=weights, gradients=before, activations=-freed)
-                found["buffers"] += 0 if place == "head" else waits
+                found["buffers"] += waits if isinstance(place, int) else 0
                 yield found
             for made in head_memory.moments(case, held[place], sizes, _travels(case)) if inside else ():
                 found = Counter(made)
