@@ -195,8 +195,8 @@ def test_two_processes_measure_this_machine_and_a_plan_takes_the_file(tmp_path, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--processes 2", "gangline plan calibrate writes one file."),
-        ("--out here.txt", "gangline plan calibrate writes one file."),
+        ("--processes 2", "gangline plan: calibrate writes one file."),
+        ("--out here.txt", "gangline plan: calibrate writes one file."),
         ("--out here.yaml --processes 1.5", "--processes 1.5: expected a whole number."),
         ("--out here.yaml --rounds 0", "--rounds 0: expected a number above 0."),
         ("--out nowhere/here.yaml", "nowhere is no directory."),
