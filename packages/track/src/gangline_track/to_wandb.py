@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import socket
 import sys
 import uuid
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import wandb
 
@@ -31,8 +34,9 @@ class WandbConnection(Connection):
         name = known.read() or uuid.uuid4().hex[:16]
         mode, why = self.config.mode, ""
         try:
-            if mode == "online" and not wandb.login(prompt=False):
-                mode, why = "offline", "there is no key: wandb login, or WANDB_API_KEY"
+            if mode == "online":
+                why = no_service(self.config.connect_seconds)
+                mode = "offline" if why else mode
             self.run = self._begun(start, name, mode)
         except Exception as error:  # an expired key, no network, a project that is another's
             if mode != "online":
@@ -89,6 +93,30 @@ class WandbConnection(Connection):
         if pictures and self.last is not None:  # beside the last step: a step of their own would be one of the run's
             self.run.log({f"pictures/{path.stem}": wandb.Image(str(path)) for path in pictures}, step=self.last)
         self.run.finish(exit_code=0 if summary.get("why") == "done" else 1)
+
+
+def no_service(seconds: float) -> str:
+    """Why there is no logging in; empty where there is. A login with a key asks the service, one without nobody."""
+    if wandb.api.api_key and (why := unreachable(wandb.setup().settings.base_url, seconds)):
+        return why
+    return "" if wandb.login(prompt=False) else "there is no key: wandb login, or WANDB_API_KEY"
+
+
+def unreachable(url: str, seconds: float) -> str:
+    """Why nobody answers there; empty where somebody does, or a proxy is asked in our place.
+
+    wandb itself may wait without an end for a service whose machine refuses the connection.
+    """
+    place = urlsplit(url)
+    if getproxies() or place.hostname is None:
+        return ""
+    try:
+        socket.create_connection(
+            (place.hostname, place.port or (80 if place.scheme == "http" else 443)), seconds
+        ).close()
+    except OSError as error:
+        return f"{url} cannot be reached: {error}"
+    return ""
 
 
 def histogram(values: list[float]) -> wandb.Histogram:
