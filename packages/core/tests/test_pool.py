@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from gangline.errors import UserError
+from gangline.launch import forkserver
 from gangline.mesh import Mesh
 from gangline.plugins import installed
 from gangline.testing import rank
@@ -68,6 +69,16 @@ class Stubborn(Exception):
 
 def raises_stubborn() -> None:
     raise Stubborn(code=7)
+
+
+def has_dynamo() -> bool:
+    return "torch._dynamo" in sys.modules
+
+
+def test_ranks_find_loaded_what_they_need_whoever_has_started_a_server_before(monkeypatch) -> None:
+    monkeypatch.setattr(forkserver, "PRELOAD", forkserver.PRELOAD[:1])
+    forkserver.warm()
+    assert pool(1).run(has_dynamo) == [True]
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])

@@ -27,6 +27,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from gangline.launch.forkserver import drop
 from gangline.testing.rank import Failure, serve
 from gangline.testing.ship import pack
 
@@ -45,6 +46,7 @@ PRELOAD = [
 GRACE_SECONDS = 2.0  # for the other ranks, once one has failed
 
 _pools: dict[int, Pool] = {}
+_server: int | None = None  # the process id of the server that has loaded PRELOAD
 
 
 class PoolBroken(RuntimeError):
@@ -151,14 +153,24 @@ def close_all() -> None:
 
 
 def _start_server() -> None:
-    """One thread a rank: the server's environment is frozen at its start, and libgomp reads it when it loads."""
+    """One thread a rank: the server's environment is frozen at its start, and libgomp reads it when it loads.
+
+    A server that another has started in this process, as a launcher does, is ended: what it lacks every rank would
+    import for itself.
+    """
+    global _server
     from multiprocessing import forkserver
 
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid not in (None, _server):
+        close_all()
+        drop()
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
         multiprocessing.set_forkserver_preload(PRELOAD)
         forkserver.ensure_running()
+        _server = server._forkserver_pid
     finally:
         if before is None:
             del os.environ["OMP_NUM_THREADS"]
