@@ -10,11 +10,13 @@ from family_cases import CASES, LENGTH
 from family_files import compare_logits, ours, run_of, tokens
 from family_suite import FamilySuite
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from gangline import UserError
 from gangline.config import BatchSection, Run, default_run
 from gangline.interop import model_config_from
 from gangline.model import compose_model, parameter_shapes
+from gangline.plugins import installed
 from gangline_models.families.gpt2 import Gpt2
 from gangline_models.families.olmo import Olmo3
 from gangline_models.families.phi3 import Phi3
@@ -137,3 +139,15 @@ def test_a_published_shape_is_a_model(name):
     tree, plan = compose_model(run)
     assert plan.unmatched(parameter_shapes(tree)) == []
     assert config.to_hugging_face("bfloat16", 4096)["hidden_size" if config.model_type != "gpt2" else "n_embd"]
+
+
+OURS = [name for name, offer in installed().offers("model").items() if offer.distribution == "gangline-models"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_transformers_opens_the_config_of_every_part(name):
+    """Its fields have types, and 256.0 is none where it wants 256."""
+    config = installed().offers("model")[name].part.config()
+    content = json.loads(json.dumps(config.to_hugging_face("float32", LENGTH)))
+    theirs = type(AutoConfig.for_model(content["model_type"])).from_dict(content)
+    assert theirs.hidden_size == config.dim

@@ -66,7 +66,7 @@ class Gemma2(PatternConfig):
 
     def more_json(self, max_position: int) -> dict[str, Any]:
         said = {"sliding_window": self.window, "layer_types": layer_types(self.windows)}
-        return super().more_json(max_position) | said
+        return super().more_json(max_position) | said | scalar_json(self.query_scalar)
 
 
 @dataclass
@@ -97,6 +97,14 @@ class Gemma3(TwoRopesConfig):
         types = read_types(reader, [SLIDING if (index + 1) % every else FULL for index in layers])
         windows = read_windows(reader, reader.take("sliding_window", 4096), types)
         return read_layered_rope(reader, 1_000_000.0, "rope_local_base_freq", 10_000.0) | windows
+
+    def more_json(self, max_position: int) -> dict[str, Any]:
+        return super().more_json(max_position) | scalar_json(self.query_scalar)
+
+
+def scalar_json(query_scalar: float) -> dict[str, Any]:
+    """Without a point where it is a whole number: transformers opens no file in which it has one."""
+    return {"query_pre_attn_scalar": int(query_scalar) if query_scalar == int(query_scalar) else query_scalar}
 
 
 def build(config: Gemma2 | Gemma3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
