@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import subprocess
@@ -37,6 +38,20 @@ def test_what_is_written_describes_the_run(directory):
     assert start["versions"]["torch"].startswith("2.")
     assert directory.logs.is_dir()
     assert directory.checkpoints.is_dir()
+
+
+def test_the_code_of_a_package_has_a_name_that_any_change_changes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = set()
+    for path in ("alone_one.py", "folder_one/__init__.py", "folder_one/deep/part.py"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        for content in ("a = 1\n", "a = 2\n"):
+            (tmp_path / path).write_text(content)
+            importlib.invalidate_caches()
+            names.add(provenance.source_of(".".join(Path(path).with_suffix("").parts)))
+    assert len(names) == 6
+    assert "" not in names
+    assert provenance.source_of("not_installed.part") == ""
 
 
 def test_the_run_is_read_back_with_the_directory_where_it_lies_now(directory, tmp_path):

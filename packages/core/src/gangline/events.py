@@ -26,7 +26,8 @@ By the launcher; torchrun and Slurm write none of these, and there rank 0 writes
 
 By rank 0:
 
-    start      processes, mesh, nodes (the name of each rank's)
+    start      processes, mesh, nodes (the name of each rank's), checks (what names the code of each health check: one
+               that failed is asked again where that has changed)
     phase      phase (build, restore, validate, save, recovery), at ("begin" or "end"; then also seconds)
     verdict    kind, where, confidence, evidence, suggestion
     order      action, kinds, before_step, else_before, skip, rate, rate_steps, exclude, why

@@ -33,7 +33,7 @@ from gangline.runtime import Runtime
 from gangline.shard import Shard
 from gangline.train.agree import same_data
 from gangline.train.batches import Batches
-from gangline.train.callbacks import attach
+from gangline.train.callbacks import attach, code_of
 from gangline.train.recompute_and_compile import finisher
 from gangline.train.report import Reporter
 from gangline.train.restore import restore
@@ -101,7 +101,8 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
     """Build every part and restore the newest checkpoint, if there is one. Called by all ranks."""
     events = Events(directory.path if comms.rank == 0 else None, generation())
     nodes = gather_json(comms.world, device, name_of_this_node())
-    events.write("start", processes=comms.world.size, mesh=dict(mesh.sizes), nodes=nodes)
+    checks = code_of(run) if comms.rank == 0 else {}
+    events.write("start", processes=comms.world.size, mesh=dict(mesh.sizes), nodes=nodes, checks=checks)
     with events.ends_with_error():
         with events.phase("build"):
             session = assemble(run, directory, mesh, comms, device)

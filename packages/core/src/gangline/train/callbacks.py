@@ -13,9 +13,12 @@ import torch
 
 from gangline.callback.base import Metrics
 from gangline.comm.objects import gather_json
+from gangline.config.schema import Run
 from gangline.errors import RAISED, UserError
 from gangline.events import read_events
 from gangline.health import Action, HealthCheck, Verdict
+from gangline.plugins import installed
+from gangline.provenance import source_of
 from gangline.pulse.write import current
 from gangline.runtime import Runtime
 from gangline.shard import Shard, parameter_of
@@ -68,7 +71,7 @@ def _leave_out_blamed(s: Session) -> None:
             del s.health[name]
             place, why = f"health/{name}", why + max(refused, key=len)
         if s.comms.rank == 0:
-            s.untold[f"{choice(place)} is left out until the job ends: {why}"] = False
+            s.untold[f"{choice(place)} is left out until the job ends or its code changes: {why}"] = False
 
 
 def _does_without(s: Session, name: str, part: Sequence[str]) -> str | None:
@@ -86,17 +89,27 @@ def _does_without(s: Session, name: str, part: Sequence[str]) -> str | None:
 def blamed(run_dir: str | Path) -> dict[str, str]:
     """The checks in whose code ranks of this job failed, and what was said of that.
 
-    Also of an earlier job of the run that was to be started again: only who ends or changes a run has a new word.
+    Also of an earlier job of the run that was to be started again: only who ends or changes a run has a new word, and
+    a check whose code is not what it was then.
     """
-    found: dict[str, str] = {}
+    found: dict[str, tuple[str, str | None]] = {}
+    code: dict[str, str] = {}  # of the checks of a start, the newest one's at last
     for line in read_events(run_dir):
-        if line.get("event") == "launch":
+        if line.get("event") == "start":
+            code = line.get("checks", {})
+        elif line.get("event") == "launch":
             place = str(line.get("member", ""))
             if line.get("why") == "start" and line.get("after") not in GOES_ON:
                 found = {}
             elif place.startswith("health/"):
-                found[place] = str(line.get("evidence", ""))
-    return found
+                found[place] = str(line.get("evidence", "")), code.get(place.split("/")[1])
+    return {place: why for place, (why, then) in found.items() if then == code.get(place.split("/")[1])}
+
+
+def code_of(run: Run) -> dict[str, str]:
+    """Each check of a run -> what names the code of its package: see `source_of`."""
+    parts = {name: installed().part_of(config).part for name, config in run.health.items()}
+    return {name: source_of(part.build.partition(":")[0]) for name, part in parts.items()}
 
 
 def _leave_out(s: Session, failed: dict[str, str]) -> None:
