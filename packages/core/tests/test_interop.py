@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import sleep
@@ -380,6 +381,57 @@ def test_a_field_that_nobody_knows_is_refused_by_name(part, tmp_path):
         model_config_from(tmp_path)
 
 
+def without(directory: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+    """Take a tensor out of the file that the index says it is in, or change it there."""
+    weight_map = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]
+    path = directory / weight_map[name]
+    tensors = load_file(path)
+    tensors |= {name: change(tensors[name])} if change else {}
+    save_file({key: tensor for key, tensor in tensors.items() if key != name or change}, path)
+
+
+def no_weights(directory: Path) -> str:
+    for path in directory.glob("model*"):
+        path.unlink()
+    (directory / "pytorch_model.bin").touch()
+    return "pytorch_model.bin is not read"
+
+
+def two_sets(directory: Path) -> str:
+    save_file({"model.norm.weight": torch.zeros(32)}, directory / "model.safetensors")
+    return "has weights twice"
+
+
+def fault(words: str, does: Callable[[Path], object]) -> Callable[[Path], str]:
+    return lambda directory: (does(directory), words)[1]
+
+
+def last(directory: Path) -> Path:
+    return max(directory.glob("*.safetensors"))
+
+
+DOWN = "model.layers.2.mlp.down_proj.weight"
+FAULTS: dict[str, Callable[[Path], str]] = {
+    "no weights": no_weights,
+    "two sets": two_sets,
+    "a missing file": fault("is missing", lambda directory: last(directory).unlink()),
+    "a short file": fault(
+        "cannot be read", lambda directory: last(directory).write_bytes(last(directory).read_bytes()[:-5])
+    ),
+    "an empty file": fault("cannot be read", lambda directory: last(directory).write_bytes(b"")),
+    "a damaged index": fault(
+        "is damaged", lambda directory: (directory / "model.safetensors.index.json").write_text("[]")
+    ),
+    "a tensor that is not in its file": fault(f"has no tensor {DOWN}", lambda directory: without(directory, DOWN)),
+    "another shape": fault(
+        f"{DOWN} has shape (32, 47)", lambda directory: without(directory, DOWN, lambda w: w[:, :47].contiguous())
+    ),
+    "numbers that are not read": fault(
+        "of dtype C64", lambda directory: without(directory, DOWN, lambda w: w.to(torch.complex64))
+    ),
+}
+
+
 class TestRefusals:
     @pytest.fixture
     def directory(self, tmp_path):
@@ -493,6 +545,31 @@ class TestRefusals:
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
         save_file(tensors, out / "model.safetensors")
         read(out, CASES["llama"])
+
+    @pytest.mark.parametrize("fault", FAULTS)
+    def test_import_refuses_what_train_would(self, fault, directory, capsys):
+        """In the same words, before any weights are read."""
+        assert import_model([str(directory)]) == 0
+        capsys.readouterr()
+        words = FAULTS[fault](directory)
+        told = self.error(import_model, [str(directory)])
+        assert words in told
+        assert told == self.error(read, directory, CASES["llama"])
+        assert capsys.readouterr().out == ""
+
+    def test_files_that_the_index_does_not_name_are_not_looked_at(self, directory):
+        for name in ("adapter_model", "consolidated"):
+            save_file({"model.norm.weight": torch.zeros(1)}, directory / f"{name}.safetensors")
+        assert import_model([str(directory)]) == 0
+        found = read(directory, CASES["llama"])
+        assert found.head.norm.weight.equal(randomised(CASES["llama"]).head.norm.weight)
+
+    def test_one_file_with_an_index_of_its_own(self, tmp_path):
+        out = write(tmp_path / "hf", CASES["llama"], randomised(CASES["llama"]))
+        names = load_file(out / "model.safetensors")
+        index = {"weight_map": dict.fromkeys(names, "model.safetensors")}
+        (out / "model.safetensors.index.json").write_text(json.dumps(index))
+        assert import_model([str(out)]) == 0
 
     def test_an_export_overwrites_nothing(self, directory):
         before = {path.name: path.read_bytes() for path in directory.iterdir()}

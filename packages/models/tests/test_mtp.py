@@ -212,6 +212,19 @@ def test_what_a_directory_lacks_is_drawn_or_refused(tmp_path: Path):
     assert "model.layers.2.*" in "".join(none.model.notices(none))
 
 
+def test_files_that_are_not_of_the_weights_bring_no_modules(tmp_path: Path):
+    """Such as those that an older download left behind."""
+    run = deepseek()
+    directory = write(run, whole_model(*compose_model(run), seed=3, dtype=torch.float32), tmp_path / "out")
+    tensors = load_file(directory / "model.safetensors")
+    save_file(tensors, directory / "model-00001-of-00002.safetensors", {"format": "pt"})
+    own = {name: tensor for name, tensor in tensors.items() if "layers.2." not in name}
+    save_file(own, directory / "model.safetensors", {"format": "pt"})
+    assert edited_config_from(directory)[1] == []
+    (again,) = compose(["recipe=tiny", *LATENT, "mtp=on", f"model.weights={directory}"])
+    assert "they are drawn" in "".join(again.edits["mtp"].notices(again))
+
+
 def test_an_export_of_another_family_is_without(tmp_path: Path):
     (run,) = compose(["recipe=tiny", "mtp=on", "model.dim=24", "model.layers=1"])
     assert "an export leaves them out" in "".join(run.edits["mtp"].notices(run))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gangline.interop import load_pretrained as load_pretrained
     from gangline.interop.commands import add_output as add_output, words_for as words_for, write_model as write_model
     from gangline.interop.names import Theirs as Theirs, theirs_of as theirs_of
+    from gangline.interop.tensors import tensor_names as tensor_names
     from gangline.interop.tokenizer_files import tokenizer_files as tokenizer_files
     from gangline.record import read_records as read_records
     from gangline.rundir import (
@@ -47,6 +48,7 @@ __getattr__, __all__ = lazily(
         "gangline.interop": "load_pretrained",
         "gangline.interop.commands": "add_output words_for write_model",
         "gangline.interop.names": "Theirs theirs_of",
+        "gangline.interop.tensors": "tensor_names",
         "gangline.interop.tokenizer_files": "tokenizer_files",
         "gangline.attempts": "Attempt",
     },

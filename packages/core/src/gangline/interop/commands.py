@@ -200,7 +200,10 @@ def _arrays(
 
 
 def import_model(argv: Sequence[str]) -> int:
-    """`gangline import DIR`: checks a Hugging Face directory and prints the `train` command that starts from it."""
+    """`gangline import DIR`: checks a Hugging Face directory and prints the `train` command that starts from it.
+
+    Of the weights it reads the headers alone. Raises UserError where `train` would refuse them.
+    """
     parser = argparse.ArgumentParser(
         prog="gangline import", description="Show how to train on from a Hugging Face directory."
     )
@@ -209,8 +212,25 @@ def import_model(argv: Sequence[str]) -> int:
 
     directory = Path(options.directory).expanduser().resolve()
     model, *settings = words_for(directory)
+    _check_tensors(directory)
     print(" \\\n  ".join([f"train {model}", *settings]))
     return 0
+
+
+def _check_tensors(directory: Path) -> None:
+    """Raises UserError where a run that starts from the directory would find that its weights lack or do not fit."""
+    config, edits = edited_config_from(directory)
+
+    from gangline.config import default_run
+    from gangline.interop.read import check_pretrained
+    from gangline.model.build import construct
+    from gangline.model.compose import compose_model
+    from gangline.model.init import shards_of
+    from gangline.plugins import installed
+
+    run = default_run(model=config, **{installed().part_of(edit).group: edit for edit in edits})
+    tree, plan = compose_model(run)
+    check_pretrained(directory, shards_of(construct(tree), plan), plan)  # without their memory
 
 
 def words_for(directory: Path) -> list[str]:

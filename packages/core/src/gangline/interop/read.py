@@ -31,23 +31,56 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
     from gangline.model.kept import fill_as_kept
 
     with Tensors(directory) as tensors:
-        left_over = strangers(plan, tensors.files)
-        if left_over:
-            raise UserError(
-                f"{directory} holds weights that this model has no place for.",
-                ", ".join(left_over[:4]) + (f" and {len(left_over) - 4} more" if len(left_over) > 4 else "") + ".",
-            )
+        _refuse_strangers(tensors, plan)
 
         def read(shard: Shard) -> None:
-            name = plan.owner(parameter_of(shard.name))
-            found = theirs_of(plan, name, shard.global_shape)
-            if all(theirs.optional and theirs.name not in tensors.files for theirs in found):
+            found = _brought(tensors, plan, shard)
+            if not found:
                 initialise([shard], plan, seed)
-                return
             for theirs in found:
-                _fill(tensors, theirs, shard, name)
+                _fill(tensors, theirs, shard, plan)
 
         fill_each(lambda shard: fill_as_kept(shard, plan, read), shards)
+
+
+def check_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan) -> None:
+    """Whether `load_pretrained` can fill these shards, which need no memory: by the headers and the sizes of the files.
+
+    Raises UserError as it does. Shards that are kept in fewer bits are not known here.
+    """
+    with Tensors(directory) as tensors:
+        _refuse_strangers(tensors, plan)
+        for shard in shards:
+            for theirs in _brought(tensors, plan, shard):
+                _check(tensors, theirs, shard, plan)
+
+
+def _refuse_strangers(tensors: Tensors, plan: Plan) -> None:
+    if left_over := strangers(plan, tensors.files):
+        raise UserError(
+            f"{tensors.directory} holds weights that this model has no place for.",
+            ", ".join(left_over[:4]) + (f" and {len(left_over) - 4} more" if len(left_over) > 4 else "") + ".",
+        )
+
+
+def _brought(tensors: Tensors, plan: Plan, shard: Shard) -> list[Theirs]:
+    """Their tensors that make up the parameter of a shard; none: it is drawn."""
+    found = theirs_of(plan, _owner(plan, shard), shard.global_shape)
+    return [] if all(theirs.optional and theirs.name not in tensors.files for theirs in found) else found
+
+
+def _owner(plan: Plan, shard: Shard) -> str:
+    return plan.owner(parameter_of(shard.name))
+
+
+def _check(tensors: Tensors, theirs: Theirs, shard: Shard, plan: Plan) -> None:
+    found = tensors.shape(theirs.name)
+    if found != theirs.shape:
+        raise UserError(
+            f"{tensors.directory}: {theirs.name} has shape {found}.",
+            f"For {_owner(plan, shard)} it must have shape {theirs.shape}.",
+        )
+    tensors.dtype(theirs.name)
 
 
 def fill_each(fill: Callable[[Shard], None], shards: Iterable[Shard]) -> None:
@@ -81,7 +114,7 @@ def fill_each(fill: Callable[[Shard], None], shards: Iterable[Shard]) -> None:
         one.result()
 
 
-def _fill(tensors: Tensors, theirs: Theirs, shard: Shard, name: str) -> None:
+def _fill(tensors: Tensors, theirs: Theirs, shard: Shard, plan: Plan) -> None:
     import torch
 
     box, local = shard.box.slices, shard.local
@@ -95,11 +128,7 @@ def _fill(tensors: Tensors, theirs: Theirs, shard: Shard, name: str) -> None:
         dim, every = theirs.dim, theirs.every
         start, stop = box[dim].start * every + theirs.first, box[dim].stop * every + theirs.first
         box = (*box[:dim], slice(start, max(start, stop - every + 1), every), *box[dim + 1 :])
-    found = tensors.shape(theirs.name)
-    if found != theirs.shape:
-        raise UserError(
-            f"{tensors.directory}: {theirs.name} has shape {found}.", f"For {name} it must have shape {theirs.shape}."
-        )
+    _check(tensors, theirs, shard, plan)
     if tensors.fill(theirs.name, box, local):
         return
     with torch.no_grad():

@@ -40,7 +40,7 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         from safetensors import safe_open
 
-        with safe_open(path, framework="pt"):  # it holds header and size of the file against each other
+        with safe_open(path, framework="np"):  # it holds header and size of the file against each other
             pass
         self.path = path
         self._file = path.open("rb", buffering=0)
@@ -57,6 +57,13 @@ class TensorFile:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._entries[name]["shape"])
+
+    def dtype(self, name: str) -> str:
+        """By torch's name. Raises UserError for numbers of a kind that is not read."""
+        theirs = self._entries[name]["dtype"]
+        if theirs not in DTYPES:
+            raise UserError(f"{self.path}: {name} has numbers of dtype {theirs}, which are not read.")
+        return DTYPES[theirs]
 
     def fill(self, name: str, box: tuple[slice, ...], local: torch.Tensor) -> bool:
         """Read the part of a tensor that `box` takes into `local`, where that has the same numbers in the same order.
@@ -77,10 +84,8 @@ class TensorFile:
         """(shape, dtype, where in the file it begins). Raises UserError for numbers of a kind that is not read."""
         import torch
 
-        entry = self._entries[name]
-        if entry["dtype"] not in DTYPES:
-            raise UserError(f"{self.path}: {name} has numbers of dtype {entry['dtype']}, which are not read.")
-        return self.shape(name), getattr(torch, DTYPES[entry["dtype"]]), self._begin + entry["data_offsets"][0]
+        begin = self._begin + self._entries[name]["data_offsets"][0]
+        return self.shape(name), getattr(torch, self.dtype(name)), begin
 
     def blocks(self, name: str, box: tuple[slice, ...]) -> Iterator[tuple[int, torch.Tensor]]:
         """The part of a tensor that `box` takes of it, a few rows at a time: (number of the first of them, the rows).

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+FETCH = "hf download OWNER/MODEL --local-dir DIR fetches what lacks of a model of the hub."
 
 
 class Tensors:
@@ -38,16 +39,28 @@ class Tensors:
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """Tensor name -> the file that has it. Raises UserError where there are no weights or the index is damaged."""
-        index = self.directory / INDEX
+        """Tensor name -> the file that has it. Other files that lie in the directory are not looked at.
+
+        Raises UserError where there are no weights or two sets of them, and where the index is damaged.
+        """
+        index, one = self.directory / INDEX, self.directory / ONE_FILE
         if index.exists():
             try:
-                return dict(json.loads(index.read_text())["weight_map"])
-            except (ValueError, KeyError, TypeError) as error:
+                found = dict(json.loads(index.read_text())["weight_map"])
+            except (OSError, ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{index} is damaged.", f"It has no readable weight_map ({error!r}).") from error
-        if (self.directory / ONE_FILE).exists():
+            if one.exists() and ONE_FILE not in found.values():
+                raise UserError(
+                    f"{self.directory} has weights twice: in {ONE_FILE}, and in the files that {INDEX} names.",
+                    "transformers would take the first; which of them are meant is not known here.",
+                    "Remove the others.",
+                )
+            return found
+        if one.exists():
             return dict.fromkeys(self._file(ONE_FILE).names(), ONE_FILE)
-        raise UserError(f"{self.directory} has no weights.", f"Neither {ONE_FILE} nor {INDEX} is in it.")
+        others = [path.name for kind in ("safetensors", "bin", "pth") for path in self.directory.glob(f"*.{kind}")]
+        beside = f" {', '.join(sorted(others)[:3])} {'is' if len(others) == 1 else 'are'} not read." if others else ""
+        raise UserError(f"{self.directory} has no weights.", f"Neither {ONE_FILE} nor {INDEX} is in it.{beside}", FETCH)
 
     def _file(self, name: str) -> TensorFile:
         with self._opening:
@@ -59,9 +72,9 @@ class Tensors:
                     self._files[name] = TensorFile(path)
                     self._open.callback(self._files[name].close)
                 except FileNotFoundError:
-                    raise UserError(f"{path} is missing.", f"{INDEX} says that weights lie there.") from None
+                    raise UserError(f"{path} is missing.", f"{INDEX} says that weights lie there.", FETCH) from None
                 except (OSError, SafetensorError) as error:
-                    raise UserError(f"{path} cannot be read.", str(error)) from error
+                    raise UserError(f"{path} cannot be read.", str(error), FETCH) from error
             return self._files[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -73,6 +86,10 @@ class Tensors:
             raise UserError(f"{file.path} has no tensor {name}.", f"{INDEX} says that it lies there.")
         return file.shape(name)
 
+    def dtype(self, name: str) -> str:
+        """By torch's name. Raises UserError for numbers of a kind that is not read."""
+        return self._file(self.files[name]).dtype(name)
+
     def fill(self, name: str, box: tuple[slice, ...], local: torch.Tensor) -> bool:
         """Straight into `local` where that can be, as `TensorFile.fill`."""
         return self._file(self.files[name]).fill(name, box, local)
@@ -80,3 +97,15 @@ class Tensors:
     def blocks(self, name: str, box: tuple[slice, ...]) -> Iterator[tuple[int, torch.Tensor]]:
         """The part of a tensor that `box` takes of it, a few rows at a time, as `TensorFile.blocks`."""
         return self._file(self.files[name]).blocks(name, box)
+
+
+def tensor_names(directory: str | Path) -> set[str]:
+    """The names of all tensors of the directory's weights; none where it has no weights.
+
+    Raises UserError where they cannot be told.
+    """
+    place = Path(directory).expanduser()
+    if not any((place / name).exists() for name in (ONE_FILE, INDEX)):
+        return set()
+    with Tensors(place) as tensors:
+        return set(tensors.files)

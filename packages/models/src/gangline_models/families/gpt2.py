@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gangline import Problem
 from gangline.config import PositiveInt
 from gangline.model import BlockNode, DecoderNode, EmbeddingNode, HeadNode, Plan
+from gangline.tools import tensor_names
 from gangline_models.families.base import FamilyConfig
-from gangline_models.hugging_face.files import tensor_names
 from gangline_models.nodes import (
     LayerNormNode,
     PositionedDecoderNode,

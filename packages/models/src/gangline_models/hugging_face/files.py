@@ -1,22 +1,8 @@
-"""What a directory of safetensors calls its tensors. Torch-free.
-
-A safetensors file is 8 bytes (little-endian length of the header), the header (JSON: name -> ...) and the bytes.
-"""
+"""Which of a directory's tensors are passed over. Torch-free."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-
-def tensor_names(directory: str | Path) -> set[str]:
-    """The names of all tensors; none where there is no file to look into."""
-    found: set[str] = set()
-    for path in sorted(Path(directory).expanduser().glob("*.safetensors")):
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            found |= set(json.loads(file.read(length)))
-    return found - {"__metadata__"}
+from gangline.tools import tensor_names
 
 
 def passed_over(weights: str | None, beginning: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline import Part, Problem
 from gangline.config import EditConfig, NonNegativeFloat, PositiveInt, holds_checkpoint
-from gangline_models.hugging_face.files import tensor_names
+from gangline.tools import tensor_names
 
 if TYPE_CHECKING:
     from gangline.config import Run
