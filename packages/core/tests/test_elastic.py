@@ -113,17 +113,19 @@ def test_a_lost_rank_and_a_lost_node_that_comes_back(runs):
     """World 2 -> 2 -> 1 -> 2: the curve of one process."""
     out = runs.directory / "out"
     patient = "launch.lost_seconds=10"  # a node that is only slow is not to be taken for a lost one
-    process = runs.start("run.dir=out", *FEW_WARM, *ELASTIC, "launch.nodes=1:2", patient)
+    process = runs.fork("run.dir=out", *FEW_WARM, *ELASTIC, "launch.nodes=1:2", patient)
     runs.wait_for_step(process, "out", 7)
     before = len(launches(out))
     os.kill(ranks(out)[1], signal.SIGKILL)
     wait_for(lambda: len(launches(out)) > before)
     runs.wait_for_step(process, "out", 12)
     before = len(launches(out))
-    os.kill(process.pid, signal.SIGSTOP)  # it would start the agent again before the other one goes on
-    os.kill(agents(out)["0"], signal.SIGKILL)
+    agent = agents(out)["0"]
+    launcher = parent(agent)
+    os.kill(launcher, signal.SIGSTOP)  # it would start the agent again before the other one goes on
+    os.kill(agent, signal.SIGKILL)
     wait_for(lambda: len(launches(out)) > before)
-    os.kill(process.pid, signal.SIGCONT)
+    os.kill(launcher, signal.SIGCONT)
     wait_for(lambda: launches(out)[-1]["why"] == "joined")
     runs.wait_for_step(process, "out", runs.records("out")[-1]["step"] + 3)
     os.kill(process.pid, signal.SIGTERM)

@@ -431,7 +431,7 @@ def test_a_rollback_a_restart_and_a_kill_in_one_run(runs, strangers):
     strangers.add("gangline-goes-back", GOES_BACK, module="goes_back")
     runs.environment |= strangers.environment
     words = ("health=[goes-back]", "run.steps=100", "checkpoint.every=2", "launch.max_restarts=1")
-    killed = runs.start("run.dir=out", *words)
+    killed = runs.fork("run.dir=out", *words)
     runs.wait_for_step(killed, "out", 12)
     kill(killed)
     runs.train("resume=out")

@@ -23,7 +23,7 @@ def test_another_exit_code_fails_with_what_was_printed(runs):
 
 def test_a_run_that_ends_before_its_step_is_not_waited_for(runs):
     with pytest.raises(AssertionError, match=r"ended early:\n.*there is no option no\.such"):
-        runs.wait_for_step(runs.start("no.such=1", "run.dir=out"), "out", 1)
+        runs.wait_for_step(runs.fork("no.such=1", "run.dir=out"), "out", 1)
 
 
 def test_an_agent_of_the_tests_is_not_the_agent_of_a_run(runs, monkeypatch):

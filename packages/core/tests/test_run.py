@@ -82,7 +82,7 @@ NIGHTLY = pytest.mark.nightly
 def test_a_killed_run_goes_on_as_if_never_killed(runs, precision):
     settings = ("run.steps=12", "checkpoint.every=4", f"precision={precision}", "optimizer=adamw")
     runs.train("run.dir=whole", *settings)
-    killed = runs.start("run.dir=killed", *settings)
+    killed = runs.fork("run.dir=killed", *settings)
     runs.wait_for_step(killed, "killed", 6)
     kill(killed)
     runs.train("resume=killed")

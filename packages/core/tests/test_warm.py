@@ -35,6 +35,13 @@ except KeyboardInterrupt:
 """
 
 
+STARTS = """
+import subprocess, sys
+started = subprocess.Popen([sys.executable, "-m", "gangline.cli.train", "no.such=1"])
+print(started.args[1:4], started.wait())
+"""
+
+
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     """A folder of modules, the working directory of none."""
@@ -42,6 +49,7 @@ def site(tmp_path: Path) -> Path:
     made.mkdir()
     (made / "says.py").write_text(SAYS)
     (made / "waits.py").write_text(WAITS)
+    (made / "starts.py").write_text(STARTS)
     (made / "raises.py").write_text("raise ValueError('the answer is not 42')\n")
     return made
 
@@ -179,3 +187,10 @@ def test_a_warm_run_is_the_cold_one(runs):
     assert all((runs.directory / "warm" / file).stat().st_mtime >= began - 1 for file in warm_files)
     refused = runs.refused("run.steps=x")
     assert "run.steps=x: expected a whole number" in refused
+
+
+def test_a_train_that_it_starts_is_warm_too(site):
+    """As the nodes of launch=elastic, and what a verb runs."""
+    out, err = start("starts", site=site).communicate(timeout=120)
+    assert out == f"{['-I', '-S', str(warm.CLIENT)]} 2\n", err
+    assert "there is no option no.such" in err

@@ -50,7 +50,7 @@ def wait_for(condition, seconds: float = 120.0):
 
 
 def test_a_stopped_rank_is_found_named_killed_and_the_run_goes_on(runs):
-    run = runs.start("run.dir=out", *FOUR, "checkpoint.every=20", TORCH_FR_BUFFER_SIZE="64")
+    run = runs.fork("run.dir=out", *FOUR, "checkpoint.every=20", TORCH_FR_BUFFER_SIZE="64")
     out = runs.directory / "out"
     runs.wait_for_step(run, "out", 60)
     stopped = rank_of(out, 2).read()

@@ -335,7 +335,7 @@ def test_a_run_is_shown_scraped_and_told_of_while_it_lives(tmp_path: Path, capsy
         port = free_port()
         words = ("parallel=ddp", "launch.processes=2", "run.steps=100000", "checkpoint.every=20", "health=[on,chaos]")
         options = (f"health.on.metrics_port={port}", f"health.on.alert=sh {command}", "health.chaos.at=[nan@20:1]")
-        run = runs.start("run.dir=out", *words, *options)
+        run = runs.fork("run.dir=out", *words, *options)
         runs.wait_for_step(run, "out", 60)
         scraped = parsed(wait_for(lambda: scrape(port)))
         of = {name.partition("{")[0]: value for name, value in scraped.items()}

@@ -64,9 +64,9 @@ class RealRuns:
     """A directory with a small text and runs in it. All that it started and that still lives ends with the block.
 
     settings: words that each new run begins with; those of a test come behind them and win. seconds: a command that
-    takes longer has failed. warm: `train` forks it from a process that has torch loaded (`gangline.testing.warm`);
-    `start` starts it cold. loaded: modules that this process has loaded besides, where every run would import them;
-    they see `environment` as it is when the first run begins.
+    takes longer has failed. warm: `train` and `fork` have it forked from a process that has torch loaded
+    (`gangline.testing.warm`); `start` starts it cold. loaded: modules that this process has loaded besides, where every
+    run would import them; they see `environment` as it is when the first run begins.
     `environment` holds variables for every command, beside `own_environment()`; add to it.
     """
 
@@ -111,6 +111,19 @@ class RealRuns:
         """
         return self._start([*prefix, sys.executable, *agent, "-m", TRAIN], words, self._variables(environment))
 
+    def fork(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+        """`start` from a process that has torch loaded: a third of the time, for tests of what happens later.
+
+        The process stands for one of another session, hands it SIGINT, SIGTERM and SIGHUP, and is killed with it.
+        """
+        if not self.warm:
+            return self.start(*words, **environment)
+        variables = self._variables(environment)
+        if self.loaded and self._server is None:
+            self._server = warm_starts.Server(self.loaded, variables)
+        server = self._server or warm_starts
+        return self._start(server.command(TRAIN, variables), words, variables)
+
     def torchrun(self, agent: Sequence[str], *words: str, **environment: str) -> subprocess.Popen[str]:
         """`train WORDS` as the ranks of torchrun, whose own options `agent` are: ``["--nproc-per-node=2"]``.
 
@@ -147,13 +160,9 @@ class RealRuns:
 
     def train(self, *words: str, code: int = 0, prefix: Sequence[str] = (), **environment: str) -> str:
         """A whole run, and what it printed; it must end with this exit code. With a prefix it starts cold."""
-        if prefix or not self.warm:
+        if prefix:
             return self.finish(self.start(*words, prefix=prefix, **environment), code)
-        variables = self._variables(environment)
-        if self.loaded and self._server is None:
-            self._server = warm_starts.Server(self.loaded, variables)
-        server = self._server or warm_starts
-        return self.finish(self._start(server.command(TRAIN, variables), words, variables), code)
+        return self.finish(self.fork(*words, **environment), code)
 
     def refused(self, *words: str, **environment: str) -> str:
         """What `train` says to a user's mistake: exit code 2, a message, no traceback."""

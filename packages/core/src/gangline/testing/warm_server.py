@@ -16,6 +16,7 @@ import runpy
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import traceback
@@ -48,6 +49,9 @@ LOADED = (
     "yaml",
 )
 MANY = 4096  # no file has a number as high
+CLIENT = str(Path(__file__).with_name("warm_client.py"))
+# What a command that was forked here starts as `python -m MODULE` is forked from here, too, where that takes torch.
+STARTED = ("gangline.cli.train", "gangline.launch.node")
 
 
 def main() -> None:
@@ -62,9 +66,10 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # no fork copies all that to look for garbage in it
     listener, alive = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    address = listener.getsockname()
     request = _serve(listener, alive)
     if request is not None:
-        _become(request)
+        _become(request, address)
         _end(_code(request["module"]))
 
 
@@ -190,7 +195,7 @@ def _receive(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(content), files
 
 
-def _become(request: dict[str, Any]) -> None:
+def _become(request: dict[str, Any], address: str) -> None:
     """Be the process that was asked for, as if its Python had just started."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -209,6 +214,19 @@ def _become(request: dict[str, Any]) -> None:
     sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
     sys.argv = [request["module"], *request["words"]]
     util.spawnv_passfds = _fork_the_first_server(util.spawnv_passfds)
+    setattr(subprocess, "Popen", _forked_from(address))  # noqa: B010
+
+
+def _forked_from(address: str) -> type[subprocess.Popen[Any]]:
+    """How processes are started, but for those of `STARTED` with the variables of this one: the server forks them."""
+
+    class Popen(subprocess.Popen[Any]):
+        def __init__(self, args: Any, *more: Any, **options: Any) -> None:
+            if list(args[:2]) == [sys.executable, "-m"] and args[2] in STARTED and options.get("env") is None:
+                args = [sys.executable, "-I", "-S", CLIENT, address, *args[2:]]
+            super().__init__(args, *more, **options)
+
+    return Popen
 
 
 def _entries(environment: Any) -> list[str]:
