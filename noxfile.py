@@ -37,6 +37,7 @@ AGAIN = ("--rerun-show-tracebacks", "--max-suite-reruns", "3")
 # The tests of a class or a file stay together on one core, for they share what they make. Each core may have pools of
 # eight ranks, so many cores do not help. The order is that of conftest.py.
 SPREAD = (*AGAIN, "-n", "auto", "--maxprocesses", "8", "--no-loadscope-reorder", "--dist", "loadscope")
+FEW_FILES = 16  # a package with fewer test files has one process: each more loads all again, 7 to 45 seconds of a core
 SPREADING = ("pytest-xdist", "pytest-rerunfailures")
 NONE_THERE = 5  # pytest's exit code where no test of that mark is
 
@@ -152,7 +153,9 @@ def tests(session: nox.Session, package: str) -> None:
         session.run("gangline", "plugins")
         session.run("python", "-c", IMPORT_ALL.format(distribution=f"gangline-{package}"))
     install(session, *editable(*both), *extras(package), *SPREADING)
-    session.run(*PYTEST, *SPREAD, f"packages/{package}/tests", *session.posargs)
+    tests = ROOT / "packages" / package / "tests"
+    spread = SPREAD if len(list(tests.glob("test_*.py"))) >= FEW_FILES else AGAIN
+    session.run(*PYTEST, *spread, f"packages/{package}/tests", *session.posargs)
 
 
 @nox.session(default=False)

@@ -49,7 +49,7 @@ def test_a_run_that_was_killed_goes_on_at_another_width_along_the_curve_of_token
         pytest.fail("the extra [dali] is not installed: the suites of data=dali always run")
     if not (runs.directory / "whole").exists():
         runs.train("run.dir=whole", "data=tokens", "data.path=prose", f"run.steps={LONGEST}")
-    process = runs.start(f"run.dir={data}", f"data={data}", "data.path=prose", "checkpoint.every=2", "run.steps=1000")
+    process = runs.fork(f"run.dir={data}", f"data={data}", "data.path=prose", "checkpoint.every=2", "run.steps=1000")
     runs.wait_for_step(process, data, 3)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

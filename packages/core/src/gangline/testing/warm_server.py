@@ -157,6 +157,7 @@ def _serve(listener: socket.socket, alive: int) -> dict[str, Any] | None:
         for pid, asker in running.items():
             if asker in ready:  # it says nothing more: it has been killed, and what it stands for is
                 os.kill(pid, signal.SIGKILL)
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # what is asked for next finds it gone
         if listener in ready:
             asker, _ = listener.accept()
             request, files = _receive(asker)
