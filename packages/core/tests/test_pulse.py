@@ -108,6 +108,19 @@ def test_a_rank_that_is_started_again_has_a_pulse_of_its_own(tmp_path):
         pulse.remove(os.getpid())
 
 
+def test_ranks_that_a_launcher_has_no_longer_are_not_found(tmp_path):
+    """A node that leaves and comes back makes others begin again, with other ranks than they had."""
+    try:
+        for rank in (3, 4):
+            Pulse.open(tmp_path, rank, 8, 1, os.getpid())
+        Pulse.open(tmp_path, 2, 8, 2, os.getpid())
+        Pulse.open(tmp_path, 3, 8, 2, os.getpid())
+        assert [PulseReader(path).read().rank for path in pulse.find(tmp_path)] == [2, 3]
+        assert [reader.read().generation for reader in pulse.readers(tmp_path)] == [2, 2]
+    finally:
+        pulse.remove(os.getpid())
+
+
 def test_it_can_be_read_as_soon_as_it_says_whose_it_is_and_not_before(tmp_path, monkeypatch):
     """A watcher looks at any moment; who it took for process 0 would never be seen to be stopped."""
     real, early = guard.born, []

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,8 +16,9 @@ from socketserver import StreamRequestHandler, TCPServer
 
 import pytest
 
+from gangline import pulse
 from gangline.launch.failures import first
-from gangline.pulse import PulseReader, Seen, find, readers
+from gangline.pulse import Pulse, PulseReader, Seen, find, readers
 from gangline.testing.real_runs import RealRuns
 from gangline.tools import read_events
 from gangline_health.hangs import flight
@@ -173,6 +175,29 @@ def test_of_what_comes_in_anybodys_code_no_check_is_blamed(tmp_path: Path, why: 
     failure = first(tmp_path / "logs", 1)
     assert failure is not None
     assert failure.member == member
+
+
+def test_ranks_of_an_earlier_start_do_not_hide_one_that_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After another division of the ranks a launcher has left pulses of those that it has no longer, which are dead."""
+    earlier = "import sys; from gangline.pulse import Pulse; Pulse.open(sys.argv[1], 5, 8, 1, int(sys.argv[2]))"
+    ours = str(os.getpid())
+    monkeypatch.setattr("gangline_health.hangs.processes.state", lambda _pid: ("T", 0.0))
+    (tmp_path / "logs").mkdir()
+    watcher = Watcher(tmp_path, HangsOptions())
+    try:
+        subprocess.run([sys.executable, "-c", earlier, str(tmp_path), ours], check=True)
+        watcher.look(0.2)
+        Pulse.open(tmp_path, 0, 1, 2, os.getpid())
+        for _ in range(100):
+            if found := watcher.look(10.0):
+                break
+        assert found is not None
+        assert (found.why, found.ranks) == ("stopped", (0,))
+        assert [one.rank for one in watcher.watched()] == [0]
+    finally:
+        pulse.remove(os.getpid())
 
 
 @contextmanager

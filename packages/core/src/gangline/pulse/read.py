@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,8 +128,14 @@ class PulseReader:
 
 
 def find(run_dir: str | Path) -> list[Path]:
-    """The pulses of a run's ranks on this machine, by rank; those of a launcher that is dead are not among them."""
-    return memory.of_run(run_dir)
+    """The pulses of the ranks of a run's newest start on this machine, by rank.
+
+    Those of a launcher that is dead are not among them, nor those of ranks that a launcher had before the run was
+    divided anew and has no longer: whoever took them for ranks would wait for the dead.
+    """
+    started = {file: _generation(file) for file in memory.of_run(run_dir)}
+    newest = max(started.values(), default=0)
+    return [file for file, generation in started.items() if generation == newest]
 
 
 def readers(run_dir: str | Path) -> list[PulseReader]:
@@ -138,6 +145,15 @@ def readers(run_dir: str | Path) -> list[PulseReader]:
         with suppress(OSError, ValueError):
             found.append(PulseReader(path))
     return found
+
+
+def _generation(file: Path) -> int:
+    """Which start of the ranks a pulse is of; -1 for one that is gone, or not whole yet."""
+    with suppress(OSError), file.open("rb", buffering=0) as opened:
+        words = os.pread(opened.fileno(), 8, 8 * layout.GENERATION)
+        if len(words) == 8:
+            return int.from_bytes(words, sys.byteorder)
+    return -1
 
 
 def now() -> float:

@@ -118,13 +118,14 @@ class Watcher:
         return False
 
     def _meet(self) -> None:
-        """Ranks that have come, and those that were started again."""
+        """Ranks that have come, those that were started again, and those that are no longer here."""
+        there = find(self.run_dir)
         for file, one in list(self.standing.items()):
-            if not one.reader.current():
+            if file not in there or not one.reader.current():
                 one.reader.close()
                 del self.standing[file]
                 self.known, self.learn_at = {}, 0.0
-        for file in find(self.run_dir):
+        for file in there:
             if file not in self.standing:
                 with contextlib.suppress(OSError, ValueError):
                     reader = PulseReader(file)
