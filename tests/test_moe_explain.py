@@ -197,6 +197,7 @@ PIPELINE = "parallel=3d parallel.tp=8 parallel.pp=2 parallel.dp_shard=4 launch.p
     "words",
     [
         f"{PIPELINE} moe.ep=2",
+        f"{PIPELINE} moe.ep=1 parallel.zero=2",
         "parallel=fsdp launch.processes=8 moe.ep=1",
         "parallel=fsdp launch.processes=8 moe.ep=2",
         "parallel=fsdp launch.processes=8 moe.ep=8 parallel.zero=1 moe.shared=1 moe/router=sigmoid",

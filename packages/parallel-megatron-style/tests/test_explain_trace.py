@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import pytest
 
+from gangline.config.compose import compose_one
 from gangline_parallel_megatron_style.commands import main
+from gangline_parallel_megatron_style.explain.explained import case_of, explained
+from gangline_parallel_megatron_style.explain.trace import trace
 
 SHAPE = ("model=llama3-8b", "model.layers=4", "precision=bf16", "batch.micro_size=1", "batch.sequence_length=4096")
 PIPELINE = ("parallel=3d", "parallel.tp=8", "parallel.pp=2", "parallel.dp_shard=4", "launch.processes=64")
@@ -31,3 +35,26 @@ def test_the_closed_forms_tell_the_peak(words, within, capsys):
     ratio = re.search(r"([\d.]+) x the sum above", said)
     assert ratio is not None, said
     assert abs(float(ratio[1]) - 1) <= within, said
+
+
+WIDE = ("parallel=3d", *SHAPE, "model.layers=2")
+SMALL = [  # tp, pp, dp, zero, microbatches, tied
+    (2, 1, 4, 0, 1, False),  # logits are there while the gradient of the head's weight is made
+    (2, 1, 4, 2, 3, False),  # and that is there in two dtypes beside the memory of the sum
+    (2, 1, 4, 3, 1, True),
+    (2, 1, 4, 2, 3, True),
+    (1, 1, 8, 3, 1, False),  # one microbatch: no sum of a block is there yet
+    (1, 2, 4, 0, 1, True),  # the copy of a tied weight has no optimizer state
+    (2, 2, 2, 2, 6, True),
+]
+ALL = product((1, 2), (1, 2), (2, 4), (0, 1, 2, 3), (1, 3), (False, True))
+MORE = [pytest.param(*case, marks=pytest.mark.nightly) for case in ALL if case not in SMALL]
+
+
+@pytest.mark.parametrize(("tp", "pp", "dp", "zero", "microbatches", "tied"), [*SMALL, *MORE])
+def test_every_rank_needs_what_it_is_told_to(tp, pp, dp, zero, microbatches, tied):
+    axes = f"parallel.tp={tp} parallel.pp={pp} parallel.dp_shard={dp} launch.processes={tp * pp * dp}"
+    words = f"{axes} parallel.zero={zero} batch.global_size={dp * microbatches} model.tied={str(tied).lower()}"
+    run = compose_one([*WIDE, *words.split()])
+    for rank, told in {rank: explained(run).ranks[rank].memory for rank in {0, pp - 1}}.items():
+        assert trace(run, case_of(run), rank).peak == pytest.approx(told, rel=0.03)

@@ -3,7 +3,7 @@ inside (multi-token prediction): last to first, a loss, then the block before it
 
 The matrices of the vocabulary are read several times in one pass. Each use has its own gradient, in the dtype of the
 product and then in that of gradients; the sum of the former waits for it, and what they come to is a third. Under tp
-each is added where gradients are kept as soon as it is made.
+each is added where gradients are kept as soon as it is made, and the loss has its logits until then.
 """
 
 from __future__ import annotations
@@ -24,13 +24,23 @@ def reads_the_embedding(case: Case) -> bool:
     return case.pp == 1 and (tied or bool(case.head_blocks))
 
 
+def logits_left(case: Case) -> int:
+    """Bytes of logits and their gradient while that of the weight is made: over a vocabulary cut over tp the loss and
+    its product are one operator, which lets go of what it keeps at its end; of chunks it keeps none.
+    """
+    vocabulary = case.plan.facts.get("vocab_size", 0)
+    if case.tp == 1 or case.plan.facts.get("loss_chunk", case.tokens) < case.tokens:
+        return 0
+    return 2 * case.tokens * -(-vocabulary // case.tp) * case.bytes.compute
+
+
 def moments(case: Case, arrays: list[Array], sizes: ActivationSizes, buffers: int) -> Iterator[Counter[str]]:
     """What is there beside what `peak_memory.moments` adds. arrays: the head's own; buffers: bytes that travel."""
     blocks, each = list(case.head_blocks), of_further_loss(case.plan, sizes)
     in_backward = activations.head(case, sizes)["logits"] - (len(blocks) + 1) * each
     shared, freed = Shared(case), 0
     cut = [array for array in arrays if memory.cuts_gradients(case, array.group)]
-    whole = sum(array.size for array in cut) * case.bytes.gradient
+    whole, kept = sum(array.size for array in cut) * case.bytes.gradient, logits_left(case)
     for left in range(len(blocks), -1, -1):
         there = 0 if left == len(blocks) else whole  # memory of a group is asked for when its first gradient comes
 
@@ -39,7 +49,7 @@ def moments(case: Case, arrays: list[Array], sizes: ActivationSizes, buffers: in
 
         yield moment(there, in_backward + (left + 1) * each, activations=-freed)
         made = shared.made(f"{case.plan.head}.weight")
-        yield moment(whole, left * each, made, activations=-freed)
+        yield moment(whole, left * each + kept, made, activations=-freed)
         shared.wait(f"{case.plan.head}.weight", more=left > 0)
         if not left:
             return
@@ -73,8 +83,10 @@ class Shared:
             return 0
         other = width.compute if width.compute != width.gradient else 0
         both = width.gradient + other
-        summed = 2 * width.gradient if owner in self._waiting and self._case.tp == 1 else 0
-        return self._arrays[owner].size * max(both, summed)
+        if self._case.tp > 1:
+            first = owner not in self._waiting
+            return self._arrays[owner].size * both + first * between_uses(self._case, self._arrays[owner])
+        return self._arrays[owner].size * max(both, 2 * width.gradient if owner in self._waiting else 0)
 
     def wait(self, name: str, more: bool) -> None:
         """That use is over; `more`: others follow."""
@@ -88,9 +100,9 @@ class Shared:
 
 def between_uses(case: Case, array: Array) -> int:
     """Bytes of a gradient from its first part on until the last. Where they are added to those of other microbatches at
-    once, they lie in these; what is cut has memory of its own for the whole.
+    once, they lie in these; what is cut has memory of its own for the whole, that of the head is counted with it.
     """
-    apart = case.tp == 1 or memory.cuts_gradients(case, array.group)
+    apart = case.tp == 1 or (memory.cuts_gradients(case, array.group) and array.group.place == "embed")
     return array.size * case.bytes.gradient if apart else 0
 
 

@@ -19,12 +19,13 @@ def state(case: Case, rank: int) -> Counter[str]:
     deterministic sums want all of them). 3: weights too, whole for a while (`peak_memory`). What lies on a fold
     that leaves no rank beside it is cut by the fold alone. What is frozen has weights and nothing else. Offloaded,
     masters, optimizer state and what callbacks keep are in the host's memory. Where the forward pass computes in the
-    masters' own dtype, whole weights are the masters.
+    masters' own dtype, whole weights are the masters. A tied copy is not updated here: it has no optimizer state.
     """
     found: Counter[str] = Counter()
     mine = set(case.stages_of(rank))
     ends = [array for place in ("embed", "head") for array in case.at(place) if not mine.isdisjoint(array.stages)]
-    found.update(_kept(case, ends))
+    for array in ends:
+        found.update(_kept(case, [array], updated=array.stages[0] in mine))
     for block in case.blocks_of(rank):
         key = ("state", case.kind(block)[0])
         if key not in case.known:
@@ -51,7 +52,8 @@ def _of_matrices(case: Case, rank: int) -> int:
     return found
 
 
-def _kept(case: Case, arrays: Iterable[Array]) -> Counter[str]:
+def _kept(case: Case, arrays: Iterable[Array], updated: bool = True) -> Counter[str]:
+    """`updated`: whether the optimizer steps them on this rank."""
     width, host = case.bytes, case.config.offload
     found: Counter[str] = Counter()
     for array in arrays:
@@ -63,12 +65,13 @@ def _kept(case: Case, arrays: Iterable[Array]) -> Counter[str]:
         if not array.trained:
             continue
         found["gradients"] += (part if cuts_gradients(case, array.group) else array.size) * width.gradient
-        if not host:
-            box = array.part_shape if case.config.zero else array.own
-            found["optimizer state"] += case.optimizer.state_bytes(
-                array.shape, box, matrix=array.matrix, master=width.master
-            )
-        found["callbacks"] += 0 if host else part * case.callback_copies * max(width.master, 4)
+        if host or not updated:
+            continue
+        box = array.part_shape if case.config.zero else array.own
+        found["optimizer state"] += case.optimizer.state_bytes(
+            array.shape, box, matrix=array.matrix, master=width.master
+        )
+        found["callbacks"] += part * case.callback_copies * max(width.master, 4)
     return found
 
 

@@ -39,7 +39,8 @@ def moments(case: Case, rank: int, sizes: ActivationSizes) -> Iterator[Counter[s
     """What is there beside `memory.state` while the backward pass goes through each module of a rank, and beside the
     activations of all microbatches under way (`under_way`), of which the last one's become fewer: below 0.
 
-    Of gradients that are cut, two modules' are whole at a time: those of the module before are still being added.
+    Of gradients that are cut, two modules' are whole at a time: those of the module before are still being added, and
+    what they come to has memory of its own. In a step of one microbatch the sums of modules to come are not there yet.
     Weights that are cut are whole for the module at hand and those gathered ahead of it.
     """
     for stage in case.stages_of(rank):
@@ -48,13 +49,16 @@ def moments(case: Case, rank: int, sizes: ActivationSizes) -> Iterator[Counter[s
         kept = {place: _kept(case, place, sizes) for place in places}
         whole = {place: _of(case, "whole", place, arrays, _whole) for place, arrays in held.items()}
         gathered = {place: _of(case, "gathered", place, arrays, _gathered) for place, arrays in held.items()}
-        waits = head_memory.lasting(case)
-        before, freed = (
-            whole[places[0]] if case.microbatches > 1 else 0,
-            0,
-        )  # of the microbatch before the last one arrives
+        sums = {place: _of(case, "sums", place, arrays, _sums) for place, arrays in held.items()}
+        waits, freed = head_memory.lasting(case), 0
+        before = coming = arriving = 0
+        if case.sums_each and case.microbatches == 1:
+            coming = sum(sums.values())
+        elif case.sums_each:  # those of the microbatch before are still being added
+            before, arriving = whole[places[0]], sums[places[0]] if case.microbatches > 2 else 0
         for index in reversed(range(len(places))):
             place = places[index]
+            coming = max(0, coming - sums[places[index + 1]]) if index + 1 < len(places) else coming
             weights = sum(gathered[other] for other in _in_use(case, places, index))
             inside = place == "head" and (bool(case.head_blocks) or head_memory.reads_the_embedding(case))
             if inside and case.pp == 1:  # what it reads of the embedding
@@ -62,14 +66,14 @@ def moments(case: Case, rank: int, sizes: ActivationSizes) -> Iterator[Counter[s
             summed = head_memory.lookup(case) if place == "embed" else None
             for made in [summed] if summed else _of_kind(case, place, held[place], sizes):
                 found = Counter(made)
-                found.update(weights=weights, gradients=before, activations=-freed)
-                found["buffers"] += waits if isinstance(place, int) else 0
+                found.update(weights=weights, gradients=before - coming, activations=-freed)
+                found["buffers"] += arriving + (waits if isinstance(place, int) else 0)
                 yield found
             for made in head_memory.moments(case, held[place], sizes, _travels(case)) if inside else ():
                 found = Counter(made)
-                found.update(weights=weights, gradients=before, activations=-freed)
+                found.update(weights=weights, gradients=before - coming, activations=-freed, buffers=arriving)
                 yield found
-            freed, before = freed + kept[place], whole[place]
+            freed, before, arriving = freed + kept[place], whole[place], _arriving(case, sums[place])
 
 
 def under_way(case: Case, rank: int, schedule: Schedule | None, sizes: ActivationSizes) -> int:
@@ -136,6 +140,17 @@ def _whole(case: Case, arrays: list[Array]) -> int:
     return sum(array.size for array in arrays if memory.cuts_gradients(case, array.group)) * case.bytes.gradient
 
 
+def _sums(case: Case, arrays: list[Array]) -> int:
+    """What sums over ranks that each keep their range come to."""
+    cut = (array for array in arrays if case.config.zero and array.group.shards > 1 and array.trained)
+    return sum(array.part for array in cut) * case.bytes.gradient
+
+
+def _arriving(case: Case, sums: int) -> int:
+    """Of `_sums` what lies beside those that are kept while it arrives: of the first that is cut nothing."""
+    return 0 if case.sums_each and case.microbatches == 1 else sums
+
+
 def _gathered(case: Case, arrays: list[Array]) -> int:
     groups = ((array.size, array.group) for array in arrays)
     return sum(size * memory.weight_bytes(case, group) for size, group in groups if memory.releases(case, group))
@@ -150,24 +165,31 @@ def _within(case: Case, place: Place, arrays: list[Array], sizes: ActivationSize
     """What comes and goes within a module: the hidden states of all tokens that tp gathers and scatters, what a block
     keeps that is computed again, logits, and the gradients of one module's own matrices before they are added to the
     others. These are in the dtype of the product first and then in that of gradients; where the whole is cut, memory
-    for it is asked for when the first of them comes, and the first dtype is gone. Logits are gone before either.
+    for it is asked for when the first of them comes, and the first dtype is gone, but under tp, which adds them itself.
+    Logits are gone before either, but for those of a vocabulary cut over tp (`head_memory.logits_left`).
     """
     width = case.bytes
-    both = width.compute + width.gradient if width.compute != width.gradient else width.gradient
+    narrow = width.compute if width.compute != width.gradient else 0
+    left = head_memory.logits_left(case) if place == "head" else 0
     made: Counter[str] = Counter()
+    first: Counter[str] = Counter()
     for array in arrays:
         if len(array.shape) > 1 and array.trained:
-            each = width.gradient if memory.cuts_gradients(case, array.group) else both
-            made[array.name.rsplit(".", len(array.shape) - 1)[0]] += array.size * each  # stacks with those beside them
-    travels, again = _travels(case), 0
+            of = array.name.rsplit(".", len(array.shape) - 1)[0]  # stacks with those beside them
+            made[of] += array.size * width.gradient
+            by_autograd = case.tp == 1 or len(array.shape) > 2
+            if not (by_autograd and memory.cuts_gradients(case, array.group)):
+                first[of] = max(first[of], array.size * narrow)
+    travels, again = _travels(case, 1 if place == "embed" else 3), 0
     if place == "head":
         yield Counter({"logits": activations.head(case, sizes)["logits"], "buffers": travels})
     elif isinstance(place, int) and case.recomputed(place):
         again = activations.whole_block(case, place, sizes) - activations.of_block(case, place, sizes)
-    gradients = max(made.values(), default=0)
-    yield Counter({"gradients": _whole(case, arrays), "activations": again, "buffers": gradients + travels})
+    gradients = max((made[of] + first[of] for of in made), default=0)
+    found = {"gradients": _whole(case, arrays), "logits": left, "activations": again, "buffers": gradients + travels}
+    yield Counter(found)
 
 
-def _travels(case: Case) -> int:
-    """Hidden states of all tokens that come and go between ranks of tp: in, its gradient, a term of that."""
-    return 3 * case.tokens * case.width * case.bytes.compute if case.tp > 1 else 0
+def _travels(case: Case, terms: int = 3) -> int:
+    """Hidden states of all tokens that come and go between ranks of tp: in, its gradient, a term of that; 1: that."""
+    return terms * case.tokens * case.width * case.bytes.compute if case.tp > 1 else 0

@@ -82,11 +82,15 @@ class Alike:
     @classmethod
     def of(cls, case: Case, rank: int, gpu: bool) -> Alike:
         held = case.held(rank)
+        mine = set(case.stages_of(rank))
+        stepped = [
+            array for array in held if array.trained and array.stages[0] in mine
+        ]  # the copy of a tied one is not
         return cls(
             transfers=tuple(transfer(case, sent) for sent in traffic.timed(case, rank)),
             blocks=len(case.blocks_of(rank)),
             parameters=sum(array.size for array in held),
-            updated=sum(memory.part_of(case, array) for array in held if array.trained),
+            updated=sum(memory.part_of(case, array) for array in stepped),
             flops=timing.flops(case, rank),
             state=memory.state(case, rank),
             fullest=peak_memory.fullest(case, rank, activations.sizes_of(case, gpu)),
