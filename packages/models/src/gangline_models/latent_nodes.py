@@ -86,17 +86,8 @@ class MlaNode(Node):
         """None where queries and values are of two widths, for which there is no such product."""
         if self.head_dim != self.v_dim:
             return None
-        sequences, queries = max(1, sizes.tokens // sequence_length), min(sizes.tokens, sequence_length)
-        return (
-            AttentionProduct(
-                sequences=sequences,
-                queries=queries,
-                keys=sequence_length,
-                heads=self.heads,
-                kv_heads=self.heads,
-                head_dim=self.head_dim,
-            ),
-        )
+        heads, width = self.heads, self.head_dim
+        return (AttentionProduct.of_tokens(sizes.tokens, sequence_length, heads=heads, kv_heads=heads, head_dim=width),)
 
     @property
     def call(self) -> AttentionCall:

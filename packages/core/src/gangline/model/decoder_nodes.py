@@ -120,15 +120,14 @@ class AttentionNode(Node):
 
     def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
         return (
-            AttentionProduct(
-                sequences=max(1, sizes.tokens // sequence_length),
-                queries=min(sizes.tokens, sequence_length),
-                keys=sequence_length,
+            AttentionProduct.of_tokens(
+                sizes.tokens,
+                sequence_length,
                 heads=self.heads,
                 kv_heads=self.kv_heads,
                 head_dim=self.head_dim,
                 causal=self.causal,
-                window=self.window if self.window and self.window < sequence_length else None,
+                window=self.window,
             ),
         )
 

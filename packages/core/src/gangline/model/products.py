@@ -43,6 +43,30 @@ class AttentionProduct:
     causal: bool = True
     window: int | None = None
 
+    @classmethod
+    def of_tokens(
+        cls,
+        tokens: int,
+        sequence_length: int,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        causal: bool = True,
+        window: int | None = None,
+    ) -> AttentionProduct:
+        """Of so many tokens: whole sequences of that length, or a part of one, whose keys are all there."""
+        return cls(
+            sequences=max(1, tokens // sequence_length),
+            queries=min(tokens, sequence_length),
+            keys=sequence_length,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            causal=causal,
+            window=window if window and window < sequence_length else None,
+        )
+
     @property
     def flops(self) -> int:
         """Without a discount for causality, as MFU is counted (`gangline.model.flops`)."""

@@ -64,13 +64,8 @@ class LatentAttentionNode(Node):
         width = (self.nope + self.rope + self.value) // 2
         return (
             *matrices,
-            AttentionProduct(
-                sequences=max(1, sizes.tokens // sequence_length),
-                queries=min(sizes.tokens, sequence_length),
-                keys=sequence_length,
-                heads=self.heads,
-                kv_heads=self.heads,
-                head_dim=width,
+            AttentionProduct.of_tokens(
+                sizes.tokens, sequence_length, heads=self.heads, kv_heads=self.heads, head_dim=width
             ),
         )
 
