@@ -69,6 +69,12 @@ def test_whatever_a_template_raises_is_its_refusal():
             of(source).render(ASKED)
 
 
+def test_a_template_that_asks_for_the_date_is_told_why_not():
+    with pytest.raises(TemplateRefusal, match=r"asks for the date.*data\.template=FILE"):
+        of("{{ strftime_now('%Y-%m-%d') }}").render(ASKED)
+    assert of("{{ strftime_now is defined }}").render(ASKED) == "False"
+
+
 def test_marked_answers_are_found_in_the_text():
     source = (
         "{% for m in messages %}{% if m.role == 'assistant' %}> {% generation %}{{ m.content }}.{% endgeneration %}\n\n"

@@ -18,10 +18,11 @@ from gangline.config.compose import compose
 from gangline.ending import RunEnding, write_ending
 from gangline.errors import UserError
 from gangline.events import Events
+from gangline.generation import STEP
 from gangline.record import StepRecord
 from gangline.run_lock import RunLock
 from gangline.rundir import RunDirectory
-from gangline.runs import summaries
+from gangline.runs import summaries, summary
 
 
 def record(step: int, loss: float, **more) -> StepRecord:
@@ -83,6 +84,17 @@ def test_each_state_is_told_from_the_others(tmp_path: Path, capsys) -> None:
     assert re.search(r"done\s+tiny\s+3/10\s+1\.0000\s+12\.3 k\s+done\s+about done", shown), shown
     assert runs([str(tmp_path), "--state", "damaged"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
+    with pytest.raises(SystemExit) as ended:
+        runs([str(tmp_path), "--state", "finished"])
+    assert ended.value.code == 2
+    assert "preempted" in capsys.readouterr().err
+
+
+def test_the_step_of_a_run_without_records(tmp_path: Path) -> None:
+    run = made(tmp_path / "quiet")
+    (run / "metrics.jsonl").unlink()
+    (run / STEP).write_text(f"{3:20}")
+    assert summary(run).step == 3
 
 
 def test_a_run_that_lives(tmp_path: Path) -> None:

@@ -204,3 +204,10 @@ def test_a_template_that_changes_earlier_turns_is_told(tmp_path, words):
     (tmp_path / "mine.jinja").write_text(changing)
     with pytest.raises(UserError, match="nothing to learn"):
         source([*words, f"data.template={tmp_path}/mine.jinja"])
+
+
+def test_what_is_advised_for_files_that_are_not_there_is_had_with_chats(tmp_path, words):
+    """Neither a corpus of texts nor bytes are."""
+    for word in (f"data.path={tmp_path}/none.jsonl", f"data.tokenizer={tmp_path}/none.json"):
+        assert "none.json" in problems([*words, word])
+        assert "=null" not in problems([*words, word])

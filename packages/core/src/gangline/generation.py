@@ -99,7 +99,7 @@ def hold(run_dir: str | Path, step: int = 0) -> Iterator[None]:
         now = _kept(run_dir, os.pread(handle, 4096, 0))
         if now.generation > generation():
             raise Fenced(f"generation {now.generation} of the run has begun, and this rank is of {generation()}")
-        if step > max(now.step, _steps(run_dir)):
+        if step > max(now.step, most_steps(run_dir)):
             _put_steps(run_dir, step)
         yield
 
@@ -125,7 +125,7 @@ def _locked(run_dir: str | Path, how: int, seconds: float = 0.0) -> Iterator[int
 
 def _with_steps(run_dir: str | Path, content: bytes) -> Progress:
     now = _kept(run_dir, content)
-    return replace(now, step=max(now.step, _steps(run_dir)))
+    return replace(now, step=max(now.step, most_steps(run_dir)))
 
 
 def _kept(run_dir: str | Path, content: bytes) -> Progress:
@@ -144,7 +144,8 @@ def _told(events: Path) -> int:
     return newest
 
 
-def _steps(run_dir: str | Path) -> int:
+def most_steps(run_dir: str | Path) -> int:
+    """The most steps of a run that were ever done; 0 where that is not known."""
     try:
         return int((Path(run_dir) / STEP).read_bytes())
     except (FileNotFoundError, ValueError):

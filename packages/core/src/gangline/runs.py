@@ -13,6 +13,7 @@ from typing import Any
 
 from gangline import ending, events
 from gangline.errors import UserError
+from gangline.generation import most_steps
 from gangline.run_lock import held
 from gangline.rundir import RunDirectory
 
@@ -20,6 +21,7 @@ TAIL = 1 << 16  # bytes of a file's end that are read first
 SILENT_SECONDS = 600.0  # of a run on another machine: it has written nothing for so long
 MARKS = ("config.yaml", "metrics.jsonl", "events.jsonl", "parts.json", "provenance.json")  # files of runs alone
 _ENDED = {"done": "done", "verdict": "stopped", "preempted": "preempted", "signal": "signal", "killed": "killed"}
+STATES = ("running", "silent", *_ENDED.values(), "failed", "new", "damaged")
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def summary(directory: Path) -> RunSummary:
         name=name,
         directory=str(directory),
         state=state,
-        step=int(record.get("step") or 0),
+        step=int(record.get("step") or _most_steps(directory)),
         steps=steps if isinstance(steps, int) else None,
         loss=_number(record.get("loss")),
         tokens_per_second=_number(record.get("tokens_per_second")),
@@ -157,6 +159,13 @@ def _written(directory: Path) -> float:
         with suppress(OSError):
             found = max(found, (directory / name).stat().st_mtime)
     return found
+
+
+def _most_steps(directory: Path) -> int:
+    """Of a run that keeps no records (`track=[console]`)."""
+    with suppress(OSError):
+        return most_steps(directory)
+    return 0
 
 
 def _number(value: Any) -> float | None:

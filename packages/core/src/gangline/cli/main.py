@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from gangline import catalogue
 from gangline.cli import guarded
 from gangline.config.suggest import near
-from gangline.errors import UserError
+from gangline.errors import BadCheckpoint, UserError
 from gangline.plugins import installed, load
 
 
@@ -38,7 +38,11 @@ def _verb(words: Sequence[str]) -> int:
         if (known := catalogue.VERBS.get(verb)) and catalogue.get(known):
             hint = f"It is supplied by {known}:  {catalogue.get(known)}"
         raise UserError(f"there is no verb {verb!r}.", hint, f"Verbs: {', '.join(sorted(commands))}.")
-    return int(load(commands[verb].run)(rest) or 0)
+    try:
+        return int(load(commands[verb].run)(rest) or 0)
+    except BadCheckpoint as damage:
+        why = "Its files are not what was saved. An earlier checkpoint of the run may be whole."
+        raise UserError(f"{damage}.", why, "--checkpoint ID takes it.") from damage
 
 
 def _help() -> str:

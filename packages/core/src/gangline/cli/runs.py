@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gangline.cli import wide_open
 from gangline.record import plain
-from gangline.runs import RunSummary, summaries
+from gangline.runs import STATES, RunSummary, summaries
 
 STYLES = {"running": "green", "failed": "red", "killed": "red", "damaged": "red", "stopped": "yellow"}
 
@@ -21,7 +21,9 @@ def main(argv: Sequence[str]) -> int:
         prog="gangline runs", description="The runs in a folder: where each stands, and what was last said of it."
     )
     parser.add_argument("folder", nargs="?", default="runs", help="holds run directories, or is one; default: runs")
-    parser.add_argument("--state", action="append", default=[], help="only runs in this state; may come several times")
+    parser.add_argument(
+        "--state", action="append", choices=STATES, default=[], help="only runs in this state; may come several times"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a line, for scripts")
     options = parser.parse_args(list(argv))
     found = [run for run in summaries(options.folder) if not options.state or run.state in options.state]

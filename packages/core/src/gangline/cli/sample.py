@@ -74,7 +74,12 @@ def _words(parser: argparse.ArgumentParser) -> None:
         "--top-p", type=_share, metavar="P", help="draw from the likeliest that together have this probability"
     )
     parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="a text ends before this; give it several times"
+        "--stop",
+        type=_word,
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a text ends before this; give it several times",
     )
     parser.add_argument("--seed", type=int, default=0, help="another seed writes another text (%(default)s)")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each prompt: prompt, text, tokens, why")
@@ -92,6 +97,12 @@ def _at_least(least: float, kind: type):
 
     parse.__name__ = kind.__name__  # argparse names it in its message
     return parse
+
+
+def _word(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("the empty text is before every token")
+    return text
 
 
 def _share(text: str) -> float:

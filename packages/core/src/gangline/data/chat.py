@@ -85,7 +85,11 @@ class ChatTemplate:
             )
         except Exception as error:  # a template is a program of others: whatever it raises, it does not take this
             known = isinstance(error, self._error)
-            raise TemplateRefusal(str(error) if known else f"{type(error).__name__}: {error}") from error
+            told = str(error) if known else f"{type(error).__name__}: {error}"
+            if "strftime_now" in told:
+                told += ": it asks for the date, and another day would make other tokens of the same text; "
+                told += "take a copy that names a day (data.template=FILE)"
+            raise TemplateRefusal(told) from error
 
     def _raise(self, message: str) -> None:
         raise self._error(message)

@@ -137,7 +137,7 @@ def _read(path: str) -> bytes:
         raise UserError(
             f"data.tokenizer={path} cannot be read.",
             error.strerror or str(error),
-            "Name a tokenizer.json; data.tokenizer=null takes bytes.",
+            "Name a tokenizer.json.",
         ) from error
 
 

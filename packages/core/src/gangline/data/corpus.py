@@ -52,9 +52,10 @@ class FilePart:
         return [content[at:] if self.after else content[:at]]
 
 
-def listing(path: str | list[str] | None) -> list[TextFile]:
+def listing(path: str | list[str] | None, mend: str = "data.path=null takes the built-in corpus.") -> list[TextFile]:
     """Every file that `path` names, in order of name; files, directories and globs may be mixed.
 
+    mend: what is said to who names nothing that there is.
     Raises UserError for what is missing, empty or forbidden.
     """
     if path is None:
@@ -62,11 +63,11 @@ def listing(path: str | list[str] | None) -> list[TextFile]:
         return _files(_walk(root, skip=NOT_LIBRARY, suffix=".py"), path, root)
     found: list[str] = []
     for one in [path] if isinstance(path, str) else path:
-        found += _expand(os.path.expanduser(one))
+        found += _expand(os.path.expanduser(one), mend)
     return _files(found, path)
 
 
-def _expand(path: str) -> list[str]:
+def _expand(path: str, mend: str) -> list[str]:
     if os.path.isdir(path):
         found = _walk(path, skip={"__pycache__"})
         why = "The directory has no files (hidden ones do not count)."
@@ -78,7 +79,7 @@ def _expand(path: str) -> list[str]:
     else:
         found, why = [], "There is no such file or directory" + ("." if os.path.isabs(path) else f" in {os.getcwd()}.")
     if not found:
-        raise UserError(f"data.path={path} names no text.", why, "data.path=null takes the built-in corpus.")
+        raise UserError(f"data.path={path} names no text.", why, mend)
     return found
 
 

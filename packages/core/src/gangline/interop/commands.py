@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -58,9 +59,17 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", help="the directory to write; it must not exist")
     add_weights(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights (%(default)s)")
-    parser.add_argument("--merge", action="store_true", help="add what model edits wrap around the weights to them")
-    parser.add_argument("--apart", metavar="EDIT", help="write what this model edit wraps around the weights, alone")
-    parser.add_argument("--shard-gb", type=float, default=MAX_SHARD_BYTES / 1e9, help="size of a file (%(default)g)")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--merge", action="store_true", help="add what model edits wrap around the weights to them")
+    how.add_argument("--apart", metavar="EDIT", help="write what this model edit wraps around the weights, alone")
+    parser.add_argument("--shard-gb", type=_size, default=MAX_SHARD_BYTES / 1e9, help="size of a file (%(default)g)")
+
+
+def _size(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number of more than 0")
+    return value
 
 
 def write_model(

@@ -11,6 +11,7 @@ from gangline.data import decompressed, listing, without_nulls
 
 Row = tuple[str, dict[str, Any]]  # where it stands, for messages; its fields
 LINES, COLUMNS = (".jsonl", ".ndjson", ".json"), ".parquet"
+KINDS = "Read are .jsonl, compressed too, and .parquet."
 
 
 def rows(path: str | list[str] | None) -> Iterator[Row]:
@@ -20,16 +21,14 @@ def rows(path: str | list[str] | None) -> Iterator[Row]:
     """
     if path is None:
         raise UserError("data.path is not given.", "It names the files with the chats.", "data.path=chats.jsonl")
-    for file in listing(path):
+    for file in listing(path, mend=KINDS):
         name = file.path.lower()
         if name.endswith(COLUMNS):
             yield from _columns(file.path)
         elif any(ending in name for ending in LINES):
             yield from _lines(file.path)
         else:
-            raise UserError(
-                f"data.path: {file.path} is no file of rows.", "Read are .jsonl, compressed too, and .parquet."
-            )
+            raise UserError(f"data.path: {file.path} is no file of rows.", KINDS)
 
 
 def _lines(path: str) -> Iterator[Row]:
