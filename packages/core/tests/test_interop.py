@@ -422,6 +422,14 @@ FAULTS: dict[str, Callable[[Path], str]] = {
     "a damaged index": fault(
         "is damaged", lambda directory: (directory / "model.safetensors.index.json").write_text("[]")
     ),
+    "an index without names of files": fault(
+        "is damaged",
+        lambda directory: (directory / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}'),
+    ),
+    "a pointer": fault(
+        "Git LFS has not fetched them",
+        lambda directory: last(directory).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+    ),
     "a tensor that is not in its file": fault(f"has no tensor {DOWN}", lambda directory: without(directory, DOWN)),
     "another shape": fault(
         f"{DOWN} has shape (32, 47)", lambda directory: without(directory, DOWN, lambda w: w[:, :47].contiguous())

@@ -23,7 +23,7 @@ from gangline.shard import in_model, parameter_of
 if TYPE_CHECKING:
     import torch
 
-    from gangline.config.schema import Run
+    from gangline.config.schema import EditConfig, ModelConfig, Run
     from gangline.interop.adapters import Read
     from gangline.parts import PartConfig
     from gangline.plan import Plan
@@ -209,10 +209,7 @@ def _arrays(
 
 
 def import_model(argv: Sequence[str]) -> int:
-    """`gangline import DIR`: checks a Hugging Face directory and prints the `train` command that starts from it.
-
-    Of the weights it reads the headers alone. Raises UserError where `train` would refuse them.
-    """
+    """`gangline import DIR`: checks a Hugging Face directory and prints the `train` command that starts from it."""
     parser = argparse.ArgumentParser(
         prog="gangline import", description="Show how to train on from a Hugging Face directory."
     )
@@ -221,15 +218,12 @@ def import_model(argv: Sequence[str]) -> int:
 
     directory = Path(options.directory).expanduser().resolve()
     model, *settings = words_for(directory)
-    _check_tensors(directory)
     print(" \\\n  ".join([f"train {model}", *settings]))
     return 0
 
 
-def _check_tensors(directory: Path) -> None:
+def _check_tensors(directory: Path, config: ModelConfig, edits: Sequence[EditConfig]) -> None:
     """Raises UserError where a run that starts from the directory would find that its weights lack or do not fit."""
-    config, edits = edited_config_from(directory)
-
     from gangline.config import default_run
     from gangline.interop.read import check_pretrained
     from gangline.model.build import construct
@@ -243,8 +237,12 @@ def _check_tensors(directory: Path) -> None:
 
 
 def words_for(directory: Path) -> list[str]:
-    """What to type behind `train` for the model in a Hugging Face directory: first `model=...`. Raises UserError."""
+    """What to type behind `train` for the model in a Hugging Face directory: first `model=...`.
+
+    Of the weights the headers alone are read. Raises UserError where `train` would refuse them.
+    """
     config, edits = edited_config_from(directory)
+    _check_tensors(directory, config, edits)
     return [*(word for part in (config, *edits) for word in _words(part)), *_tokenizer(directory)]
 
 

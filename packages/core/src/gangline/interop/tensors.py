@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FETCH = "hf download OWNER/MODEL --local-dir DIR fetches what lacks of a model of the hub."
+POINTER = b"version https://git-lfs"  # how a file begins that Git LFS has not fetched
+PULL = "git lfs pull, in that directory, fetches them."
 
 
 class Tensors:
@@ -47,6 +49,8 @@ class Tensors:
         if index.exists():
             try:
                 found = dict(json.loads(index.read_text())["weight_map"])
+                if other := [name for name in found.values() if not isinstance(name, str)]:
+                    raise TypeError(f"{other[0]} is no name of a file")
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{index} is damaged.", f"It has no readable weight_map ({error!r}).") from error
             if one.exists() and ONE_FILE not in found.values():
@@ -74,6 +78,10 @@ class Tensors:
                 except FileNotFoundError:
                     raise UserError(f"{path} is missing.", f"{INDEX} says that weights lie there.", FETCH) from None
                 except (OSError, SafetensorError) as error:
+                    if _is_pointer(path):
+                        raise UserError(
+                            f"{path} holds a pointer in place of weights.", "Git LFS has not fetched them.", PULL
+                        ) from error
                     raise UserError(f"{path} cannot be read.", str(error), FETCH) from error
             return self._files[name]
 
@@ -97,6 +105,13 @@ class Tensors:
     def blocks(self, name: str, box: tuple[slice, ...]) -> Iterator[tuple[int, torch.Tensor]]:
         """The part of a tensor that `box` takes of it, a few rows at a time, as `TensorFile.blocks`."""
         return self._file(self.files[name]).blocks(name, box)
+
+
+def _is_pointer(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(POINTER)) == POINTER
 
 
 def tensor_names(directory: str | Path) -> set[str]:
