@@ -112,14 +112,18 @@ def gangline_health_checks():
 """
 
 
-def test_a_check_that_never_returns_is_named_and_left_out_and_the_run_goes_on(runs, tmp_path: Path) -> None:
-    site = tmp_path / "site"
+def offer(runs: RealRuns, site: Path, source: str) -> None:
+    """A plugin `sleeps` of that source, for the runs."""
     about = site / "gangline_sleeps-0.1.0.dist-info"
     about.mkdir(parents=True)
-    (site / "sleeps.py").write_text(SLEEPS)
+    (site / "sleeps.py").write_text(source)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: gangline-sleeps\nVersion: 0.1.0\n")
     (about / "entry_points.txt").write_text("[gangline.v1]\nsleeps = sleeps\n")
     runs.environment["PYTHONPATH"] = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def test_a_check_that_never_returns_is_named_and_left_out_and_the_run_goes_on(runs, tmp_path: Path) -> None:
+    offer(runs, tmp_path / "site", SLEEPS)
     words = ("parallel=ddp", "launch.processes=2", "run.steps=60", "checkpoint.every=10", "launch.max_restarts=3")
     runs.train("run.dir=out", *words, "health=[on,sleeps]", "health.on.hangs.quiet_seconds=2")
     (hang,) = verdicts(tmp_path / "out")
@@ -129,6 +133,22 @@ def test_a_check_that_never_returns_is_named_and_left_out_and_the_run_goes_on(ru
     wanted = "health=sleeps is left out until the job ends or its code changes: rank 1 failed first: hang"
     assert failed["evidence"].startswith(wanted)
     assert [record["step"] for record in runs.records("out")] == list(range(1, 61))
+
+
+@pytest.mark.nightly  # nothing is learnt by then: as long as the slowest build of a busy machine may take
+def test_a_check_that_never_comes_back_from_its_start_is_named_too(runs, tmp_path: Path) -> None:
+    """The others wait for it in the build; the next start is without it."""
+    stands = "self.rank = comms.rank\n        if comms.rank == 1:\n            time.sleep(10000)"
+    offer(runs, tmp_path / "site", SLEEPS.replace("self.rank = comms.rank", stands))
+    words = ("parallel=ddp", "launch.processes=2", "run.steps=4", "launch.max_restarts=1", "health=[on,sleeps]")
+    limits = ("floor_seconds=5", "quiet_seconds=10", "unlearned_seconds=20")
+    runs.train("run.dir=out", *words, *(f"health.on.hangs.{limit}" for limit in limits))
+    (hang,) = verdicts(tmp_path / "out")
+    assert hang["details"]["ranks"] == [1]
+    assert "in what health=sleeps does" in hang["evidence"]
+    (failed,) = verdicts(tmp_path / "out", "check-failed")
+    assert failed["evidence"].startswith("health=sleeps is left out until the job ends")
+    assert [record["step"] for record in runs.records("out")] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("trouble", ["an odd answer", "no URL", "no room for the stacks"])
