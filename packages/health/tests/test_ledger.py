@@ -113,6 +113,21 @@ def test_what_processes_beside_the_ranks_write_is_no_start(tmp_path: Path) -> No
     assert of.seconds["idle"] == pytest.approx(0.0, abs=0.2)
 
 
+@pytest.mark.parametrize("moves", [(0.0, 0.0), (600.0, 600.0), (-3600.0, 0.0), (-3600.0, 600.0)])
+def test_seconds_by_which_a_clock_was_set_forward_are_said(tmp_path: Path, capsys, moves: tuple[float, float]) -> None:
+    """One that was set back before, and is then set right, has gone no further than it should."""
+    files = Files(tmp_path)
+    files.launch("start")
+    for step, files.off in enumerate((0.0, *moves), 1):
+        files.step(step)
+    of = ledger(tmp_path)
+    whole(of)
+    wanted = max(0.0, *moves)
+    assert of.clock_forward == of.to_dict()["clock_forward_seconds"] == pytest.approx(wanted, abs=0.01)
+    report([str(tmp_path)])
+    assert ("a clock was set forward" in capsys.readouterr().out) == bool(wanted)
+
+
 @pytest.mark.parametrize("at", range(6))
 def test_a_clock_that_is_set_back_takes_no_second_away(tmp_path: Path, at: int) -> None:
     """Wherever in the run it comes, and also where the clock is then set forward again."""

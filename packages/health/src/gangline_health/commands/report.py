@@ -48,6 +48,10 @@ def show(of: Ledger, console: Console) -> None:
     for kind, sum_ in sorted(of.seconds.items(), key=lambda item: (item[0] != "compute", -item[1])):
         account.add_row(words(kind), f"{sum_:.2f}", f"{sum_ / wall:.1%}")
     console.print(account)
+    if of.clock_forward:
+        console.print(
+            f"{of.clock_forward:.1f} s of it, most of them idle: a clock was set forward, or its machine slept"
+        )
     if of.faults:
         table = Table(title="faults", title_justify="left")
         for column, side in (("at", "right"), ("found after", "right"), ("recovery", "right"), ("what", "left")):

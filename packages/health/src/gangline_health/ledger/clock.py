@@ -1,13 +1,13 @@
 """Times of lines whose clock was set back meanwhile: the run's seconds are those of the monotonic clock. Torch-free.
 
-A clock that is ahead of where it should be stays as it is: a machine that slept, or was started again, looks the same.
+A clock that is ahead of where it should be stays as it is, and is told: a machine that slept looks the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -28,6 +28,24 @@ def set_right(lines: Iterable[Line]) -> list[Line]:
     A record of a step is of the machine that wrote the events of its generation.
     """
     every = list(lines)
+    for those in _by_machine(every):
+        for number, ahead in _ahead(those):
+            every[number] = _later(every[number], ahead)
+    return every
+
+
+def set_forward(lines: Iterable[Line]) -> float:
+    """By how many seconds more than its monotonic clock a machine's clock went on, while it was not started again.
+
+    It was set forward, or the machine slept. lines: as `set_right` gives them.
+    """
+    pairs = [pair for those in _by_machine(list(lines)) for pair in pairwise(line for _, line in those)]
+    ticks = [(moment(after) - moment(before), after["monotonic"] - before["monotonic"]) for before, after in pairs]
+    return float(sum(passed - tick for passed, tick in ticks if tick >= 0 and passed - tick > STEP_SECONDS))
+
+
+def _by_machine(every: list[Line]) -> Iterator[list[tuple[int, Line]]]:
+    """(number, line) of those with both clocks, a list for each machine, in the order of its starts and its clock."""
     machine = {line["generation"]: line["host"] for line in every if line.get("event") == "start" and "host" in line}
     keyed = [
         (str(line.get("host") or machine.get(line.get("generation"), "")), line.get("generation", 1), number)
@@ -36,9 +54,7 @@ def set_right(lines: Iterable[Line]) -> list[Line]:
     ]
     for _, those in groupby(sorted(keyed, key=itemgetter(0)), key=itemgetter(0)):
         order = sorted((generation, every[number]["monotonic"], number) for _, generation, number in those)
-        for number, ahead in _ahead([(number, every[number]) for *_, number in order]):
-            every[number] = _later(every[number], ahead)
-    return every
+        yield [(number, every[number]) for *_, number in order]
 
 
 def _ahead(lines: list[tuple[int, Line]]) -> Iterator[tuple[int, float]]:

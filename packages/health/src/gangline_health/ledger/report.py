@@ -13,6 +13,7 @@ from gangline import UserError
 from gangline.reliability import Reliability
 from gangline.tools import RunDirectory, read_events
 from gangline_health.ledger.account import FAULTS, Bubble, follows, found, spans
+from gangline_health.ledger.clock import set_forward
 from gangline_health.ledger.spans import Span, partition, seconds
 from gangline_health.ledger.starts import RanksStart, has_sense, moment, read
 
@@ -45,6 +46,7 @@ class Ledger:
     parts: list[Span]
     faults: list[Interruption]
     saves: list[float]  # seconds that each save held training up
+    clock_forward: float = 0.0  # seconds among them that a clock was set forward, or its machine slept
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -76,6 +78,7 @@ class Ledger:
             "version": 1,
             "run_dir": self.run_dir,
             "wall_seconds": self.wall_seconds,
+            "clock_forward_seconds": self.clock_forward,
             "seconds": self.seconds,
             "faults": [asdict(fault) for fault in self.faults],
             "ettr": self.ettr,
@@ -101,7 +104,9 @@ def ledger(run_dir: Path) -> Ledger:
     cut = partition(spans(starts, _bubble(run_dir)), begin, end)
     parts = [Span(part.begin - begin, part.end - begin, part.kind) for part in cut]
     saves = [float(line["seconds"]) for line in events if line.get("phase") == "save" and line.get("at") == "end"]
-    return Ledger(str(run_dir), end - begin, parts, sorted(faults(starts, begin), key=lambda f: f.at), saves)
+    lines = [line for each in starts for line in (each.launch, *each.events, *each.steps, each.exit) if line]
+    every = sorted(faults(starts, begin), key=lambda fault: fault.at)
+    return Ledger(str(run_dir), end - begin, parts, every, saves, set_forward(lines))
 
 
 def faults(starts: Sequence[RanksStart], begin: float) -> list[Interruption]:
