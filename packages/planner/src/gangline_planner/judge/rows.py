@@ -24,6 +24,11 @@ Row = Mapping[str, Any]
 
 
 MOST = 1e100  # of any number that somebody measured
+COUNTED = (
+    *("tp", "pp", "cp", "dp", "ep", "vp", "n_gpus", "nodes", "gpus_per_node"),
+    *("seq", "micro_batch", "local_batch", "grad_acc"),
+)
+MOST_COUNTED = 10**7
 
 
 class Unjudged(Exception):
@@ -80,6 +85,7 @@ def judgeable(row: Row, clusters: Mapping[str, Cluster] | None = None) -> Judgea
     """Raises Unjudged. clusters: files to take instead of the shipped ones, by name."""
     if not any(number(row, name) for name in ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu")):
         raise Unjudged("no step time, tokens a second or TFLOP/s are published")
+    _check_counts(row)
     gpu = str(row.get("gpu") or "").lower()
     name = next((name for pattern, name in CLUSTERS if re.search(pattern, gpu)), None)
     if name is None:
@@ -93,6 +99,18 @@ def judgeable(row: Row, clusters: Mapping[str, Cluster] | None = None) -> Judgea
         raise Unjudged(error.what) from error
     except ValueError as error:
         raise Unjudged(f"its layout does not divide: {error}") from error
+
+
+def _check_counts(row: Row) -> None:
+    """Raises Unjudged where something of a layout is there and is no number of its kind: it is not taken to be 1."""
+    for name in COUNTED:
+        value, found = row.get(name), number(row, name)
+        absent = value is None or value == ""
+        if not absent and (found is None or found % 1 or not found <= MOST_COUNTED):
+            raise Unjudged(f"{name} is {value!r}, no whole number from 1 to {MOST_COUNTED:,}")
+    batch = row.get("global_batch")  # of a ramp it is words
+    if isinstance(batch, int | float) and not 1 <= batch <= MOST_COUNTED:
+        raise Unjudged(f"global_batch is {batch!r}, no number from 1 to {MOST_COUNTED:,}")
 
 
 def _fastest(row: Row, cluster: Cluster) -> Judgeable:
