@@ -162,3 +162,14 @@ def test_an_answer_longer_than_the_model_sees_is_refused_before_anything_is_comp
     model.model = None
     with pytest.raises(UserError, match=f"{most + 1} tokens is: 'too long'"):
         model._loglikelihood_tokens([(("", "short"), [1], [5]), (("", "too long"), [1], [5] * (most + 1))])
+
+
+def test_questions_that_cannot_be_had_are_told_without_a_traceback(here, monkeypatch, capsys):
+    from lm_eval.tasks import TaskManager
+
+    def load(*_):
+        raise ConnectionError("Couldn't reach 'them' on the Hub")
+
+    monkeypatch.setattr(TaskManager, "load", load)
+    assert main(["eval", str(here / "run"), "--tasks", str(here / "text.yaml")]) == 2
+    assert "Couldn't reach 'them'" in capsys.readouterr().err

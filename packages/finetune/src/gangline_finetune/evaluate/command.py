@@ -48,7 +48,11 @@ def main(argv: Sequence[str]) -> int:
         _check_out(Path(options.out))
     asked = Questions(options.tasks, shots=options.shots, limit=options.limit, chat=options.chat)
     model = lm_of(options.run_dir, checkpoint=options.checkpoint, batch=options.batch)
-    asked.check(model)
+    try:
+        asked.check(model)
+    except OSError as error:  # no network, or no such data set
+        why = "lm-eval loads them from the hub, and keeps them: once with a network, then without one."
+        raise UserError(f"the questions cannot be read: {error}.", why) from error
     found = asked.answered_by(model)
     from lm_eval.utils import make_table
 
