@@ -76,7 +76,7 @@ def test_each_state_is_told_from_the_others(tmp_path: Path, capsys) -> None:
     }  # fmt: skip
     assert found["done"] | {"time": 0, "directory": "", "name": ""} == {
         "name": "", "directory": "", "state": "done", "step": 3, "steps": 10, "loss": 1.0, "tokens_per_second": 12345.6,
-        "words": "about done", "time": 0,
+        "words": "about done", "time": 0, "unreadable": 0,
     }  # fmt: skip
     assert "cut short" in found["cut"]["words"]
     assert runs([str(tmp_path)]) == 0
@@ -136,6 +136,26 @@ def test_the_newest_record_is_read_from_the_end(tmp_path: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write(record(2, 7.5, metrics={"x": [0.1] * 50_000}).to_json() + "\n" + record(3, 9.0).to_json()[:40])
     assert (summaries(tmp_path)[0].step, summaries(tmp_path)[0].loss) == (2, 7.5)
+
+
+def test_lines_without_a_record_are_told(tmp_path: Path, capsys) -> None:
+    """In the middle and in a file of nothing else, but not a half last line, which a living run is writing."""
+    one, two = made(tmp_path / "one"), made(tmp_path / "two")
+    for run in (one, two):
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(record(4, 0.5).to_json()[:40])
+    assert runs([str(tmp_path)]) == compare([str(one), str(two)]) == 0
+    assert capsys.readouterr().err == ""
+    lines = [record(1, 3.0).to_json(), "garbage", "[1]", '{"step": "3"}', record(2, 2.0).to_json()]
+    (one / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert runs([str(tmp_path)]) == compare([str(one), str(two)]) == 0
+    told = capsys.readouterr().err.splitlines()
+    words = f"note: {one / 'metrics.jsonl'} is damaged, or was torn by a kill: 3 lines of it hold no record of a step."
+    assert told == [f"gangline runs: {words}", f"gangline compare: {words}"]
+    (one / "metrics.jsonl").write_bytes(b"\0" * 100_000 + b"\n[[[[\n")
+    assert summary(one).unreadable == 2
+    with pytest.raises(UserError, match="None of its 2 lines holds the record of a step"):
+        compare([str(one), str(two)])
 
 
 def test_hundreds_of_runs_take_a_moment(tmp_path: Path) -> None:

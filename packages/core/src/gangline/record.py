@@ -79,29 +79,45 @@ def numbers(record: StepRecord) -> dict[str, float | list[float]]:
     return found | record.metrics
 
 
-def newest(lines: Iterable[str]) -> list[dict[str, Any]]:
+def record_of(line: str | bytes) -> dict[str, Any] | None:
+    """The record that a line of a metrics.jsonl holds; None: it holds none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+
+
+def newest(lines: Iterable[str], passed_over: list[str] | None = None) -> list[dict[str, Any]]:
     """Of the lines of a metrics.jsonl each step's newest record, in order: none of a branch that was left behind.
 
     The file is append-only. A step that comes again (the run went back, or was killed and went on) begins anew from
-    there: what the file says before of that step and later ones no longer counts. A line that a kill tore is left out.
+    there: what the file says before of that step and later ones no longer counts. A line without a record is left out;
+    it is appended to `passed_over`, unless it is a last one without an end, which a living run is writing.
     """
     found: dict[int, dict[str, Any]] = {}
     for line in lines:
-        try:
-            record = json.loads(line)
-            step = record["step"]
-        except (ValueError, KeyError, TypeError):
+        record = record_of(line)
+        if record is None:
+            if passed_over is not None and line.endswith("\n"):
+                passed_over.append(line)
             continue
-        while found and next(reversed(found)) >= step:
+        while found and next(reversed(found)) >= record["step"]:
             found.popitem()
-        found[step] = record
+        found[record["step"]] = record
     return list(found.values())
 
 
-def read_records(path: str | Path) -> list[dict[str, Any]]:
+def read_records(path: str | Path, passed_over: list[str] | None = None) -> list[dict[str, Any]]:
     """`newest` of a file."""
     with Path(path).open() as file:
-        return newest(file)
+        return newest(file, passed_over)
+
+
+def without_record(path: str | Path, lines: int) -> str:
+    """What a notice says of lines of a metrics.jsonl that are passed over."""
+    holds = "line of it holds" if lines == 1 else "lines of it hold"
+    return f"{path} is damaged, or was torn by a kill: {lines} {holds} no record of a step."
 
 
 def plain(value: object) -> object:

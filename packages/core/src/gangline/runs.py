@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from gangline import ending, events
 from gangline.errors import UserError
 from gangline.generation import most_steps
+from gangline.record import record_of
 from gangline.run_lock import held
 from gangline.rundir import RunDirectory
 
@@ -33,6 +34,7 @@ class RunSummary:
            has begun), "damaged" (no whole config.yaml)
     words  the last that is known of it: why it ended, or what was said
     time   when something was last written, seconds since the epoch
+    unreadable  lines at the end of its metrics.jsonl, as far as was read, that hold no record
     """
 
     name: str
@@ -44,6 +46,7 @@ class RunSummary:
     tokens_per_second: float | None = None
     words: str = ""
     time: float = 0.0
+    unreadable: int = 0
 
 
 def summaries(folder: str | Path) -> list[RunSummary]:
@@ -63,8 +66,8 @@ def summaries(folder: str | Path) -> list[RunSummary]:
 
 def summary(directory: Path) -> RunSummary:
     """One run's row; nothing that its files hold raises."""
-    record = _record(directory)
-    told = list(_tail(directory / events.FILE))
+    record, unreadable = _record(directory)
+    told, _ = _tail(directory / events.FILE, _event_of)
     written = _written(directory)
     try:
         content = RunDirectory(directory).content()
@@ -83,6 +86,7 @@ def summary(directory: Path) -> RunSummary:
         tokens_per_second=_number(record.get("tokens_per_second")),
         words=words,
         time=written,
+        unreadable=unreadable,
     )
 
 
@@ -120,17 +124,26 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
                 yield from _runs_in(path, depth - 1)
 
 
-def _record(directory: Path) -> dict[str, Any]:
-    """The newest whole record: the last line, for what is behind a way back is a branch that was left."""
-    found: dict[str, Any] = {}
-    for line in _tail(directory / "metrics.jsonl"):
-        if isinstance(line.get("step"), int):
-            found = line
-    return found
+def _record(directory: Path) -> tuple[dict[str, Any], int]:
+    """The newest whole record (the last line, for what is behind a way back is a branch that was left), and `_tail`'s
+    count of lines that hold none."""
+    found, unreadable = _tail(directory / "metrics.jsonl", record_of)
+    return (found[-1] if found else {}), unreadable
 
 
-def _tail(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines from the end of a file of JSON lines: at least one, where it has any."""
+def _event_of(line: bytes) -> dict[str, Any] | None:
+    with suppress(ValueError):
+        content = json.loads(line)
+        if isinstance(content, dict):
+            return content
+    return None
+
+
+def _tail(path: Path, read: Callable[[bytes], dict[str, Any] | None]) -> tuple[list[dict[str, Any]], int]:
+    """What `read` finds in lines from the end of a file, in at least one where any has it; how many others are whole.
+
+    A last line without an end is none of these: it is being written.
+    """
     size = TAIL
     while True:
         try:
@@ -139,16 +152,11 @@ def _tail(path: Path) -> Iterator[dict[str, Any]]:
                 file.seek(max(0, length - size))
                 lines = file.read().split(b"\n")[size < length :]
         except OSError:
-            return
-        found = []
-        for line in lines:
-            with suppress(ValueError):
-                content = json.loads(line)
-                if isinstance(content, dict):
-                    found.append(content)
-        if found or size >= length:
-            yield from found
-            return
+            return [], 0
+        found = [read(line) for line in lines]
+        whole = [one for one in found if one is not None]
+        if whole or size >= length:
+            return whole, found[:-1].count(None)
         size *= 8
 
 

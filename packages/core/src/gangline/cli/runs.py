@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from gangline.cli import wide_open
-from gangline.record import plain
+from gangline.record import plain, without_record
 from gangline.runs import STATES, RunSummary, summaries
 
 STYLES = {"running": "green", "failed": "red", "killed": "red", "damaged": "red", "stopped": "yellow"}
@@ -27,6 +28,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object a line, for scripts")
     options = parser.parse_args(list(argv))
     found = [run for run in summaries(options.folder) if not options.state or run.state in options.state]
+    for run in found:
+        if run.unreadable:
+            told = without_record(Path(run.directory) / "metrics.jsonl", run.unreadable)
+            print(f"gangline runs: note: {told}", file=sys.stderr, flush=True)
     if options.json:
         for run in found:
             print(json.dumps(plain(asdict(run)), allow_nan=False))
