@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from small_models import SHORT, llama, logits, opened
 
 from gangline.cli.main import main
-from gangline.model import Codes, decode, encode
+from gangline.interop.adapters import bits_beside
+from gangline.model import Codes, compose_model, decode, encode, parameter_shapes
 from gangline.testing import ModelEditSuite, RealRuns
 from gangline.testing.sessions import session
 
@@ -99,12 +100,24 @@ def runs(tmp_path_factory):
         yield found
 
 
+def test_a_base_that_lies_in_bf16_is_not_rounded_by_being_kept_so(tmp_path):
+    words = llama(tmp_path / "base")
+    run = session(tmp_path / "run", *words, "lora=on", "lora.base=bf16").run
+    tree, plan = compose_model(run)
+    shapes = parameter_shapes(tree)
+    assert bits_beside(shapes, plan, str(tmp_path / "base")) == 16
+    opened(tmp_path / "base").bfloat16().save_pretrained(tmp_path / "half")
+    assert bits_beside(shapes, plan, str(tmp_path / "half")) is None
+    assert bits_beside(shapes, plan, str(tmp_path / "gone")) == 16
+    assert bits_beside(shapes, plan, None) == 16
+
+
 def gangline(*words: object) -> None:
     assert main(list(map(str, words))) == 0
 
 
 @pytest.mark.parametrize("kind", ["bf16", "8bit"])
-def test_a_run_is_that_of_rounded_weights_and_so_are_its_exports(runs, kind):
+def test_a_run_is_that_of_rounded_weights_and_so_are_its_exports(runs, kind, capfd):
     here = runs.directory
     rounded(here / "base", here / f"rounded-{kind}", kind)
     other = [word.replace(str(here / "base"), str(here / f"rounded-{kind}")) for word in runs.base]
@@ -115,7 +128,12 @@ def test_a_run_is_that_of_rounded_weights_and_so_are_its_exports(runs, kind):
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
     for run in (kind, f"full-{kind}"):
         gangline("export", here / run, here / f"{run}-merged", "--merge")
+        capfd.readouterr()
         gangline("export", here / run, here / f"{run}-adapter", "--apart", "lora")
+        bits = {"bf16": 16, "8bit": 8}.get(run)
+        told = f"beside the weights of {here / 'base'} rounded to {bits} bits" if bits else ""
+        said = capfd.readouterr().err
+        assert (told in said and "--merge in place of --apart" in said) if told else "rounded" not in said, said
     ours, theirs = (logits(opened(here / f"{run}-merged")) for run in (kind, f"full-{kind}"))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(ours, logits(opened(here / "base")), atol=1e-2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,29 @@ def merging(read: Read, shapes: Shapes, edits: Mapping[str, EditConfig]) -> Read
             yield name, tensor
 
     return merged
+
+
+def bits_beside(shapes: Shapes, plan: Plan, base: str | None) -> int | None:
+    """To how many bits the frozen weights were rounded (`Plan.kept`), the least of all; None: they are as in `base`.
+
+    shapes: of all parameters. base: their Hugging Face directory. Weights that lie there in bfloat16 are not rounded by
+    being kept so; where the directory cannot be read, all are taken to be rounded.
+    """
+    from gangline.interop.names import theirs_of
+    from gangline.interop.tensors import Tensors
+
+    def in_base(name: str) -> bool:
+        """Whether the base holds it in bfloat16."""
+        return all(tensors.dtype(theirs.name) == "bfloat16" for theirs in theirs_of(plan, name, shapes[name]))
+
+    kept = {name: rule.dtype for name in shapes if (rule := plan.kept_of(name)) is not None}
+    if "int8" in kept.values():
+        return 8
+    if kept and base is not None:
+        with suppress(UserError, OSError, KeyError), Tensors(base) as tensors:
+            if all(in_base(name) for name in kept):
+                return None
+    return 16 if kept else None
 
 
 def write_apart(

@@ -86,7 +86,7 @@ def write_model(
     of arrays to each of them, whole. check: what it raises keeps the directory from being there. Raises UserError where
     no architecture of theirs is known for the model.
     """
-    from gangline.interop.adapters import decoded, merging, write_apart
+    from gangline.interop.adapters import bits_beside, decoded, merging, write_apart
     from gangline.model.compose import compose_model
 
     _, plan = compose_model(run)
@@ -101,7 +101,15 @@ def write_model(
                 f"Model edits of this run that wrap: {', '.join(wrapping) or 'none'}.",
             )
         check()
-        write_apart(options.out, adapter, read, found, options.dtype, run.model.pretrained())
+        base = run.model.pretrained()
+        write_apart(options.out, adapter, read, found, options.dtype, base)
+        if (bits := bits_beside(found, plan, base)) is not None:
+            whose = f"the weights of {base}" if base else "its first weights"
+            note = (
+                f"{options.apart} of {where} was trained beside {whose} rounded to {bits} bits, and computes something "
+                "else beside the unrounded ones. --merge in place of --apart writes the model that was trained."
+            )
+            print(f"gangline export: note: {note}", file=sys.stderr, flush=True)
         return len(adapter.names)
     if wrapping and not options.merge:
         raise UserError(
