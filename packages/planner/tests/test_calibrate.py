@@ -6,6 +6,8 @@ import json
 import math
 import os
 import random
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from gangline.cli.main import main
 from gangline.cluster import Quantity, load_cluster, save_cluster
 from gangline.explain import AttentionProduct, MatrixProduct, StepAction, StepTimeline
 from gangline_planner.assumed import explain, planned
-from gangline_planner.calibrate.command import crowded, said, threads_of, written
+from gangline_planner.calibrate.command import crowded, said, threads_of, told, written
 from gangline_planner.calibrate.fit import Measured, numbers, stage_time, work_of
 from gangline_planner.calibrate.kernels import ATTENTION, PRODUCTS
 from gangline_planner.calibrate.lines import two_costs
@@ -175,6 +177,16 @@ def test_a_run_of_fewer_ranks_than_were_measured_at_once_has_the_cores_of_the_ot
     assert seconds[16] == pytest.approx(seconds[8])
 
 
+def test_how_far_ranks_are_is_told_at_once_and_all_else_is_kept_for_an_error(tmp_path, capsys):
+    script = (
+        "print('noise'); from gangline_planner.calibrate.progress import RoundProgress as P; P('round 2 of 3', True)"
+    )
+    words = [sys.executable, "-c", f"{script}('copies', 0); P('round 2 of 3', False)('copies', 0); raise SystemExit(7)"]
+    assert told(words, dict(os.environ), tmp_path / "log") == 7
+    assert re.fullmatch(r"calibrate: round 2 of 3, copies: \d\.\d s\n", capsys.readouterr().err)
+    assert (tmp_path / "log").read_text() == "noise\n"
+
+
 @pytest.mark.waits
 def test_two_processes_measure_this_machine_and_a_plan_takes_the_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -186,7 +198,10 @@ def test_two_processes_measure_this_machine_and_a_plan_takes_the_file(tmp_path, 
     assert "measured by gangline plan calibrate" in found.numbers["memory.bandwidth"].source
     assert found["node.alone"] >= 1
     assert "measured by" in found.numbers["overlap.share"].source
-    capsys.readouterr()
+    printed = capsys.readouterr()
+    assert "calibrate:" not in printed.out
+    assert all(re.fullmatch(r"calibrate: round 1 of 1, .+: \d+\.\d s", line) for line in printed.err.splitlines())
+    assert len(printed.err.splitlines()) > 10
     words = "parallel=ddp launch.processes=2 batch.global_size=16 cluster=here.yaml --json"
     assert main(["plan", *words.split()]) == 0
     assert json.loads(capsys.readouterr().out)["step_seconds"] > 0

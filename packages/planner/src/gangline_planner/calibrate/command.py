@@ -9,11 +9,12 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gangline import UserError
 from gangline.cluster import Cluster, Quantity, Topology, save_cluster
+from gangline_planner.calibrate.progress import MARK
 
 ASSUMED = {  # what no measurement of one machine shows
     "matmul.efficiency": (1.0, "the peak of this file is what was measured"),
@@ -90,11 +91,25 @@ def _measured(processes: int, threads: int, rounds: int) -> dict[str, float]:
             if name not in of_a_job and not name.startswith(("TORCHELASTIC_", "PET_"))
         }
         environment["OMP_NUM_THREADS"] = str(threads)
-        with log.open("wb") as written:
-            ended = subprocess.run(words, stdout=written, stderr=subprocess.STDOUT, env=environment, check=False)
-        if ended.returncode or not found.is_file():
+        if told(words, environment, log) or not found.is_file():
             raise UserError(f"the measurement with {processes} processes failed.", *said(log))
         return {name: float(value) for name, value in json.loads(found.read_text()).items()}
+
+
+def told(words: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+    """Runs it: how far it is goes to stderr, all else that it prints to `log`. Its exit code."""
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    with (
+        log.open("w") as written,
+        subprocess.Popen(words, stdout=pipe, stderr=both, env=environment, text=True, errors="replace") as ranks,
+    ):
+        assert ranks.stdout is not None
+        for line in ranks.stdout:
+            if line.startswith(MARK):
+                print(line, end="", file=sys.stderr, flush=True)
+            else:
+                written.write(line)
+    return ranks.returncode
 
 
 def said(log: Path) -> list[str]:

@@ -14,6 +14,7 @@ from gangline.strategy import Mesh
 from gangline_planner.calibrate import kernels, links
 from gangline_planner.calibrate.clock import alone, mean, most, seconds, timed
 from gangline_planner.calibrate.fit import Measured, Numbers, middle, numbers
+from gangline_planner.calibrate.progress import RoundProgress
 from gangline_planner.calibrate.small_steps import MODELS, STARTS, SmallModel, SmallStep
 
 
@@ -38,34 +39,42 @@ def main(path: str, threads: int, rounds: int) -> None:
 def measured(comms: Comms, device: torch.device, rounds: int) -> Numbers:
     """Name of a cluster file's number -> its value."""
     ready = {model: SmallStep(model, device) for model in (STARTS, *MODELS[device.type])}
-    found = middle([_round(comms, device, ready) for _ in range(rounds)])
+    marks = (RoundProgress(f"round {number} of {rounds}", comms.rank == 0) for number in range(1, rounds + 1))
+    found = middle([_round(comms, device, ready, done) for done in marks])
     total = _memory() / comms.world.size
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
     return numbers(found, comms.world.size, device.type) | {"memory.bytes": float(total)}
 
 
-def _round(comms: Comms, device: torch.device, ready: dict[SmallModel, SmallStep]) -> Measured:
+def _round(comms: Comms, device: torch.device, ready: dict[SmallModel, SmallStep], done: RoundProgress) -> Measured:
     """Everything once, so that what else the machine does meanwhile meets all of it."""
     comm = comms.world
     largest = ready[MODELS[device.type][-1]]
-    forward, backward = kernels.attention(comm, device)
+    forward, backward = done("attention", kernels.attention(comm, device))
     found = Measured(
-        copied=kernels.copy(comm, device),
-        products={dtype: kernels.products(dtype, comm, device) for dtype in kernels.DTYPES},
+        copied=done("copies", kernels.copy(comm, device)),
+        products={
+            dtype: done(f"products in {dtype}", kernels.products(dtype, comm, device)) for dtype in kernels.DTYPES
+        },
         forward=forward,
         backward=backward,
-        steps={model: seconds(ready[model].passes, comm, device, 0.15) for model in MODELS[device.type]},
-        starts=seconds(ready[STARTS].passes, comm, device),
-        update=seconds(ready[STARTS].update, comm, device),
+        steps={
+            model: done(
+                f"steps of {model.dim} x {model.sequence_length}", seconds(ready[model].passes, comm, device, 0.15)
+            )
+            for model in MODELS[device.type]
+        },
+        starts=done("starts", seconds(ready[STARTS].passes, comm, device)),
+        update=done("updates", seconds(ready[STARTS].update, comm, device)),
     )
     if comm.size > 1:
         whole = seconds(largest.passes, comm, device, 0.1)
-        found.alone = whole / alone(largest.passes, comm, device)
-        found.late = _late(largest, comm, device)
+        found.alone = done("one rank alone", whole / alone(largest.passes, comm, device))
+        found.late = done("the slowest rank", _late(largest, comm, device))
         groups = [comm, comms.axis("tp")] if comm.size > comms.axis("tp").size > 1 else [comm]
-        found.sent = links.collectives(groups, comm, device)
-        found.hidden = links.hidden(comm, device)
+        found.sent = done("collectives", links.collectives(groups, comm, device))
+        found.hidden = done("collectives behind products", links.hidden(comm, device))
     return found
 
 
