@@ -6,8 +6,9 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import yaml
@@ -15,6 +16,7 @@ import yaml
 from gangline.cli.main import main
 from gangline.cluster import Quantity, load_cluster
 from gangline.cluster.file import SHIPPED
+from gangline.model import Node, replaced
 from gangline_planner.assumed import explain, planned
 from gangline_planner.choose import chosen
 from gangline_planner.forecast import forecast
@@ -231,6 +233,23 @@ def test_a_node_of_which_no_cost_is_known_is_named_with_the_least_that_it_takes(
     said = text(plan, [], [])
     assert "no cost is known of blocks.0.oracle: the step takes at least" in said
     assert plan.step.unknown > 1  # 3 passes of 10^15 operations at less than 10^15 a second, over the ranks
+
+
+def test_a_node_that_says_nothing_is_named():
+    """A stranger's, whose module may have parameters that no closed form can know."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Silent(Node):
+        module: ClassVar[str] = "nowhere:Silent"
+
+    case, cluster = planned(["parallel=single", "launch.processes=1"]), load_cluster("h100_ib")
+    assert explain(case, case.run, cluster).unknown == ()
+    tree, rules = case.model
+    tree = replaced(tree, "blocks.0.feed_forward", Silent())
+    found = explain(replace(case, model=(tree, rules)), case.run, cluster)
+    assert found.unknown == ("blocks.0.feed_forward",)
+    said = text(forecast(found, cluster), [], [])
+    assert "no cost is known of blocks.0.feed_forward: neither parameters nor operations are said" in said
 
 
 def test_no_kind_of_a_step_is_less_than_nothing(say):

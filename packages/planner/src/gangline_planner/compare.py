@@ -14,6 +14,7 @@ from gangline.model import compose_model
 from gangline.tools import RunDirectory, read_records
 from gangline_planner.assumed import Planned, explain
 from gangline_planner.forecast import Forecast, forecast
+from gangline_planner.page import unknown
 
 WARM = 2  # steps at the beginning of a run that are slower than all others: allocators, compilers, caches
 WAITS = ("tp", "cp", "fold", "dp", "pp", "bubble", "jitter")
@@ -106,6 +107,7 @@ def _terms(kinds: Mapping[str, float], steps: Sequence[dict[str, Any]]) -> list[
 def text(found: Comparison) -> str:
     """The whole page."""
     lines = [f"{found.steps} steps of {found.plan.world} ranks beside a plan for {found.plan.cluster.name}"]
+    lines += unknown(found.plan)
     lines.append(f"  {'':18} {'planned':>11} {'measured':>11}")
     lines += [
         f"  {term.name:18} {term.planned:9.4f} s {term.measured:9.4f} s  {_ratio(term)}"

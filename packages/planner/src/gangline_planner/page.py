@@ -8,6 +8,7 @@ from gangline_planner.forecast import Forecast
 from gangline_planner.pictures.terminal import memory_bars, step_bar, timeline
 
 GB = 1e9
+NAMED = 3  # nodes without a cost, in one line
 FAILURES = ("failure.hours", "storage.bandwidth", "restart.seconds")
 
 
@@ -37,9 +38,16 @@ def _head(plan: Forecast, words: Sequence[str], assumed: Sequence[str]) -> Itera
         guesses.append("link.rack (as link.cluster)")
     if guesses:
         yield f"the cluster file has assumed, not measured: {', '.join(guesses)}"
-    if found.unknown:
+    yield from unknown(plan)
+
+
+def unknown(plan: Forecast) -> Iterable[str]:
+    """A line where nodes do not say what they cost."""
+    if names := plan.explained.unknown:
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        missing = "neither parameters nor operations are said, and no number here has them"
         least = f"the step takes at least {plan.step.unknown:.3g} s more"
-        yield f"no cost is known of {', '.join(found.unknown[:3])}: {least}"
+        yield f"no cost is known of {', '.join(names[:NAMED])}{more}: {least if plan.step.unknown else missing}"
 
 
 def _step(plan: Forecast) -> Iterable[str]:

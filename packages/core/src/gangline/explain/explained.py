@@ -120,5 +120,5 @@ class Explained:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Paths of nodes that do not say what they multiply."""
-        return tuple(path for stage in self.work for path in stage.unknown)
+        """Paths of nodes that do not say what they multiply, or say nothing; of equal blocks the first."""
+        return tuple(dict.fromkeys(path for stage in self.work for path in stage.unknown))

@@ -11,7 +11,7 @@ from gangline.model.decoder_nodes import LinearNode
 from gangline.model.flops import computes_frozen
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct, MatrixProduct, Product
-from gangline.model.tree import Node, nodes
+from gangline.model.tree import Node, children, nodes
 from gangline.plan import Plan
 
 
@@ -25,7 +25,7 @@ class StageWork:
     kept       bytes that the forward pass makes and keeps, before recomputation drops any of them
     kept_again bytes of them that the backward pass makes a second time
     modules    that a forward pass calls, and again in the backward pass (`modules_again`)
-    unknown    paths of nodes that do not say what they multiply
+    unknown    paths of nodes that do not say what they multiply, or say nothing at all
     unknown_flops  operations of a forward pass that these claim
     """
 
@@ -88,7 +88,8 @@ def work_of(
     """Of the node at `path` and all in it, nothing recomputed and nothing kept yet.
 
     sizes: those of a rank. A product that tp cuts has all tokens between products (`inner_tokens`), any other those of
-    the residual stream. A node whose products do not come to the operations that it claims is unknown.
+    the residual stream. A node whose products do not come to the operations that it claims is unknown,
+    and one that has no child and says neither parameters nor what it keeps.
     ulysses: cp trades tokens for heads, so that attention sees whole sequences; else a rank has its queries alone.
     """
     tp, cp = sizes.size("tp"), sizes.size("cp")
@@ -102,6 +103,9 @@ def work_of(
         modules += 1
         said = inner.products(whole, sequence_length)
         claimed = inner.flops(sequence_length) * tokens
+        silent = not claimed and not inner.shapes() and next(children(inner), None) is None
+        if silent and inner.activation_bytes(whole) is None:
+            unknown.append(at)
         if said is None or abs(sum(product.flops for product in said) - claimed) > 0.01 * claimed:
             if claimed:
                 unknown.append(at)
