@@ -10,7 +10,7 @@ import pytest
 
 from gangline import UserError
 from gangline.cli.main import main
-from gangline.cluster import Quantity, load_cluster
+from gangline.cluster import Quantity, load_cluster, save_cluster
 from gangline.config import compose_one
 from gangline_planner.assumed import explain, planned, refused, strategy
 from gangline_planner.bounds import bounded, fastest_first
@@ -155,6 +155,33 @@ def test_what_does_not_fit_says_what_it_lacks():
     assert len(found.fit) == len(found.large) == 4
     assert all(one.plan.memory <= 25e6 for one in found.fit)
     assert [one.lacks for one in found.large] == sorted(one.plan.memory - 25e6 for one in found.large)
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_where_nothing_fits_it_is_a_mistake_that_says_what_would_mend_it(flags, tmp_path, capsys):
+    small = load_cluster("h100_ib").with_numbers({"memory.bytes": Quantity(1e6, "a test")})
+    save_cluster(small, tmp_path / "small.yaml")
+    words = [*WORDS.split(), "parallel.tp=2", "batch.micro_size=2", f"cluster={tmp_path / 'small.yaml'}"]
+    assert main(["plan", "search", *words, f"--svg={tmp_path / 'none.svg'}", *flags]) == 2
+    said = capsys.readouterr()
+    if flags:
+        assert json.loads(said.out)["layouts"][0]["lacks_bytes"] > 0
+    else:
+        assert "no layout fits\ntoo large by\n" in said.out
+    lines = said.err.splitlines()
+    assert lines[0] == "gangline plan: no layout that the words leave open fits."
+    assert lines[1].startswith("  Least lacks  parallel.")
+    assert lines[2] == "  Leave these open:  parallel.tp=2 batch.micro_size=2"
+    assert lines[3] == "  More ranks, such as  launch.processes=16; or shorter sequences."
+    assert not (tmp_path / "none.svg").exists()
+
+
+def test_a_strategy_that_cuts_no_model_is_not_told_that_ranks_mend_it(capsys, tmp_path):
+    small = load_cluster("h100_ib").with_numbers({"memory.bytes": Quantity(1e6, "a test")})
+    save_cluster(small, tmp_path / "small.yaml")
+    words = ["parallel=single", "launch.processes=1", *MODEL.split(), f"cluster={tmp_path / 'small.yaml'}"]
+    assert main(["plan", "search", *words]) == 2
+    assert "a strategy that cuts the model, such as  launch.processes=2 parallel=3d" in capsys.readouterr().err
 
 
 def test_what_a_plan_chooses_is_hardly_slower_than_the_fastest_that_fits():

@@ -26,7 +26,7 @@ usage: gangline plan [--tokens N] [--budget DOLLARS] [--price DOLLARS] [--mtbf H
           and hour, where the cluster file names none or you pay another; --mtbf: mean hours between failures that stop
           the run, where it is not what the cluster file says of so many accelerators; --svg: pictures as a file, too
   search  layouts that the words leave open, the fastest first, each as a line for `train`; those that do not fit with
-          the memory that they lack
+          the memory that they lack; exit code 2 where none fits
   compare  the plan of a run beside what it measured, term by term, and where they part most
   table   sizes of models, 8B to 1T, by sizes of clusters, 8 to 32,768: days, money and energy, as Markdown
   judge   published measurements, rows in JSON, beside what is predicted for them; and how far off it is
@@ -61,13 +61,13 @@ def main(argv: Sequence[str]) -> int:
 
 def _search(argv: Sequence[str]) -> int:
     from gangline_planner.assumed import planned
-    from gangline_planner.search import figure, search, text
+    from gangline_planner.search import figure, nothing_fits, search, text
 
     flags, words = flags_of(argv, ("svg",), ("json",))
     cluster, words = cluster_of(words)
     case = planned(words)
     found = search(case, cluster)
-    if "svg" in flags:
+    if "svg" in flags and found.fit:
         write_picture(flags["svg"], figure(found, cluster))
     if "json" in flags:
         rows = [one.data() for one in (*found.fit, *found.large)]
@@ -79,6 +79,8 @@ def _search(argv: Sequence[str]) -> int:
         )
     else:
         print(text(found, words, case))
+    if not found.fit:
+        raise nothing_fits(found, words, case)
     return 0
 
 

@@ -11,14 +11,22 @@ from typing import Any
 from gangline import UserError
 from gangline.cluster import Cluster
 from gangline.figure import Figure
+from gangline_planner.alternatives import name_of
 from gangline_planner.assumed import Planned, refused
 from gangline_planner.bounds import Alternative, bounded
 from gangline_planner.choose import Beaten, all_words, planned_as, uncollected
 from gangline_planner.forecast import Forecast
+from gangline_planner.page import unknown
 from gangline_planner.pictures.terminal import plane
 
 SHOWN = 10
 DRAWN = 1.2  # of the seconds of the slowest of the front: what is behind is in no picture
+# what may be typed and makes a rank hold more or less: left open, the search tries the rest of it
+ROOM = (
+    *(f"parallel.{name}" for name in ("tp", "pp", "cp", "dp_shard", "dp_replicate", "zero", "schedule", "chunks")),
+    "batch.micro_size",
+    "run.recompute",
+)
 AXES = ("seconds of a step", "gigabytes of the fullest rank")
 
 
@@ -104,12 +112,31 @@ def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
     return SearchResult(tuple(fit[:shown]), tuple(least), tuple(fit), len(alternatives) - looked)
 
 
+def nothing_fits(found: SearchResult, words: Sequence[str], case: Planned) -> UserError:
+    """Which layout lacks least, and what would mend it. found: none fits."""
+    what, more = "no layout that the words leave open fits.", f"launch.processes={2 * case.world}"
+    if not found.large:
+        return UserError(what, "None of them divides the model and the batch.", f"Other sizes, such as  {more}")
+    least = found.large[0]
+    explained = least.plan.explained
+    kinds = explained.ranks[explained.fullest].bytes
+    most = max(kinds, key=lambda kind: kinds[kind])
+    held = [word for word in words if name_of(word) in ROOM]
+    cuts = hasattr(case.run.parallel, "tp")
+    return UserError(
+        what,
+        f"Least lacks  {' '.join(least.words) or 'that of the words'}: {least.lacks / 1e9:.3g} GB; most of what "
+        f"its fullest rank holds is {most}, {kinds[most] / 1e9:.3g} GB.",
+        f"Leave these open:  {' '.join(held)}" if held else "",
+        f"{'More ranks' if cuts else 'More ranks and a strategy that cuts the model'}, such as  "
+        f"{more}{'' if cuts else ' parallel=3d'}; or shorter sequences.",
+    )
+
+
 def figure(found: SearchResult, cluster: Cluster) -> Figure:
-    """Time against memory. Raises UserError where no layout fits."""
+    """Time against memory, of layouts that fit."""
     from gangline_planner.pictures.front import front_figure
 
-    if not found.drawn:
-        raise UserError("no layout fits, and there is nothing to draw.")
     every, front = ([(*point(one), " ".join(one.words)) for one in group] for group in (found.drawn, found.pareto))
     return front_figure(f"Layouts on {cluster.name}", every, front, cluster["memory.bytes"] / 1e9)
 
@@ -122,6 +149,7 @@ def point(one: Candidate) -> tuple[float, float]:
 def text(found: SearchResult, words: Sequence[str], case: Planned) -> str:
     """The whole page; each row a line that `train` takes."""
     lines = [f"assumed: {' '.join(case.assumed)}"] if case.assumed else []
+    lines += [line for one in (*found.fit, *found.large)[:1] for line in unknown(one.plan)]
     lines += [f"{'s a step':>9} {'MFU':>6} {'GB':>7}"] if found.fit else ["no layout fits"]
     for one in found.fit:
         typed = " ".join([*words, *all_words(case, one.words)])
