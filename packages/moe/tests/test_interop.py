@@ -28,7 +28,7 @@ from gangline.testing.runs import small_run
 from gangline_moe.config import MoeOptions
 from gangline_moe.interop import of_hugging_face, to_hugging_face
 from gangline_moe.presets import DeepSeekV3, Mixtral8x7B, Qwen3_30B_A3B
-from gangline_moe.routers.config import ExpertChoice, Grouped, Sigmoid, Softmax
+from gangline_moe.routers.config import Biased, ExpertChoice, Grouped, Sigmoid, Softmax
 
 COMMON = {
     "vocab_size": 97,
@@ -151,6 +151,36 @@ def test_options_come_back_from_the_config_they_make(options, config):
 )
 def test_what_others_do_not_have_is_not_exported(options, config):
     assert to_hugging_face(options, config) is None
+
+
+@pytest.mark.parametrize(
+    "dense", ["LlamaForCausalLM", "GptOssForCausalLM", "Qwen3NextForCausalLM", "DeepseekV3ForCausalLM"]
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        MoeOptions(router=Sigmoid(bias_rate=0.0), shared=1, capacity_factor=1.0),
+        MoeOptions(router=Biased(renormalise=False), shared=1, shared_gate=True, first=1, every=2),
+        MoeOptions(router=Softmax(bias_rate=0.1), shared=2),
+    ],
+)
+def test_what_to_set_for_an_export_is_said(options, dense):
+    """And what is said suffices."""
+    config = PLAIN | {"architectures": [dense]}
+    with pytest.raises(UserError, match=f"others have no {dense} with the experts of moe") as refused:
+        options.to_hugging_face(config)
+    words = refused.value.details[0].removeprefix("They have one that was trained with ").split()
+    assert words
+    for word in words:
+        name, _, text = word.partition("=")
+        value = {"biased": Biased, "sigmoid": Sigmoid, "softmax": Softmax}.get(text) or json.loads(text)
+        if name == "moe/router":
+            options = replace(options, router=value())
+        elif name.startswith("moe.router."):
+            options = replace(options, router=replace(options.router, **{name.removeprefix("moe.router."): value}))
+        else:
+            options = replace(options, **{name.removeprefix("moe."): value})
+    assert options.to_hugging_face(config)["architectures"]
 
 
 def test_a_config_that_cannot_be_computed_is_refused():

@@ -93,9 +93,13 @@ class MoeOptions(EditConfig):
             upcycle(self.upcycle_from, shards)
 
     def to_hugging_face(self, config: dict[str, Any]) -> dict[str, Any] | None:
-        from gangline_moe.interop import to_hugging_face
+        from gangline_moe.interop import missing, to_hugging_face
 
-        return to_hugging_face(self, config)
+        found = to_hugging_face(self, config)
+        if found is None and (words := missing(self, config)):
+            what = f"others have no {config['architectures'][0]} with the experts of moe."
+            raise UserError(what, f"They have one that was trained with {' '.join(words)}")
+        return found
 
     @classmethod
     def of_hugging_face(cls, config: dict[str, Any]) -> tuple[EditConfig, dict[str, Any]] | None:

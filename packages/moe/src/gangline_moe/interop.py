@@ -121,6 +121,30 @@ def to_hugging_face(options: MoeOptions, config: dict[str, Any]) -> dict[str, An
     return {**config, "architectures": [DOTS], "model_type": "dots1", **each, **told, "sliding_window": None}
 
 
+def missing(options: MoeOptions, config: dict[str, Any]) -> list[str]:
+    """What to set for others to have these experts in the model of `config`; nothing where no setting makes it so."""
+    router, dense = options.router, config["architectures"][0]
+    if dense not in (LLAMA, GPT_OSS, QWEN_NEXT, DEEPSEEK, QWEN_DENSE):
+        return []
+    scored = dense == DEEPSEEK or (dense == QWEN_DENSE and isinstance(router, Sigmoid))
+    kind, name = (Biased, "biased") if dense == GPT_OSS else (Softmax, "softmax")
+    fits = isinstance(router, Sigmoid) if scored else type(router) is kind
+    everywhere, gated = dense in (LLAMA, GPT_OSS), dense == QWEN_NEXT
+    shared, biased = scored or gated, bool(router.bias_rate)
+    said = {
+        f"moe/router={'sigmoid' if scored else name}": fits,
+        "moe.router.renormalise=true": not fits or not everywhere or getattr(router, "renormalise", False),
+        f"moe.router.bias_rate={0.001 if scored else 0}": not fits or biased == scored,
+        "moe.first=0": not everywhere or options.first == 0,
+        "moe.every=1": not (everywhere or scored) or options.every == 1,
+        f"moe.shared={int(shared)}": bool(options.shared) == shared,
+        f"moe.shared_gate={str(gated).lower()}": options.shared_gate == gated,
+        "moe.capacity_factor=null": options.capacity_factor is None,
+        "model.window=null": dense != QWEN_DENSE or not config.get("use_sliding_window"),
+    }
+    return [word for word, holds in said.items() if not holds]
+
+
 def _sparse_json(options: MoeOptions, config: dict[str, Any]) -> dict[str, Any]:
     """Which blocks have experts, as Qwen says it."""
     layers = range(config["num_hidden_layers"])

@@ -139,7 +139,10 @@ class EditConfig(PartConfig):
         """
 
     def to_hugging_face(self, config: dict[str, Any]) -> dict[str, Any] | None:
-        """The config.json of the edited model, given that of the model without the edit; None: others have no such."""
+        """The config.json of the edited model, given that of the model without the edit; None: others have no such.
+
+        Raises UserError where others would have it with other options, and names these.
+        """
         return None
 
     def merged(self, name: str, weight: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
