@@ -67,6 +67,21 @@ class LoraConfig(EditConfig):
             return [Problem(f"{what} is not had with run.compile=true.", why, "run.compile=false, or lora.base=bf16")]
         return []
 
+    def notices(self, run: Run) -> list[str]:
+        """Of adapters that peft has no like of, which an export would say after training only."""
+        from gangline.model import compose_model, parameter_shapes
+        from gangline_finetune.lora.peft import unlike
+
+        tree, plan = compose_model(run)
+        other, same = unlike(parameter_shapes(tree), plan)
+        if not other:
+            return []
+        what = (
+            f"gangline export --apart lora will refuse this run: peft has no adapter like those of {', '.join(other)}"
+        )
+        left = f"lora.targets=[{','.join(same)}] leaves them out; " if same else ""
+        return [f"{what}, which its files cut in another way. {left}--merge adds them to the weights."]
+
     def first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
         if self.adapter is None:
             return

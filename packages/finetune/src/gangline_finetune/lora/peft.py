@@ -83,6 +83,24 @@ def module_of(plan: Plan, path: str, shape: Shape) -> str:
     return found[0].name.removesuffix(".weight")
 
 
+def unlike(shapes: Mapping[str, Shape], plan: Plan) -> tuple[list[str], list[str]]:
+    """Last names of the linears with an adapter: of those whose matrices their files cut in another way, of the others.
+
+    A linear that their files do not have is of neither.
+    """
+    other, same = dict[str, None](), dict[str, None]()
+    for part in shapes:
+        path = part.removesuffix(".lora_a.weight")
+        if path == part or not theirs_of(plan, f"{path}.weight", shapes[f"{path}.weight"]):
+            continue
+        try:
+            module_of(plan, path, shapes[f"{path}.weight"])
+            same[path.rpartition(".")[2]] = None
+        except UserError:
+            other[path.rpartition(".")[2]] = None
+    return list(other), [name for name in same if name not in other]
+
+
 def names_of(shapes: Mapping[str, Shape], plan: Plan) -> dict[str, str]:
     """Our name of each part of an adapter -> theirs."""
     found = {}
