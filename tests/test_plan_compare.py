@@ -36,7 +36,9 @@ def test_terms_are_those_of_the_run(run_dir, capsys):
 def test_lines_that_are_not_whole_are_no_steps(run_dir, tmp_path, capsys):
     shutil.copytree(run_dir, tmp_path / "run")
     with (tmp_path / "run/metrics.jsonl").open("a") as file:
-        file.write('{"step": 9}\n{"step": 10, "step_se')
+        file.write('{"step": 9}\n{"step": 11, "step_seconds": null, "seconds": null}\n{"step": 10, "step_se')
+    with (tmp_path / "run/metrics.jsonl").open("ab") as file:
+        file.write(b"\n\xec\xff\x00\n")  # of a power cut
     words = [str(tmp_path / "run"), "cluster=h100_ib", "--json"]
     assert main(["plan", "compare", *words]) == 0
     mended = json.loads(capsys.readouterr().out)["steps"]

@@ -109,8 +109,8 @@ def newest(lines: Iterable[str], passed_over: list[str] | None = None) -> list[d
 
 
 def read_records(path: str | Path, passed_over: list[str] | None = None) -> list[dict[str, Any]]:
-    """`newest` of a file."""
-    with Path(path).open() as file:
+    """`newest` of a file. Bytes that are no text, as a power cut leaves them, spoil their own line alone."""
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
         return newest(file, passed_over)
 
 

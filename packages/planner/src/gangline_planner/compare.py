@@ -62,7 +62,9 @@ def compare(path: str, cluster: Cluster) -> Comparison:
     """Raises UserError for what is no run directory, and for a run that has no steps behind its first ones."""
     directory = RunDirectory.open(path)
     records = read_records(directory.metrics) if Path(directory.metrics).exists() else []
-    whole = (one for one in records if {"step", "step_seconds", "seconds"} <= one.keys())
+    whole = (
+        one for one in records if isinstance(one.get("step_seconds"), float) and isinstance(one.get("seconds"), dict)
+    )
     steps = [one for one in whole if one["step"] > WARM and not one.get("checkpoint")]
     if not steps:
         raise UserError(
