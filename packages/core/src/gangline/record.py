@@ -110,8 +110,17 @@ def newest(lines: Iterable[str], passed_over: list[str] | None = None) -> list[d
 
 def read_records(path: str | Path, passed_over: list[str] | None = None) -> list[dict[str, Any]]:
     """`newest` of a file. Bytes that are no text, as a power cut leaves them, spoil their own line alone."""
-    with Path(path).open(encoding="utf-8", errors="replace") as file:
-        return newest(file, passed_over)
+    with Path(path).open(encoding="utf-8", errors="surrogateescape") as file:
+        return newest((_text(line) for line in file), passed_over)
+
+
+def _text(line: str) -> str:
+    """What a line says; of one whose bytes are no text nothing that would be taken for a record."""
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        return "\ufffd\n"
+    return line
 
 
 def without_record(path: str | Path, lines: int) -> str:
