@@ -9,6 +9,7 @@ import torch
 
 from gangline import plugins
 from gangline.comm.fake import FakeComms
+from gangline.config import compose_one
 from gangline.mesh import Mesh
 from gangline.model.build import model_of
 from gangline.testing import StrategySuite
@@ -126,3 +127,21 @@ def test_the_closed_forms_tell_the_peak_of_a_model_that_is_mostly_frozen(targets
     ratio = re.search(r"([\d.]+) x the sum above", said)
     assert ratio is not None, said
     assert abs(float(ratio[1]) - 1) <= 0.035, said
+
+
+@pytest.mark.parametrize(
+    ("words", "other", "same"),
+    [
+        (("model=phi3",), "wq, wk, wv, w_gate, w_up", "wo,w_down"),
+        (("model=gpt2",), "wq, wk, wv", "wo,w_up,w_down"),
+    ],
+)
+def test_adapters_that_peft_has_no_like_of_are_told_before_they_are_trained(words, other, same):
+    run = compose_one([*words, "lora=on"])
+    (note,) = run.edits["lora"].notices(run)
+    assert f"peft has no adapter like those of {other}, which" in note, note
+    assert f"lora.targets=[{same}] leaves them out" in note, note
+    run = compose_one([*words, "lora=on", f"lora.targets=[{same}]"])
+    assert run.edits["lora"].notices(run) == []
+    run = compose_one(["recipe=tiny", "lora=on"])
+    assert run.edits["lora"].notices(run) == []

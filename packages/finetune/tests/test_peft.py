@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from small_models import SHORT, llama, logits, opened
 
 from gangline.cli.main import main
-from gangline.config import compose_one
 from gangline.testing import RealRuns
 
 SETTINGS = (*SHORT, "run.steps=3")
@@ -77,24 +76,6 @@ def test_we_go_on_from_what_peft_wrote(runs, dora):
     assert back.keys() == there.keys()
     for tensor in there:
         torch.testing.assert_close(back[tensor], there[tensor])
-
-
-@pytest.mark.parametrize(
-    ("words", "other", "same"),
-    [
-        (("model=phi3",), "wq, wk, wv, w_gate, w_up", "wo,w_down"),
-        (("model=gpt2",), "wq, wk, wv", "wo,w_up,w_down"),
-    ],
-)
-def test_adapters_that_peft_has_no_like_of_are_told_before_they_are_trained(words, other, same):
-    run = compose_one([*words, "lora=on"])
-    (note,) = run.edits["lora"].notices(run)
-    assert f"peft has no adapter like those of {other}, which" in note, note
-    assert f"lora.targets=[{same}] leaves them out" in note, note
-    run = compose_one([*words, "lora=on", f"lora.targets=[{same}]"])
-    assert run.edits["lora"].notices(run) == []
-    run = compose_one(["recipe=tiny", "lora=on"])
-    assert run.edits["lora"].notices(run) == []
 
 
 def test_an_adapter_that_does_not_fit_is_refused(runs):
