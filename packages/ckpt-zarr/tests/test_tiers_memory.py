@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -87,6 +91,50 @@ def test_a_run_of_the_same_name_does_not_find_it(job: Job) -> None:
     job.run_dir.mkdir()
     assert job.start().list() == []
     assert list(places.directory(job.run_dir).iterdir()) == []
+
+
+@contextmanager
+def keeper(run_dir: Path, log: Path, *prefix: str) -> Iterator[None]:
+    """The process beside the ranks, once it could not let other nodes know of it. `prefix`: a command that runs it."""
+    words = [str(os.getpid()), "10.0", "gangline_ckpt_zarr.tiers.keeper:keep", str(run_dir), "[0.0]"]
+    with log.open("w") as file:
+        command = [*prefix, sys.executable, "-m", "gangline.launch.sidecars", *words]
+        process = subprocess.Popen(command, stdout=file, stderr=file)
+    trouble, until = places.directory(run_dir) / places.TROUBLE, time.monotonic() + 120
+    while not trouble.exists() or not trouble.read_text():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    yield
+    process.terminate()
+    assert process.wait(120) == 0
+    assert log.read_text() == ""
+    assert not trouble.parent.exists(), "nobody else gives memory back"
+
+
+def test_a_keeper_that_other_nodes_cannot_find_says_so_once_and_keeps_what_is_here(job: Job, tmp_path: Path) -> None:
+    (tmp_path / ".memory" / "lock").mkdir(parents=True)
+    with keeper(tmp_path, tmp_path / "log"):
+        checkpointer = job.start()
+        (note,) = checkpointer.notices()
+        assert f"other nodes find nothing of what this one keeps in memory, and keep no copy there: {tmp_path}" in note
+        assert ".memory/lock: Is a directory. The run goes on" in note
+        assert f"rm -r {tmp_path}/.memory" in note
+        job.step(1)
+        assert checkpointer.notices() == []
+        assert job.start().latest() == CheckpointId(1)
+        job.end()
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="needs a file of another user")
+def test_a_keeper_says_whose_file_is_in_its_way(tmp_path: Path) -> None:
+    lock = tmp_path / ".memory" / "lock"
+    lock.parent.mkdir()
+    lock.touch(0o600)
+    os.chown(lock, 54321, 54321)
+    with keeper(tmp_path, tmp_path / "log", "setpriv", "--bounding-set=-all", "--inh-caps=-all"):
+        said = (places.directory(tmp_path) / places.TROUBLE).read_text()
+        assert f"{lock}: Permission denied; it is of user 54321, and this one is 0. The run goes on" in said
 
 
 @pytest.mark.parametrize("again", [1, 2, 3])

@@ -49,7 +49,7 @@ class ZarrCheckpointer(Checkpointer):
         self.disk = next(tier for tier in tiers if tier.name == "disk")
         self.durable = next((tier for tier in tiers if tier.name == "durable"), None)
         self.config = config
-        self._notes = Notes()
+        self._notes, self._trouble = Notes(), ""
         for note in self.memory.notes if self.memory is not None else ():
             self._notes.add(note)
         self._number = 0  # of saves and loads: all ranks count the same
@@ -166,6 +166,10 @@ class ZarrCheckpointer(Checkpointer):
         return any(tier.has(id) for tier in self.tiers if tier is not self.memory)
 
     def notices(self) -> Sequence[str]:
+        trouble = "" if self.memory is None else self.memory.trouble()
+        if trouble and trouble != self._trouble:
+            self._trouble = trouble
+            self._notes.add(trouble)
         return self._notes.take()
 
     def document(self, id: CheckpointId) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from gangline.launch import name_of_this_node
 from gangline.tools import read_ending
-from gangline_ckpt_zarr.tiers.peers import Address, announce, this_machine, withdraw
-from gangline_ckpt_zarr.tiers.places import directory, make
+from gangline_ckpt_zarr.tiers.peers import FOLDER, Address, announce, this_machine, withdraw
+from gangline_ckpt_zarr.tiers.places import TROUBLE, directory, make
 from gangline_ckpt_zarr.tiers.server import Server
 
 OWNER = ".keeper"  # in the directory: whose it is
@@ -34,10 +34,14 @@ def keep(run_dir: str, waits: float = 0.0) -> None:
     mine = secrets.token_hex(8)
     with _alone(place):
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (place / TROUBLE).unlink(missing_ok=True)
         (place / OWNER).write_text(mine)
     server = Server(place)
     address = Address(name_of_this_node(), this_machine(), server.port, server.token)
-    announce(run_dir, address)
+    try:
+        announce(run_dir, address)
+    except OSError as error:  # this node's own ranks find its memory all the same
+        (place / TROUBLE).write_text(_not_announced(Path(run_dir, FOLDER), error))
     signal.sigwait({signal.SIGTERM})
     killed = os.getppid() != launcher
     if killed and waits:
@@ -49,6 +53,19 @@ def keep(run_dir: str, waits: float = 0.0) -> None:
         while time.monotonic() < end:
             time.sleep(0.1)
             _remove(place, mine)
+
+
+def _not_announced(folder: Path, error: OSError) -> str:
+    """What the run says of it (`MemoryTier.trouble`)."""
+    path, why = Path(error.filename or folder), error.strerror or str(error)
+    with contextlib.suppress(OSError):
+        if isinstance(error, PermissionError):
+            why += f"; it is of user {path.stat().st_uid}, and this one is {os.getuid()}"
+    return (
+        f"other nodes find nothing of what this one keeps in memory, and keep no copy there: {path}: {why}. The run "
+        f"goes on, and ranks that start again here find it; a node that is lost takes it along. Whoever may, removes "
+        f"what is in the way, and the next start mends it:  rm -r {folder}"
+    )
 
 
 def _wait(place: Path, mine: str, run_dir: str, seconds: float) -> None:

@@ -25,7 +25,7 @@ from gangline_ckpt_zarr.tiers.base import Tier
 from gangline_ckpt_zarr.tiers.copies import Copies
 from gangline_ckpt_zarr.tiers.memory_store import MemoryStore
 from gangline_ckpt_zarr.tiers.peers import Peer, announced, reached
-from gangline_ckpt_zarr.tiers.places import SPARE, directory, make, refuse_foreign
+from gangline_ckpt_zarr.tiers.places import SPARE, TROUBLE, directory, make, refuse_foreign
 from gangline_ckpt_zarr.tiers.survey import Survivor, survivors
 
 if TYPE_CHECKING:  # the tools that come here have no use for torch
@@ -133,6 +133,13 @@ class MemoryTier(Tier):
             return there
         far = {id for id in self._found if f"{id}/{NAME}" in self.store.elsewhere}
         return sorted(far | {id for id in there if id in self._found or id in self._own})
+
+    def trouble(self) -> str:
+        """What the keeper of this node could not do, "" where all is well: it may begin later than the ranks."""
+        try:
+            return (self.root / TROUBLE).read_text()
+        except OSError:
+            return ""
 
     def commits(self, rank: int) -> bool:
         """The first rank of each machine."""

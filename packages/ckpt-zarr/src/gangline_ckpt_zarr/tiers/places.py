@@ -13,6 +13,7 @@ from gangline.launch import name_of_this_node
 
 ROOT = Path("/dev/shm")
 SPARE = "spare"
+TROUBLE = ".trouble"  # in the directory of a node: what its keeper could not do
 
 
 def of_run(run_dir: str | Path) -> Path:
