@@ -87,6 +87,17 @@ def test_it_has_the_words_the_directory_the_variables_and_the_path_that_were_giv
     assert said["leads"], "a signal to its group would reach the server"
 
 
+def test_a_package_on_its_path_is_loaded_in_place_of_one_that_the_server_has(site):
+    """As a new Python finds it: a package of that name may be installed, and its plugin loaded by the server."""
+    (site / "yaml.py").write_text("ours = True\n")
+    (site / "torch").mkdir()
+    (site / "asks.py").write_text(
+        "import sys, yaml\nprint(yaml.ours, 'yaml.nodes' in sys.modules, 'torch' in sys.modules)\n"
+    )
+    out, err = start("asks", site=site).communicate(timeout=120)
+    assert out == "True False True\n", err
+
+
 def test_it_ends_as_a_new_python_would(site):
     for module, word in (("says", "0"), ("says", "what is wrong"), ("raises", "")):
         done = start(module, word, site=site)

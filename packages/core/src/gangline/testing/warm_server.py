@@ -21,6 +21,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from itertools import pairwise
@@ -209,6 +210,7 @@ def _become(request: dict[str, Any], address: str) -> None:
     here = [] if os.environ.pop("PYTHONSAFEPATH", "") else [request["cwd"]]
     sys.path[:] = [*here, *_entries(os.environ), *kept]
     importlib.invalidate_caches()
+    _forget([entry for entry in sys.path if entry not in (*kept, *before)])
     if any(Path(entry, "sitecustomize.py").exists() for entry in _entries(os.environ)):
         sys.modules.pop("sitecustomize", None)
         importlib.import_module("sitecustomize")
@@ -216,6 +218,15 @@ def _become(request: dict[str, Any], address: str) -> None:
     sys.argv = [request["module"], *request["words"]]
     util.spawnv_passfds = _fork_the_first_server(util.spawnv_passfds)
     setattr(subprocess, "Popen", _forked_from(address))  # noqa: B010
+
+
+def _forget(entries: Sequence[str]) -> None:
+    """What was loaded here of packages that this process finds others of, in these entries of its path."""
+    for name in {name.partition(".")[0] for name in sys.modules} - {"__main__"}:
+        found = PathFinder.find_spec(name, entries)
+        if found is not None and found.loader is not None:  # a plain directory hides no package
+            for module in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
+                del sys.modules[module]
 
 
 def _forked_from(address: str) -> type[subprocess.Popen[Any]]:
