@@ -200,6 +200,7 @@ def main() -> int:
         from gangline.launch.config import LocalLaunch
         from gangline.launch.local import start
 
+        Path(run_dir, "train.json").write_text(json.dumps({"pid": os.getpid()}))
         forkserver.PRELOAD = forkserver.PRELOAD[:4]  # these ranks build nothing
         if target == "deaf":
             note_grace(run_dir)

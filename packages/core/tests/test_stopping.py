@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gangline.launch.signals import SAME_REQUEST_SECONDS
+from gangline.testing import warm
 from gangline.testing.processes import kill, living, wait_until_none_lives
 
 HERE = Path(__file__).parent
@@ -20,19 +21,31 @@ SAVING = 300.0  # seconds that nobody wants to wait for
 
 
 class Started:
-    """`launched.py` in a session of its own."""
+    """`launched.py` in a session of its own, forked from a process that has torch loaded."""
 
     def __init__(self, run_dir: Path, world: int, target: str, args=(), **config) -> None:
         self.run_dir, self.world = run_dir, world
         run_dir.mkdir(exist_ok=True)
-        command = [str(HERE / "launched.py"), str(run_dir), str(world), target, json.dumps(args), json.dumps(config)]
+        before = os.environ.get("PYTHONPATH")
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(HERE), *([before] if before else [])]),
+        }
+        words = [str(run_dir), str(world), target, json.dumps(args), json.dumps(config)]
         self.process = subprocess.Popen(
-            [sys.executable, *command],
+            [*warm.command("launched", environment), *words],
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
         )
+
+    @property
+    def pid(self) -> int:
+        """The process that stands for `train`; `self.process` passes on how it ends."""
+        return json.loads((self.run_dir / "train.json").read_text())["pid"]
 
     def wait_for(self, name: str, timeout: float = 240) -> None:
         deadline = time.monotonic() + timeout
@@ -44,13 +57,13 @@ class Started:
     def end(self, timeout: float = 120) -> tuple[int, str]:
         """Exit code and output, once no process of the session is left."""
         printed, _ = self.process.communicate(timeout=timeout)
-        wait_until_none_lives(self.process.pid)  # a signal waits for the library that is being loaded
+        wait_until_none_lives(self.pid)  # a signal waits for the library that is being loaded
         return self.process.returncode, printed
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    """All that the tests below send signals to, started at once: importing torch takes most of their time."""
+    """All that the tests below send signals to, started at once: that they meet takes most of their time."""
     asked = {
         "ctrl-c": ("steps", (0.2,), {}),
         "sigterm": ("steps", (0.2,), {}),
@@ -77,7 +90,7 @@ def saved(run_dir: Path) -> tuple[str, int]:
 def test_ctrl_c_ends_the_ranks_at_a_step_boundary(running):
     one = running["ctrl-c"]
     one.wait_for("step")
-    os.killpg(one.process.pid, signal.SIGINT)
+    os.killpg(one.pid, signal.SIGINT)
     code, printed = one.end()
     assert (code, saved(one.run_dir)) == (130, ("SIGINT", 1)), printed
     assert "Traceback" not in printed
@@ -86,7 +99,7 @@ def test_ctrl_c_ends_the_ranks_at_a_step_boundary(running):
 def test_sigterm_to_train_alone_does_so_too(running):
     one = running["sigterm"]
     one.wait_for("step")
-    one.process.terminate()
+    os.kill(one.pid, signal.SIGTERM)
     code, printed = one.end()
     assert (code, saved(one.run_dir)) == (143, ("SIGTERM", 1)), printed
     assert "Traceback" not in printed
@@ -95,7 +108,7 @@ def test_sigterm_to_train_alone_does_so_too(running):
 def test_sigterm_to_every_process_does_so_too(running):
     one = running["all-sigterm"]
     one.wait_for("step")
-    os.killpg(one.process.pid, signal.SIGTERM)
+    os.killpg(one.pid, signal.SIGTERM)
     code, printed = one.end()
     assert (code, saved(one.run_dir)) == (143, ("SIGTERM", 1)), printed
     assert "Traceback" not in printed
@@ -104,10 +117,10 @@ def test_sigterm_to_every_process_does_so_too(running):
 def test_a_second_ctrl_c_ends_them_now(running):
     one = running["impatient"]
     one.wait_for("step")
-    os.killpg(one.process.pid, signal.SIGINT)
+    os.killpg(one.pid, signal.SIGINT)
     one.wait_for("heard")
     time.sleep(SAME_REQUEST_SECONDS + 0.1)
-    os.killpg(one.process.pid, signal.SIGINT)
+    os.killpg(one.pid, signal.SIGINT)
     code, printed = one.end(timeout=SAVING / 2)
     assert code == 130, printed
     assert not list(one.run_dir.glob("saved-*"))
@@ -116,7 +129,7 @@ def test_a_second_ctrl_c_ends_them_now(running):
 def test_ranks_that_do_not_hear_are_killed_when_their_grace_is_over(running):
     one = running["deaf"]
     one.wait_for("step")
-    one.process.terminate()
+    os.kill(one.pid, signal.SIGTERM)
     began = time.monotonic()
     code, printed = one.end()
     assert code == 143, printed
@@ -127,7 +140,7 @@ def test_ranks_that_do_not_hear_are_killed_when_their_grace_is_over(running):
 def test_no_rank_outlives_a_train_that_was_killed(running):
     one = running["agent"]
     one.wait_for("step")
-    one.process.kill()
+    os.kill(one.pid, signal.SIGKILL)
     code, _ = one.end()
     assert code == -signal.SIGKILL
 
@@ -136,10 +149,10 @@ def test_a_stopped_rank_goes_with_a_train_that_was_killed(running):
     """It cannot end by itself, and would hold its memory, a GPU's too."""
     one = running["stopped"]
     one.wait_for("step")
-    found = living(one.process.pid)
-    servers = {pid for pid, process in found.items() if "forkserver" in process.command}
-    os.kill(max(pid for pid in servers if found[pid].parent in servers), signal.SIGSTOP)
-    one.process.kill()
+    rank = json.loads((one.run_dir / "step-1.json").read_text())["pid"]
+    assert rank in living(one.pid)
+    os.kill(rank, signal.SIGSTOP)
+    os.kill(one.pid, signal.SIGKILL)
     code, _ = one.end()
     assert code == -signal.SIGKILL
 
