@@ -39,8 +39,9 @@ _BLOCK = re.compile(
     r"(?:<!-- (?P<said>[^>]*?) -->\n+)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 _FILE = re.compile(r"(?:#!.*\n)?(?:#|//) (?P<name>[\w./-]+\.\w+)(?::.*)?\n")
-_WARM = {"train": "gangline.cli.train", "gangline": "gangline"}  # commands, and the modules that they are
-_STARTS_PYTHON = re.compile(r"\btorchrun\b|\b(PYTHON|OMP_|MKL_|LD_|TORCH_|LC_)\w*=")  # itself, or in its own way
+# Commands, and the modules that they are.
+_WARM = {"train": "gangline.cli.train", "gangline": "gangline", "torchrun": "torch.distributed.run"}
+_OWN_WAY = re.compile(r"\b(PYTHON|OMP_|MKL_|LD_|TORCH_|LC_)\w*=")  # of starting Python
 _NUMBER = re.compile(r"\d+\\\.\d+(?:e[+-]?\d+|e\\[+-]\d+)?")
 
 
@@ -153,22 +154,32 @@ def _with_pip(directory: Path) -> tuple[Path, dict[str, str]]:
 
 
 def _warm(directory: Path, environment: dict[str, str]) -> Path:
-    """A directory of the project's commands, forked from a process that has torch (`gangline.testing.warm`)."""
+    """A directory of the project's commands, forked from a process that has torch (`gangline.testing.warm`).
+
+    And of a `python` by which a program of the page is forked, too, and which is itself for all else.
+    """
     made = directory / "warm"
     made.mkdir()
     for name, module in _WARM.items():
         command = made / name
         command.write_text(f'#!/bin/sh\nexec {shlex.join(warm.command(module, environment))} "$@"\n')
         command.chmod(0o755)
+    forked = shlex.join(warm.command("", environment)[:-1])
+    python = made / "python"
+    python.write_text(
+        f'#!/bin/sh\nif [ -f "$1" ] && [ "${{1%.py}}" != "$1" ] && [ "${{1#*/}}" = "$1" ]; then\n'
+        f'    program=${{1%.py}}; shift; exec {forked} "$program" "$@"\nfi\nexec {shlex.quote(sys.executable)} "$@"\n'
+    )
+    python.chmod(0o755)
     return made
 
 
 class Reader:
     """Somebody at a shell, in an empty directory that has the project's recipes in it.
 
-    Their pip is a quick one that only links (`editable`), and the project's commands start warm where a script does not
-    start Python in a way of its own; with `real_pip` it is pip itself, in a virtual environment of their own, and all
-    starts cold.
+    Their pip is a quick one that only links (`editable`), and the project's commands and the page's programs start warm
+    where a script does not start Python in a way of its own; with `real_pip` it is pip itself, in a virtual environment
+    of their own, and all starts cold.
     """
 
     def __init__(self, directory: Path, *, real_pip: bool = False) -> None:
@@ -209,7 +220,7 @@ class Reader:
 
     def _run(self, block: Block, script: str, code: int) -> str:
         environment = self.environment
-        if self._warm is not None and not _STARTS_PYTHON.search(script):
+        if self._warm is not None and not _OWN_WAY.search(script):
             environment = {**environment, "PATH": f"{self._warm}{os.pathsep}{environment['PATH']}"}
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],

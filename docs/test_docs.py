@@ -40,8 +40,16 @@ def test_every_example_of_a_page_runs(page, tmp_path):
     Reader(tmp_path).read(page)
 
 
+# Those that install something, and those whose programs import by themselves what a warm start has loaded.
+COLD = [
+    page
+    for page in WITH_EXAMPLES
+    if "pip install -e" in page.read_text() or any(block.language == "python" for block in blocks(page))
+]
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize("page", [page for page in WITH_EXAMPLES if "pip install -e" in page.read_text()], ids=name)
+@pytest.mark.parametrize("page", COLD, ids=name)
 def test_every_example_runs_with_the_real_pip(page, tmp_path):
     Reader(tmp_path, real_pip=True).read(page)
 

@@ -60,3 +60,13 @@ def test_an_example_that_holds_passes(tmp_path):
         "```yaml\n# some/file.yaml\na: 1\n```\n\n```console\n$ cat some/file.yaml\n# some/file.yaml\na: 1\n```\n\n"
         "<!-- exit code 3 -->\n```console\n$ echo \\\n  two words\ntwo words\n$ exit 3\n```\n",
     )
+
+
+def test_a_program_starts_with_torch_loaded_and_every_other_python_as_ever(tmp_path):
+    read(
+        tmp_path,
+        "```python\n# program.py\nimport sys\nassert 'torch' in sys.modules and __name__ == '__main__'\n"
+        "print(sys.argv[1:])\n```\n\n```console\n$ python program.py 'a b' c\n['a b', 'c']\n"
+        "$ python -c 'import sys; print(\"torch\" in sys.modules)'\nFalse\n"
+        '$ echo \'assert "torch" not in __import__("sys").modules\' | python\n```\n',
+    )
