@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -170,7 +169,7 @@ def test_a_lone_task_that_is_requeued_finds_its_run(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def torchruns(tmp_path_factory):
-    """Started at once. Agents and ranks are forked from a server that has torch, but those that are refused."""
+    """Started at once; agents and ranks are forked from a server that has torch."""
     root = tmp_path_factory.mktemp("torchrun")
     before = os.environ.get("PYTHONPATH")
     environment = {
@@ -180,12 +179,11 @@ def torchruns(tmp_path_factory):
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     agent = [*warm.command("torch.distributed.run", environment), "--no-python", "--nproc-per-node"]
-    cold = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
     rank = warm.command("launched", environment)
     nodes = ["1", "--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=9"]
     asked = {
         "restart": [[*agent, "2", "--max-restarts=1", *rank, "fresh", "agent", "once", "[1]"]],
-        "refused": [[*cold, "2", str(HERE / "launched.py"), "refused", "agent", "reduce"]],
+        "refused": [[*agent, "2", *rank, "refused", "agent", "reduce"]],
         "nodes": [[*agent, *nodes, *rank, "out", "agent", "reduce"]] * 2,
     }
     started = {}

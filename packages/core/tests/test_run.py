@@ -8,10 +8,11 @@ import time
 
 import pytest
 
+from gangline import pulse
 from gangline.ending import read_ending
 from gangline.plugins import build
 from gangline.rundir import RunDirectory
-from gangline.testing.processes import kill, wait_until_none_lives
+from gangline.testing.processes import kill, living, wait_until_none_lives
 
 
 def state(directory, run_dir, id=None):
@@ -128,8 +129,12 @@ def test_from_starts_afresh_with_the_same_settings(runs):
 
 @pytest.mark.parametrize(("name", "code", "reason"), [("SIGTERM", 75, "preempted"), ("SIGINT", 130, "signal")])
 def test_a_signal_saves_a_checkpoint_and_leaves_no_process(runs, name, code, reason):
-    process = runs.start("run.dir=out", "run.steps=100000", "parallel=ddp", "launch.processes=2")
+    start = runs.start if name == "SIGINT" else runs.fork  # Ctrl-C reaches all of a group, and a fork is in another
+    process = start("run.dir=out", "run.steps=100000", "parallel=ddp", "launch.processes=2")
     runs.wait_for_step(process, "out", 3)
+    ranks = [reader.read().pid for reader in pulse.readers(runs.directory / "out")]
+    (session,) = {os.getsid(pid) for pid in ranks}
+    assert len({*ranks} & living(session).keys()) == 2
     if name == "SIGINT":
         os.killpg(process.pid, signal.SIGINT)
     else:
@@ -139,7 +144,7 @@ def test_a_signal_saves_a_checkpoint_and_leaves_no_process(runs, name, code, rea
     ending = read_ending(runs.directory / "out")
     assert (ending.reason, ending.exit_code, ending.requeue) == (reason, code, code == 75)
     assert "Traceback" not in printed
-    wait_until_none_lives(process.pid)
+    wait_until_none_lives(session)
     done = runs.records("out")[-1]
     assert done["checkpoint"] == f"step-{done['step']:08d}"
     _, document = state(runs.directory, "out")

@@ -23,6 +23,7 @@ from gangline.record import StepRecord
 from gangline.run_lock import RunLock
 from gangline.rundir import RunDirectory
 from gangline.runs import summaries, summary
+from gangline.testing import RealRuns
 
 
 def record(step: int, loss: float, **more) -> StepRecord:
@@ -98,26 +99,15 @@ def test_the_step_of_a_run_without_records(tmp_path: Path) -> None:
 
 
 def test_a_run_that_lives(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "gangline.cli.train",
-        "recipe=tiny",
-        "run.steps=100000",
-        f"run.dir={tmp_path / 'a'}",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=tmp_path) as process:
-        until = time.monotonic() + 500
-        while time.monotonic() < until and process.poll() is None:
-            found = summaries(tmp_path)
-            if found and found[0].step > 0:
-                break
-            time.sleep(0.2)
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        assert found[0].state == "running"
+    with RealRuns(tmp_path) as real:
+        process = real.fork("run.dir=a", "run.steps=100000")
+        real.wait_for_step(process, "a", 1)
+        (found,) = summaries(tmp_path)
+        assert found.step > 0
+        assert found.state == "running"
         process.terminate()
-        process.communicate(timeout=500)
-    assert summaries(tmp_path)[0].state in ("preempted", "signal")
+        real.finish(process, code=75)
+    assert summaries(tmp_path)[0].state == "preempted"
 
 
 def test_a_run_of_another_machine_is_running_until_it_is_silent(tmp_path: Path, monkeypatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,6 +31,7 @@ from gangline.sampling.prompts import read_prompts
 from gangline.sampling.sampler import Sampler, generate, sample
 from gangline.sampling.text import unstopped
 from gangline.shard import Layout, Registry, Shard
+from gangline.testing import warm
 from gangline.testing.inputs import whole_sequences
 
 CONTEXT = 16
@@ -394,8 +394,8 @@ def test_words_of_an_export_that_mean_nothing_are_refused(wrong, tmp_path, capsy
 
 def test_what_several_processes_trained_one_samples(runs):
     runs.train("parallel=ddp", "launch.processes=2", "run.dir=r")
-    command = [sys.executable, "-m", "gangline.cli.main", "sample", "r", "--prompt", "the ", "--tokens", "12"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*warm.command("gangline.cli.main", environment), "sample", "r", "--prompt", "the ", "--tokens", "12"]
     done = subprocess.run(command, cwd=runs.directory, capture_output=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.startswith(b"the ")

@@ -134,36 +134,27 @@ def test_it_does_not_outlive_the_one_that_stands_for_it(site):
     wait_until_none_lives(pid)
 
 
-def test_a_server_knows_nothing_of_the_test_that_is_the_first_to_ask(site, monkeypatch):
-    (site / "sitecustomize.py").write_text("import sys; sys.customized = True\n")
-    plain = variables(site / "nothing")
-    monkeypatch.setenv("PYTHONPATH", str(site))
-    server = warm.Server()
-    try:
-        (site / "sitecustomize.py").rename(site.parent / "elsewhere.py")
-        command = [*server.command("says", plain), "0"]
-        done = subprocess.run(command, cwd=site, env=plain, capture_output=True, text=True, timeout=120)
-    finally:
-        server.close()
-    said = json.loads(done.stdout)
-    assert not said["customized"]
-    assert str(site) not in said["path"][1:]
-
-
 ASKS = "import os, sys; print('xmlrpc.client' in sys.modules, os.environ.get('SEEN'))"
 
 
-def test_a_server_of_ones_own_loads_more_and_sees_the_variables_that_are_given(site):
+def test_a_server_of_ones_own_loads_and_sees_what_is_given_and_knows_nothing_else_of_the_test(site, monkeypatch):
+    (site / "sitecustomize.py").write_text("import sys; sys.customized = True\n")
     (site / "asks.py").write_text(ASKS)
-    environment = variables(site, SEEN="1")
-    server = warm.Server(["xmlrpc.client"], environment)
+    plain, here = variables(site / "nothing"), variables(site, SEEN="1")
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    server = warm.Server(["xmlrpc.client"], {"SEEN": "1"})
     try:
+        command = [*server.command("says", plain), "0"]
+        done = subprocess.run(command, cwd=site, env=plain, capture_output=True, text=True, timeout=120)
+        said = json.loads(done.stdout)
+        assert not said["customized"]
+        assert str(site) not in said["path"][1:]
         assert server.environment["SEEN"] == "1"
-        for asked, said in ((server, "True 1"), (warm, "False 1")):
-            command = asked.command("asks", environment)
+        for asked, told in ((server, "True 1"), (warm, "False 1")):
+            command = asked.command("asks", here)
             assert str(warm.CLIENT) in command
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-            assert done.stdout.strip() == said, done.stderr
+            done = subprocess.run(command, env=here, capture_output=True, text=True, timeout=120)
+            assert done.stdout.strip() == told, done.stderr
     finally:
         server.close()
 
