@@ -41,7 +41,10 @@ def test_lines_that_are_not_whole_are_no_steps(run_dir, tmp_path, capsys):
         file.write(b"\n\xec\xff\x00\n")  # of a power cut
     words = [str(tmp_path / "run"), "cluster=h100_ib", "--json"]
     assert main(["plan", "compare", *words]) == 0
-    mended = json.loads(capsys.readouterr().out)["steps"]
+    printed = capsys.readouterr()
+    mended = json.loads(printed.out)["steps"]
+    assert "gangline plan compare: note: " in printed.err
+    assert "2 lines of it hold no record of a step" in printed.err
     assert main(["plan", "compare", str(run_dir), *words[1:]]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == mended
     (tmp_path / "run/metrics.jsonl").write_text("")

@@ -129,22 +129,29 @@ def test_the_newest_record_is_read_from_the_end(tmp_path: Path) -> None:
 
 
 def test_lines_without_a_record_are_told(tmp_path: Path, capsys) -> None:
-    """In the middle and in a file of nothing else, but not a half last line, which a living run is writing."""
+    """In the middle and in a file of nothing else, but neither a half last line, which a living run is writing, nor
+    what a kill tore and the run did once more: of its steps nothing is missing."""
     one, two = made(tmp_path / "one"), made(tmp_path / "two")
     for run in (one, two):
         with (run / "metrics.jsonl").open("a") as file:
             file.write(record(4, 0.5).to_json()[:40])
     assert runs([str(tmp_path)]) == compare([str(one), str(two)]) == 0
     assert capsys.readouterr().err == ""
-    lines = [record(1, 3.0).to_json(), "garbage", "[1]", '{"step": "3"}', record(2, 2.0).to_json()]
+    for run in (one, two):
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write("\n" + record(4, 0.5).to_json() + "\n")
+    assert runs([str(tmp_path)]) == compare([str(one), str(two)]) == 0
+    assert capsys.readouterr().err == ""
+    lines = [record(1, 3.0).to_json(), "garbage", "[1]", '{"step": "3"}', record(5, 2.0).to_json()]
     (one / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     assert runs([str(tmp_path)]) == compare([str(one), str(two)]) == 0
     told = capsys.readouterr().err.splitlines()
-    words = f"note: {one / 'metrics.jsonl'} is damaged, or was torn by a kill: 3 lines of it hold no record of a step."
+    words = f"note: {one / 'metrics.jsonl'} is damaged: 3 lines of it hold no record of a step, "
+    words += "and those steps are missing."
     assert told == [f"gangline runs: {words}", f"gangline compare: {words}"]
     (one / "metrics.jsonl").write_bytes(b"\0" * 100_000 + b"\n[[[[\n")
     assert summary(one).unreadable == 2
-    with pytest.raises(UserError, match="None of its 2 lines holds the record of a step"):
+    with pytest.raises(UserError, match="No line of it holds the record of a step"):
         compare([str(one), str(two)])
 
 

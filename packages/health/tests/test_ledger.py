@@ -94,6 +94,27 @@ def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
     assert found[0] | {"run_dir": ""} == found[1] | {"run_dir": ""}
 
 
+def test_steps_that_a_damaged_file_has_lost_are_told(tmp_path: Path) -> None:
+    """But not a line that a kill tore: its step comes again."""
+    files = Files(tmp_path)
+    files.launch("start")
+    files.step(1)
+    with (tmp_path / "metrics.jsonl").open("a") as out:
+        out.write('{"step": 2, "sec\n')
+    files.launch("rank")
+    files.step(2)
+    told: list[str] = []
+    ledger(tmp_path, told.append)
+    assert told == []
+    with (tmp_path / "metrics.jsonl").open("a") as out:
+        out.write("garbage\n")
+    files.step(4)
+    ledger(tmp_path, told.append)
+    assert told == [
+        f"{tmp_path / 'metrics.jsonl'} is damaged: 1 line of it holds no record of a step, and those steps are missing."
+    ]
+
+
 def test_what_processes_beside_the_ranks_write_is_no_start(tmp_path: Path) -> None:
     """They know of no start, or of one that is over: a finding of theirs is no sign of life of its ranks."""
     files = Files(tmp_path)

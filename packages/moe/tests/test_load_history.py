@@ -81,6 +81,16 @@ def test_a_step_done_again_counts_once_and_windows_cover_all(run_dir):
     assert as_text(steps, 1, "run").count("|") == 2 * 12
 
 
+def test_steps_that_a_damaged_file_has_lost_are_told(run_dir, capsys):
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    (run_dir / "metrics.jsonl").write_text("\n".join([*lines[:4], "garbage", *lines[5:]]) + "\n")
+    assert main(["report", str(run_dir)]) == 0
+    assert "gangline moe report: note: " in (told := capsys.readouterr().err)
+    assert "1 line of it holds no record of a step" in told
+    with pytest.warns(UserWarning, match="1 line of it holds no record"):
+        load_history(run_dir)
+
+
 def test_shades_and_colours():
     assert [shade(value) for value in (0.0, 1.0, 2.0, 9.0)] == [" ", "+", "@", "@"]
     assert (colour(0), colour(1), colour(2), colour(5)) == ("#2166ac", "#f7f7f7", "#b2182b", "#b2182b")

@@ -56,6 +56,10 @@ def test_it_is_drawn_from_the_run_directory(trained, tmp_path, capsys):
     assert said.startswith("Pipeline zb_h1 of run, step 2: 2 ranks, ")
     assert "time in ms" in said
     assert "rank 1" in said
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write("garbage\n")
+    assert main(["draw", str(directory)]) == 0
+    assert "gangline parallel draw: note: " in capsys.readouterr().err
 
 
 def test_a_run_that_recorded_nothing_says_how_to(tmp_path):

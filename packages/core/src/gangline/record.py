@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,45 +89,60 @@ def record_of(line: str | bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
 
 
-def newest(lines: Iterable[str], passed_over: list[str] | None = None) -> list[dict[str, Any]]:
-    """Of the lines of a metrics.jsonl each step's newest record, in order: none of a branch that was left behind.
+def newest(lines: Iterable[dict[str, Any] | None]) -> tuple[list[dict[str, Any]], int]:
+    """(Of what the lines of a metrics.jsonl hold each step's newest record, in order; how many lines are missed.)
 
     The file is append-only. A step that comes again (the run went back, or was killed and went on) begins anew from
-    there: what the file says before of that step and later ones no longer counts. A line without a record is left out;
-    it is appended to `passed_over`, unless it is a last one without an end, which a living run is writing.
+    there: what the file says before of that step and later ones no longer counts. A line without a record (None) is
+    missed, unless the step behind it comes again: so one that a kill tore is not.
     """
     found: dict[int, dict[str, Any]] = {}
-    for line in lines:
-        record = record_of(line)
+    missed: list[int] = []  # of each, the step before it
+    for record in lines:
+        last = next(reversed(found), 0)
         if record is None:
-            if passed_over is not None and line.endswith("\n"):
-                passed_over.append(line)
+            missed.append(last)
             continue
         while found and next(reversed(found)) >= record["step"]:
             found.popitem()
+        while missed and missed[-1] + 1 >= record["step"]:
+            missed.pop()
         found[record["step"]] = record
-    return list(found.values())
+    return list(found.values()), len(missed)
 
 
-def read_records(path: str | Path, passed_over: list[str] | None = None) -> list[dict[str, Any]]:
-    """`newest` of a file. Bytes that are no text, as a power cut leaves them, spoil their own line alone."""
-    with Path(path).open(encoding="utf-8", errors="surrogateescape") as file:
-        return newest((_text(line) for line in file), passed_over)
+def read_records(path: str | Path, told: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
+    """`newest` of a file. `told` is told of lines that are missed."""
+    records, missed = newest(_lines(path))
+    _tell(path, missed, told)
+    return records
 
 
-def _text(line: str) -> str:
-    """What a line says; of one whose bytes are no text nothing that would be taken for a record."""
-    try:
-        line.encode()
-    except UnicodeEncodeError:
-        return "\ufffd\n"
-    return line
+def every_record(path: str | Path, told: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
+    """The same with every record, also of steps that came again, as they were written."""
+    lines = [*_lines(path)]
+    _tell(path, newest(lines)[1], told)
+    return [record for record in lines if record is not None]
+
+
+def _lines(path: str | Path) -> Iterator[dict[str, Any] | None]:
+    """The record that each line of a file holds. A last one without an end may be one that a living run is writing."""
+    with Path(path).open("rb") as file:
+        for line in file:
+            record = record_of(line)
+            if record is not None or line.endswith(b"\n"):
+                yield record
+
+
+def _tell(path: str | Path, missed: int, told: Callable[[str], object]) -> None:
+    if missed:
+        told(without_record(path, missed))
 
 
 def without_record(path: str | Path, lines: int) -> str:
-    """What a notice says of lines of a metrics.jsonl that are passed over."""
+    """What a notice says of lines of a metrics.jsonl that are missed."""
     holds = "line of it holds" if lines == 1 else "lines of it hold"
-    return f"{path} is damaged, or was torn by a kill: {lines} {holds} no record of a step."
+    return f"{path} is damaged: {lines} {holds} no record of a step, and those steps are missing."
 
 
 def plain(value: object) -> object:

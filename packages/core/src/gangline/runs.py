@@ -14,7 +14,7 @@ from typing import Any
 from gangline import ending, events
 from gangline.errors import UserError
 from gangline.generation import most_steps
-from gangline.record import record_of
+from gangline.record import newest, record_of
 from gangline.run_lock import held
 from gangline.rundir import RunDirectory
 
@@ -34,7 +34,7 @@ class RunSummary:
            has begun), "damaged" (no whole config.yaml)
     words  the last that is known of it: why it ended, or what was said
     time   when something was last written, seconds since the epoch
-    unreadable  lines at the end of its metrics.jsonl, as far as was read, that hold no record
+    unreadable  lines at the end of its metrics.jsonl, as far as was read, that hold no record and are missed
     """
 
     name: str
@@ -67,7 +67,7 @@ def summaries(folder: str | Path) -> list[RunSummary]:
 def summary(directory: Path) -> RunSummary:
     """One run's row; nothing that its files hold raises."""
     record, unreadable = _record(directory)
-    told, _ = _tail(directory / events.FILE, _event_of)
+    told = [event for event in _tail(directory / events.FILE, _event_of) if event is not None]
     written = _written(directory)
     try:
         content = RunDirectory(directory).content()
@@ -125,10 +125,9 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _record(directory: Path) -> tuple[dict[str, Any], int]:
-    """The newest whole record (the last line, for what is behind a way back is a branch that was left), and `_tail`'s
-    count of lines that hold none."""
-    found, unreadable = _tail(directory / "metrics.jsonl", record_of)
-    return (found[-1] if found else {}), unreadable
+    """The newest whole record, {} where there is none, and how many lines at the end of the file are missed."""
+    found, missed = newest(_tail(directory / "metrics.jsonl", record_of))
+    return (found[-1] if found else {}), missed
 
 
 def _event_of(line: bytes) -> dict[str, Any] | None:
@@ -139,10 +138,10 @@ def _event_of(line: bytes) -> dict[str, Any] | None:
     return None
 
 
-def _tail(path: Path, read: Callable[[bytes], dict[str, Any] | None]) -> tuple[list[dict[str, Any]], int]:
-    """What `read` finds in lines from the end of a file, in at least one where any has it; how many others are whole.
+def _tail(path: Path, read: Callable[[bytes], dict[str, Any] | None]) -> list[dict[str, Any] | None]:
+    """What `read` finds in lines from the end of a file, so many that it finds something in one, where it does in any.
 
-    A last line without an end is none of these: it is being written.
+    A last line without an end is left out where nothing is found in it: it is being written.
     """
     size = TAIL
     while True:
@@ -152,11 +151,10 @@ def _tail(path: Path, read: Callable[[bytes], dict[str, Any] | None]) -> tuple[l
                 file.seek(max(0, length - size))
                 lines = file.read().split(b"\n")[size < length :]
         except OSError:
-            return [], 0
+            return []
         found = [read(line) for line in lines]
-        whole = [one for one in found if one is not None]
-        if whole or size >= length:
-            return whole, found[:-1].count(None)
+        if size >= length or any(one is not None for one in found):
+            return found if found[-1] is not None else found[:-1]
         size *= 8
 
 

@@ -12,6 +12,7 @@ from gangline.lazy import lazily
 if TYPE_CHECKING:
     from gangline import attempts as attempts
     from gangline.attempts import Attempt as Attempt
+    from gangline.cli import notes_by as notes_by
     from gangline.cli.verbs import usage_of as usage_of, verb_of as verb_of
     from gangline.ending import (
         RunEnding as RunEnding,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from gangline.interop.names import Theirs as Theirs, theirs_of as theirs_of
     from gangline.interop.tensors import tensor_names as tensor_names
     from gangline.interop.tokenizer_files import tokenizer_files as tokenizer_files
-    from gangline.record import read_records as read_records
+    from gangline.record import every_record as every_record, read_records as read_records
     from gangline.rundir import (
         RunDirectory as RunDirectory,
         part_versions as part_versions,
@@ -39,8 +40,9 @@ __getattr__, __all__ = lazily(
     {
         "gangline.rundir": "RunDirectory part_versions write_whole",
         "gangline": "attempts",
+        "gangline.cli": "notes_by",
         "gangline.cli.verbs": "usage_of verb_of",
-        "gangline.record": "read_records",
+        "gangline.record": "every_record read_records",
         "gangline.ending": "RunEnding clear_ending read_ending write_ending",
         "gangline.events": "Events read_events",
         "gangline.sampling.options": "Sampling Written",

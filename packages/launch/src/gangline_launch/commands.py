@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gangline import UserError
-from gangline.tools import RunDirectory, read_ending, read_records, usage_of, verb_of
+from gangline.tools import RunDirectory, notes_by, read_ending, read_records, usage_of, verb_of
 from gangline_launch import job as jobs
 from gangline_launch.explain import explain
 from gangline_launch.follow import LAST_LINES, Lines, follow
@@ -49,7 +49,7 @@ def status(run_dir: Path) -> int:
     job = jobs.job_of(run_dir)
     print(f"{job.scheduler} job {job.id}: {scheduler_of(job).state(job).line()}")
     metrics = run_dir / "metrics.jsonl"
-    records = read_records(metrics) if metrics.exists() else []
+    records = read_records(metrics, notes_by("gangline launch status")) if metrics.exists() else []
     steps = RunDirectory.open(run_dir).run().steps
     if records:
         print(f"step {records[-1]['step']} of {steps}, loss {float(records[-1]['loss']):.4f}")

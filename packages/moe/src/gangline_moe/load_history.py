@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -37,11 +38,14 @@ def imbalance(metrics: Mapping[str, object]) -> dict[str, float]:
     return {**each, "moe/imbalance": max(each.values())} if each else {}
 
 
-def load_history(run_dir: str | Path) -> list[StepLoads]:
-    """The steps of a run in order, none of a branch that was left behind. Raises UserError where there is none."""
+def load_history(run_dir: str | Path, told: Callable[[str], object] = warnings.warn) -> list[StepLoads]:
+    """The steps of a run in order, none of a branch that was left behind; `told` is told where some are missed.
+
+    Raises UserError where there is none.
+    """
     path = Path(run_dir) / "metrics.jsonl"
     try:
-        records = read_records(path)
+        records = read_records(path, told)
     except OSError:
         raise UserError(
             f"{run_dir} holds no metrics.jsonl.",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangline import UserError
-from gangline.tools import verb_of
+from gangline.tools import notes_by, verb_of
 from gangline_moe.load_history import StepLoads, layers_of, load_history, shares, windows
 from gangline_moe.picture import over_time
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(asked[1])
     if options.columns < 1:
         raise UserError(f"--columns {options.columns} leaves no room for a picture.", "", "--columns 60")
-    steps, run = load_history(options.run_dir), Path(options.run_dir).resolve().name
+    steps, run = load_history(options.run_dir, notes_by("gangline moe report")), Path(options.run_dir).resolve().name
     print(as_text(steps, options.columns, run))
     if options.svg:
         try:

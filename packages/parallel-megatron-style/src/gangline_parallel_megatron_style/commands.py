@@ -133,12 +133,12 @@ def _title(name: str, schedule: Schedule, whose: str = "") -> str:
 
 def _recorded(directory: Path) -> tuple[Timeline, Caption]:
     """What the newest recorded step of a run did, in milliseconds."""
-    from gangline.tools import RunDirectory, read_records
+    from gangline.tools import RunDirectory, notes_by, read_records
     from gangline_parallel_megatron_style.cost.timing import schedule_of
     from gangline_parallel_megatron_style.explain.explained import case_of
     from gangline_parallel_megatron_style.pipeline.record import latest, timeline
 
-    found = latest(read_records(directory / "metrics.jsonl"))
+    found = latest(read_records(directory / "metrics.jsonl", notes_by("gangline parallel draw")))
     case = case_of(RunDirectory.open(directory).run())
     schedule = schedule_of(case)
     if found is None or schedule is None:

@@ -11,7 +11,7 @@ from typing import Any
 from gangline import UserError
 from gangline.cluster import Cluster
 from gangline.model import compose_model
-from gangline.tools import RunDirectory, read_records
+from gangline.tools import RunDirectory, notes_by, read_records
 from gangline_planner.assumed import Planned, explain
 from gangline_planner.forecast import Forecast, forecast
 from gangline_planner.page import unknown
@@ -61,7 +61,8 @@ class Comparison:
 def compare(path: str, cluster: Cluster) -> Comparison:
     """Raises UserError for what is no run directory, and for a run that has no steps behind its first ones."""
     directory = RunDirectory.open(path)
-    records = read_records(directory.metrics) if Path(directory.metrics).exists() else []
+    told = notes_by("gangline plan compare")
+    records = read_records(directory.metrics, told) if Path(directory.metrics).exists() else []
     whole = (
         one for one in records if isinstance(one.get("step_seconds"), float) and isinstance(one.get("seconds"), dict)
     )

@@ -159,7 +159,7 @@ class BackgroundTracker(Tracker):
         known = StepRecord.__dataclass_fields__
         missing = [
             StepRecord(**{key: value for key, value in line.items() if key in known})
-            for line in read_records(path)
+            for line in read_records(path, lambda text: self._say(f"lacks steps: {text}"))
             if newest < line["step"] <= start.first_step
             and (line["step"] % self.config.every == 0 or line.get("validation_loss") is not None)
         ]

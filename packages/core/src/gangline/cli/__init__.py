@@ -29,6 +29,11 @@ def guarded(program: str, body: Callable[[Sequence[str]], int], argv: Sequence[s
         return EXIT_INTERRUPTED
 
 
+def notes_by(program: str) -> Callable[[str], None]:
+    """What prints a note of a command: on stderr, beside what was asked for."""
+    return lambda text: print(f"{program}: note: {text}", file=sys.stderr, flush=True)
+
+
 def wide_open() -> Console:
     """A console for tables: as wide as the terminal, and wide enough for any line where there is none."""
     from rich.console import Console

@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gangline.cli import wide_open
+from gangline.cli import notes_by, wide_open
 from gangline.config.suggest import near
 from gangline.errors import UserError
 from gangline.figure import PALETTE, Figure, PlotArea, number_ticks, room_left
-from gangline.record import StepRecord, numbers, plain, read_records, without_record
+from gangline.record import StepRecord, numbers, plain, read_records
 from gangline.rundir import RunDirectory
 
 ROWS = 12  # of the table of curves
@@ -95,26 +94,24 @@ def curve(run_dir: str | Path, metric: str, over: str) -> Curve:
 
 
 def _records(path: Path) -> list[StepRecord]:
-    """A notice on stderr counts lines without a record.
+    """A note counts lines without a record.
 
     Raises UserError for a file that cannot be read, holds no record, or is of another version.
     """
     fields = StepRecord.__dataclass_fields__
-    passed_over: list[str] = []
+    told: list[str] = []
     try:
-        lines = read_records(path, passed_over) if path.exists() else []
+        lines = read_records(path, told.append) if path.exists() else []
         records = [StepRecord(**{key: value for key, value in line.items() if key in fields}) for line in lines]
     except OSError as error:
         raise UserError(f"{path} cannot be read.", error.strerror or str(error)) from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is damaged.", f"It is not UTF-8: {error}.") from error
     except TypeError as error:
         why = str(error).replace("StepRecord.__init__()", "a line")
         raise UserError(f"{path} was written by another version of gangline.", f"{why}.") from error
-    if passed_over and not records:
-        raise UserError(f"{path} is damaged.", f"None of its {len(passed_over)} lines holds the record of a step.")
-    if passed_over:
-        print(f"gangline compare: note: {without_record(path, len(passed_over))}", file=sys.stderr, flush=True)
+    if told and not records:
+        raise UserError(f"{path} is damaged.", "No line of it holds the record of a step.")
+    for note in told:
+        notes_by("gangline compare")(note)
     return records
 
 

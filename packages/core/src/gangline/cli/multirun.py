@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gangline import api
-from gangline.cli import EXIT_INTERRUPTED, wide_open
+from gangline.cli import EXIT_INTERRUPTED, notes_by, wide_open
 from gangline.config.check import check
 from gangline.config.compose import compose_one
 from gangline.config.preflight import sweep
@@ -105,7 +105,7 @@ def _table(done: list[FinishedRun]) -> None:
 def _last(metrics: Path) -> tuple[str, str, str]:
     """Step and loss of a run's last record, and its last validation loss, as text."""
     try:
-        records = read_records(metrics)
+        records = read_records(metrics, notes_by("train"))
     except OSError:
         return "", "", ""
     if not records:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from gangline.cli import wide_open
+from gangline.cli import notes_by, wide_open
 from gangline.record import plain, without_record
 from gangline.runs import STATES, RunSummary, summaries
 
@@ -30,8 +29,7 @@ def main(argv: Sequence[str]) -> int:
     found = [run for run in summaries(options.folder) if not options.state or run.state in options.state]
     for run in found:
         if run.unreadable:
-            told = without_record(Path(run.directory) / "metrics.jsonl", run.unreadable)
-            print(f"gangline runs: note: {told}", file=sys.stderr, flush=True)
+            notes_by("gangline runs")(without_record(Path(run.directory) / "metrics.jsonl", run.unreadable))
     if options.json:
         for run in found:
             print(json.dumps(plain(asdict(run)), allow_nan=False))

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gangline import UserError
+from gangline.tools import notes_by
 from gangline_health.ledger.picture import picture, words
 from gangline_health.ledger.report import Ledger, ledger
 
@@ -24,7 +25,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="as JSON, for scripts")
     parser.add_argument("--svg", metavar="FILE", help="a timeline of the run with its faults, too")
     asked = parser.parse_args(list(argv))
-    of = ledger(Path(asked.run_dir).expanduser())
+    of = ledger(Path(asked.run_dir).expanduser(), notes_by("gangline health report"))
     if asked.svg:
         try:
             Path(asked.svg).write_text(picture(of).svg())

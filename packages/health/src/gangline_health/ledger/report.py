@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -88,11 +89,14 @@ class Ledger:
         }
 
 
-def ledger(run_dir: Path) -> Ledger:
-    """The account of a run, also of one that lives. Raises UserError where nothing was written."""
+def ledger(run_dir: Path, told: Callable[[str], object] = warnings.warn) -> Ledger:
+    """The account of a run, also of one that lives; `told` is told where steps are missed.
+
+    Raises UserError where nothing was written.
+    """
     written = [line for line in read_events(run_dir) if isinstance(line, dict)]
     events = [line for line in written if "event" in line and has_sense(line)]
-    starts = read(run_dir, events)
+    starts = read(run_dir, events, told)
     if not starts:
         raise UserError(
             f"{run_dir} holds no events.jsonl and no metrics.jsonl with times.",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeGuard
 
+from gangline.tools import every_record
 from gangline_health.ledger.clock import Line, moment, set_right
 
 
@@ -47,15 +45,16 @@ def has_sense(line: Line) -> bool:
         return False
 
 
-def read(run_dir: Path, events: Iterable[Line]) -> list[RanksStart]:
-    """Every start of which something is written, oldest first. Lines that are no record of a step are left out."""
+def read(run_dir: Path, events: Iterable[Line], told: Callable[[str], object]) -> list[RanksStart]:
+    """Every start of which something is written, oldest first. `told` is told where records of steps are missed."""
     found: dict[int, RanksStart] = {}
 
     def of(line: Line) -> RanksStart:
         number = int(line.get("generation", 1))
         return found.setdefault(number, RanksStart(number))
 
-    steps = [line for line in _records(run_dir / "metrics.jsonl") if _is_step(line)]
+    metrics = run_dir / "metrics.jsonl"
+    steps = [line for line in (every_record(metrics, told) if metrics.exists() else ()) if _is_step(line)]
     for line in set_right([*events, *steps]):
         if "event" not in line:
             of(line).steps.append(line)
@@ -69,14 +68,8 @@ def read(run_dir: Path, events: Iterable[Line]) -> list[RanksStart]:
     return sorted(heard, key=lambda each: each.generation)
 
 
-def _records(path: Path) -> Iterator[object]:
-    for text in path.read_bytes().splitlines() if path.exists() else ():
-        with suppress(ValueError):  # a kill tore it
-            yield json.loads(text)
-
-
-def _is_step(line: object) -> TypeGuard[Line]:
-    if not isinstance(line, dict) or not isinstance(line.get("seconds"), dict):
+def _is_step(line: Line) -> bool:
+    if not isinstance(line.get("seconds"), dict):
         return False
     numbers = all(isinstance(line.get(name), int | float) for name in ("time", "step", "step_seconds"))
     return numbers and line["time"] > 0 and has_sense(line)
