@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from gangline.errors import UserError
 from gangline.model.buffers import buffers_of, put
-from gangline.model.tree import Node, WrapNode
+from gangline.model.tree import Node, WrapNode, by_path, parameter_shapes
 from gangline.plan import Plan
 from gangline.plugins import load
 
@@ -43,12 +44,41 @@ def _in_front(wrapper: type[Wrapper], inner: type[nn.Module]) -> type[nn.Module]
 
 
 def model_of(tree: Node, plan: Plan) -> Any:
-    """The whole model on the meta device, as a strategy takes it: what the plan freezes requires no gradient."""
+    """The whole model on the meta device, as a strategy takes it: what the plan freezes requires no gradient.
+
+    Raises UserError for parameters that no node says: nothing would cut, count or plan them.
+    """
     model = construct(tree)
+    _refuse_unsaid(model, tree, plan)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if plan.is_frozen(name):
             parameter.requires_grad_(False)
     return model
+
+
+def _refuse_unsaid(model: nn.Module, tree: Node, plan: Plan) -> None:
+    """Parameters that no node says, or not in this shape. One may have further names beside that of a node."""
+    said, tied, known = parameter_shapes(tree), dict(plan.tied), by_path(tree)
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    unsaid: dict[str, dict[str, tuple[int, ...]]] = {}  # by the path of the node around them
+    for parameter, aliases in names.items():
+        shape = tuple(parameter.shape)
+        if not any(said.get(name) == shape or name in tied for name in aliases):
+            path = name = aliases[0]
+            while path not in known:
+                path = path.rpartition(".")[0]
+            unsaid.setdefault(path, {})[name[len(path) + 1 if path else 0 :]] = shape
+    for path, shapes in unsaid.items():
+        kind = type(known[path]).__name__
+        others = f" So are those of {len(unsaid) - 1} more modules." if len(unsaid) > 1 else ""
+        raise UserError(
+            f"parameters of {path or 'the model'} are not what its node says: {', '.join(shapes)}.",
+            f"Nodes are what a model is cut, counted and planned by.{others}",
+            f"{kind}.shapes() must have all that lies in no child node:  {shapes}",
+            "A child node is found where the attribute of its module has the name of the field.",
+        )
 
 
 def tie(model: nn.Module, plan: Plan) -> None:
