@@ -41,6 +41,17 @@ def attends_in_eight_bits(row: Mapping[str, Any]) -> bool:
     return captures_steps(row) and not (deepseek and _on(row, "gb200"))
 
 
+def multiplies_heads_in_eight_bits(row: Mapping[str, Any]) -> bool:
+    """Whether the head's products are in 8 bits, too: where steps are captured, of DeepSeek-V3 and GPT-OSS."""
+    return captures_steps(row) and bool(re.search("deepseek|gpt.?oss", str(row.get("model")).lower()))
+
+
+def chunks(row: Mapping[str, Any]) -> int | None:
+    """Model chunks of a pipeline rank that a row leaves out: Llama 3 70B has five of them on every machine."""
+    named = "llama3_70b" in str(row.get("model")).lower()
+    return 5 if container(row) is not None and named else None
+
+
 def predicts_further(row: Mapping[str, Any]) -> bool:
     """Whether a module for a second token ahead is trained along: DeepSeek-V3's (the rows' operations of a token are
     those with it: 260e9).
@@ -85,6 +96,20 @@ def recomputing_latents(work: StageWork) -> StageWork:
         if isinstance(product, MatrixProduct) and product.inner in LATENT and product.matrices == 1:
             again[product] += n
     return replace(work, again=again)
+
+
+def with_head_in_eight_bits(work: StageWork) -> StageWork:
+    """With products of the head in the format of blocks' products. What routes rows to experts stays as it is."""
+
+    def narrow(products: Mapping[Product, int]) -> Counter[Product]:
+        found: Counter[Product] = Counter()
+        for product, n in products.items():
+            if isinstance(product, MatrixProduct) and not product.block and product.columns > product.inner:
+                product = replace(product, block=True)
+            found[product] += n
+        return found
+
+    return replace(work, forward=narrow(work.forward), weights=narrow(work.weights), again=narrow(work.again))
 
 
 def in_eight_bits(work: StageWork) -> StageWork:

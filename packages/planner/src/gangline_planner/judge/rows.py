@@ -267,6 +267,10 @@ def _chunks(row: Row, pp: int, layers: int, assumed: list[str]) -> int:
     if "vp" not in row and "interleav" in str(row.get("schedule", "")).lower():
         assumed.append("2 chunks")
         return 2
+    known = recipes.chunks(row)
+    if known is not None and number(row, "vp") is None:
+        assumed.append(f"{known} chunks")
+        return known
     return whole(row, "vp", 1)
 
 
