@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from family_files import ours, run_of, write
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from gangline import UserError
 from gangline.config import Recompute
@@ -86,12 +87,15 @@ def test_its_loss_is_that_of_the_paper(kind):
         assert torch.allclose(got[name], weight.grad, rtol=1e-10, atol=1e-14), name
 
 
-FINISHED = [("full", False, 2), ("selective", False, 1), pytest.param("none", True, 0, marks=pytest.mark.nightly)]
+FINISHED = [("full", False, 2), ("selective", False, 1), pytest.param("none", True, None, marks=pytest.mark.nightly)]
 
 
 @pytest.mark.parametrize(("recompute", "compiled", "calls"), FINISHED)
-def test_blocks_of_modules_are_recomputed_and_compiled(recompute: str, compiled: bool, calls: int) -> None:
-    """As other blocks are: what a module's attention projects is computed `calls` times, and all is as without."""
+def test_blocks_of_modules_are_recomputed_and_compiled(recompute: str, compiled: bool, calls: int | None) -> None:
+    """As other blocks are: what a module's attention projects is computed `calls` times where nothing is compiled, and
+    all is as without.
+    """
+    counters.clear()
     run, batch, got = small_run("mtp=on", "mtp.depth=2"), microbatch([3, 8, 9], 0, 12, 61, "documents"), []
     tree, plan = compose_model(run)
     for finish in (finisher(Recompute.none, False), finisher(Recompute(recompute), compiled, seams=plan.seams)):
@@ -104,7 +108,9 @@ def test_blocks_of_modules_are_recomputed_and_compiled(recompute: str, compiled:
             model(batch).backward()
         got.append(({name: weight.grad for name, weight in model.named_parameters()}, collected.losses, len(counted)))
     (want, losses, once), (found, again, times) = got
-    assert (once, times) == (2, 2 * calls)
+    assert once == 2
+    assert calls is None or times == 2 * calls
+    assert bool(counters["frames"]["ok"]) == compiled
     assert losses.keys() == again.keys()
     for name, gradient in want.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-13)
