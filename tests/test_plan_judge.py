@@ -9,9 +9,9 @@ import pytest
 
 from gangline.cli.main import main
 from gangline.cluster import Quantity
-from gangline.explain import AttentionProduct
+from gangline.explain import AttentionProduct, MatrixProduct
 from gangline_planner.forecast import forecast
-from gangline_planner.judge import report as report_module
+from gangline_planner.judge import report as report_module, software
 from gangline_planner.judge.calibrated import elsewhere, identity
 from gangline_planner.judge.report import as_data, as_text, judge
 from gangline_planner.judge.rows import Unjudged, judgeable
@@ -242,6 +242,14 @@ def test_hybrids_have_the_parameters_and_operations_that_are_published():
     assert case.explained.unknown == ()
 
 
+def test_a_hybrid_without_experts_has_the_parameters_of_its_name():
+    row = {"model": "NemotronH_56B", "gpu": "DGX-GB200", "n_gpus": 64, "tp": 2, "pp": 1, "micro_batch": 1,
+           "global_batch": 192, "seq": 8192, "precision": "FP8", "step_time_s": 1.0}  # fmt: skip
+    found = judgeable(row).explained
+    assert found.parameters == pytest.approx(56e9, rel=0.02)
+    assert found.unknown == ()
+
+
 NEMO = "NVIDIA-NeMo/Megatron-Bridge docs/performance-summary-archive.md, section 26.04 NeMo Container"
 QWEN = {"model": "Qwen3_30B_a3B", "gpu": "DGX-GB200", "n_gpus": 8, "tp": 1, "pp": 1, "ep": 8, "micro_batch": 4,
         "global_batch": 512, "seq": 4096, "precision": "MXFP8",
@@ -314,3 +322,69 @@ def test_adapters_leave_the_weights_of_a_model_without_gradients(change):
     row = LLAMA_B200 | {"model": "llama3_70b", "layers": 8}
     whole, adapted = (judgeable(row | one).explained.work[0].weights for one in ({}, change))
     assert sum(whole.values()) > 0 == sum(adapted.values())
+
+
+# Megatron-Bridge's docs/performance-summary.md and its archive
+OF_CONTAINERS = {
+    "source": "Megatron-Bridge docs/performance-summary.md, section {} NeMo Container",
+    "tp": 1,
+    "pp": 1,
+    "cp": 1,
+    "micro_batch": 1,
+    "seq": 4096,
+    "step_time_s": 1.0,
+}
+
+
+def of_container(at: str, **row):
+    return judgeable({**OF_CONTAINERS, "source": OF_CONTAINERS["source"].format(at), **row}).explained
+
+
+def sent_to_experts(explained, when):
+    return [sent for sent in explained.ranks[0].transfers if sent.axes == ("ep",) and sent.when == when]
+
+
+def test_a_pipeline_of_llama_70b_has_five_chunks_where_a_row_says_none():
+    row = {"model": "LLAMA3_70B", "gpu": "DGX-GB300", "n_gpus": 64, "pp": 4, "global_batch": 256, "precision": "MXFP8"}
+    assert len(of_container("26.02", **row).work) == 20
+    assert len(of_container("26.02", **row, vp=1).work) == 4
+    assert len(judgeable({**OF_CONTAINERS, **row, "source": "someone's"}).explained.work) == 4
+
+
+def test_biases_behind_experts_are_added_in_32_bits(monkeypatch):
+    row = {"model": "GPT OSS 20B", "gpu": "DGX-GB300", "n_gpus": 8, "ep": 8, "global_batch": 8, "precision": "BF16"}
+    kept = of_container("26.02", **row).work[0].kept
+    monkeypatch.setattr(software, "with_biases", lambda work: work)
+    tokens, top_k, layers, dim = 4096, 4, 24, 2880
+    assert kept - of_container("26.02", **row).work[0].kept == 17 * tokens * top_k * layers * dim
+
+
+def test_heads_of_captured_steps_multiply_in_eight_bits():
+    row = {"model": "GPT OSS 20B", "gpu": "DGX-GB300", "n_gpus": 8, "ep": 8, "global_batch": 8, "precision": "MXFP8"}
+
+    def heads(at):
+        return {p.block for p in of_container(at, **row).work[-1].forward if getattr(p, "columns", 0) == 201_088}
+
+    assert heads("26.06") == {True}
+    assert heads("26.04") == {False}
+
+
+def test_experts_that_are_computed_again_are_sent_their_rows_again():
+    row = {"model": "Nemotron_3_Nano", "n_gpus": 16, "ep": 8, "global_batch": 32, "seq": 8192, "precision": "FP8"}
+    again, once = of_container("26.06", gpu="DGX-H100", **row), of_container("26.06", gpu="DGX-B200", **row)
+    assert len(sent_to_experts(again, "B")) == 2 * len(sent_to_experts(once, "B")) == 2
+    assert sent_to_experts(again, "B")[-1].bytes == sent_to_experts(again, "F")[0].bytes
+    made = [p for p in again.work[0].again if isinstance(p, MatrixProduct)]
+    assert {(p.inner, p.columns) for p in made} == {(2688, 1237), (1237, 2688), (2688, 2474), (2474, 2688)}
+    assert any(isinstance(p, AttentionProduct) for p in again.work[0].again)
+    assert not once.work[0].again
+
+
+def test_a_token_of_deepseek_v3_goes_to_four_nodes():
+    row = {"model": "DeepSeekV3", "gpu": "DGX-H100", "n_gpus": 64, "ep": 64, "global_batch": 64, "precision": "FP8"}
+    (early,), (late,) = (sent_to_experts(of_container(at, **row), "F") for at in ("25.09", "26.02"))
+    kimi = sent_to_experts(of_container("26.02", **row | {"model": "Kimi K2"}), "F")[0]  # 384 experts, one group
+    different = 8 * (1 - (1 - 1 / 8) ** 8)
+    layers = 58 + 1, 60  # that of a second token ahead is one of DeepSeek's
+    assert late.bytes == pytest.approx(4 / different * kimi.bytes * layers[0] / layers[1], rel=1e-3)
+    assert (early.waits, late.waits) == (False, True)

@@ -59,11 +59,18 @@ def predicts_further(row: Mapping[str, Any]) -> bool:
     return container(row) is not None and "deepseekv3" in str(row.get("model")).lower().replace("-", "")
 
 
+def fills_stages_in_turn(row: Mapping[str, Any]) -> bool:
+    """Whether each stage has as many blocks as the first, and the last what is left: DeepSeek-V3 and Kimi K2."""
+    return predicts_further(row) or (container(row) is not None and "kimi" in str(row.get("model")).lower())
+
+
 def recomputes_latents(row: Mapping[str, Any]) -> bool:
-    """Whether what heads get of latents is computed again: DeepSeek-V3 but where 288 GB hold one sequence, and on
-    GB200 before 26.06, which computes its three dense layers again instead.
+    """Whether what heads get of latents is computed again: Kimi K2; DeepSeek-V3 but where 288 GB hold one sequence, and
+    on GB200 before 26.06, which computes its three dense layers again instead.
     """
     at, one = container(row), row.get("micro_batch") == 1
+    if at is not None and "kimi" in str(row.get("model")).lower():
+        return True
     if at is None or "deepseek" not in str(row.get("model")).lower():
         return False
     return not (_on(row, "gb300") and one) and not (_on(row, "gb200") and at < (26, 6))
@@ -80,14 +87,40 @@ def with_second_head(work: StageWork) -> StageWork:
 
 
 def recomputes_experts(row: Mapping[str, Any]) -> bool:
-    """Whether layers of experts are computed again as a whole: Nemotron 3 Nano in 80 GB."""
+    """Whether layers of experts are computed again as a whole, what they send included, and attention: Nemotron 3 Nano
+    in 80 GB.
+    """
     return container(row) is not None and "nemotron_3_nano" in str(row.get("model")).lower() and _on(row, "h100")
 
 
 def recomputing_experts(work: StageWork) -> StageWork:
+    """Experts, and those that all rows share, which are the products behind as wide as they are."""
+    own = {p.columns for p in work.forward if isinstance(p, MatrixProduct) and p.matrices > 1}
+    shared = {2 * min(own)} if own else set[int]()
     again: Counter[Product] = Counter(work.again)
-    again.update({p: n for p, n in work.forward.items() if isinstance(p, MatrixProduct) and p.matrices > 1})
+    for product, n in work.forward.items():
+        alike = isinstance(product, MatrixProduct) and (
+            product.matrices > 1 or {product.inner, product.columns} & shared
+        )
+        if alike or isinstance(product, AttentionProduct):
+            again[product] += n
     return replace(work, again=again)
+
+
+def overlaps_experts(row: Mapping[str, Any]) -> bool:
+    """Whether rows travel to experts beside the products of others: in captured steps, and DeepSeek-V3's on H100 until
+    the containers of 2026.
+    """
+    at, deepseek = container(row), "deepseek" in str(row.get("model")).lower()
+    return captures_steps(row) or (at is not None and at < (26, 1) and deepseek and _on(row, "h100"))
+
+
+def nodes_of_a_token(row: Mapping[str, Any]) -> int | None:
+    """Nodes that have experts of a token at most: four of DeepSeek-V3's eight groups (n_group and topk_group in its
+    config.json), where each of eight nodes holds a group. None where nothing limits them.
+    """
+    deepseek = "deepseekv3" in str(row.get("model")).lower().replace("-", "")
+    return 4 if deepseek and row.get("ep") == 64 and _on(row, "h100|h800|b[23]00") else None
 
 
 def recomputing_latents(work: StageWork) -> StageWork:
@@ -127,4 +160,5 @@ def in_eight_bits(work: StageWork) -> StageWork:
 
 
 def _on(row: Mapping[str, Any], gpu: str) -> bool:
-    return gpu in str(row.get("gpu")).lower()
+    """Whether a row's accelerator matches; `b200` is not in `gb200`'s rows."""
+    return re.search(rf"(?<!g)({gpu})", str(row.get("gpu")).lower()) is not None

@@ -245,7 +245,7 @@ def _stages(row: Row, layers: int, stages: int) -> list[int] | None:
     """Megatron-LM gives all stages as many blocks, or the ends one less; others balance what they compute (None)."""
     if stages == 1 or "nanotron" in str(row.get("source")):
         return None
-    if recipes.predicts_further(row) and stages <= 16:  # all alike, the last what is left
+    if recipes.fills_stages_in_turn(row) and stages <= 16:
         each = -(-layers // stages)
         return [each] * (stages - 1) + [layers - each * (stages - 1)]
     if layers % stages == 0:

@@ -136,6 +136,15 @@ KNOWN: list[tuple[str, Shapes]] = [
             hybrid=Hybrid(mixers=40, attention=10, heads=128, latent=1024, further=2),
         ),
     ),
+    (  # feed-forward layers and mixers by turns, ten of attention
+        r"nemotronh56b",
+        Shapes(
+            "nvidia/Nemotron-H-56B-Base-8K/config.json",
+            _dense("", 8192, 54, 64, 8, 32_768, 131_072, head_dim=128).model,
+            gelu=True,
+            hybrid=Hybrid(mixers=54, attention=10, heads=256, state=256),
+        ),
+    ),
     (
         r"mixtral8x7b",
         Shapes(

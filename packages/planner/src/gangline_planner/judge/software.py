@@ -18,8 +18,10 @@ def as_its_software(row: Mapping[str, Any], found: Explained, top_k: int = 0) ->
         found = replace(found, products="bf16")
     if overlaps_tensor(row):
         found = _beside(found, {"tp"})
-    if overlaps_experts(row):
+    if recipes.overlaps_experts(row):
         found = _beside(found, {"ep"})
+    if recipes.recomputes_experts(row):
+        found = _sends_again(found)
     if re.search(r"nemo|mlcommons|megatron-lm readme", said(row)):
         found = _sends(found, "gradients", 0.5)  # grad_reduce_in_fp32=False: in 16 bits
         if found.products != "bf16":
@@ -31,7 +33,7 @@ def as_its_software(row: Mapping[str, Any], found: Explained, top_k: int = 0) ->
     if "nanotron" in said(row) and row.get("zero"):
         found = _behind(_summed_whole(found), {"gradients", "weights"})
     if "nemo" in said(row) and top_k:
-        found = _sends_once(found, top_k)
+        found = _sends_once(found, top_k, recipes.nodes_of_a_token(row))
     changes = [change for change, made in _changes(row, top_k) if made]
     if changes:
         known = {id(work): work for work in found.work}
@@ -115,8 +117,8 @@ def with_casts(work: StageWork, itemsize: float) -> StageWork:
 
 def with_biases(work: StageWork) -> StageWork:
     """With experts as GPT-OSS has them. The bias of their last product is added behind it, times what the router gives,
-    expert by expert and joined again, in 32 bits (Megatron-Core, moe/experts.py, `_apply_bias`): of each number 28 bytes
-    cross memory forward and 40 backward. What goes into their gate, twice as wide, is clamped and joined before
+    expert by expert and joined again, in 32 bits (Megatron-Core, moe/experts.py, `_apply_bias`): of each number 28
+    bytes cross memory forward and 40 backward. What goes into their gate, twice as wide, is clamped and joined before
     (fusions/fused_bias_geglu.py, `weighted_bias_quick_geglu_impl`): 8 and 10. Together as of 17 bytes that are kept.
     """
     own = [(p, n) for p, n in work.forward.items() if isinstance(p, MatrixProduct) and p.matrices > 1]
@@ -143,11 +145,6 @@ def overlaps_tensor(row: Mapping[str, Any]) -> bool:
     if "torchtitan" in said(row):  # whose tables have both ways, and are named after one
         return "asynctp" in str(row.get("technique")).lower().replace(" ", "")
     return bool(re.search(r"tp-comm-overlap|nemo|mlcommons", said(row)))
-
-
-def overlaps_experts(row: Mapping[str, Any]) -> bool:
-    """Whether rows travel to experts beside the products of others."""
-    return recipes.captures_steps(row)
 
 
 def own_ddp(row: Mapping[str, Any]) -> bool:
@@ -240,18 +237,31 @@ def _summed_whole(found: Explained) -> Explained:
     return _changed(found, of)
 
 
-def _sends_once(found: Explained, top_k: int) -> Explained:
+def _sends_once(found: Explained, top_k: int, nodes: int | None) -> Explained:
     """With rows that go once to each rank, or beyond the node to each node, that has any of their experts (DeepEP,
-    HybridEP): of `top_k` draws among n places that many are different.
+    HybridEP): of `top_k` draws among n places that many are different, and beyond the node not more than `nodes`.
     """
 
     def of(sent: Transfer) -> Transfer:
         if sent.axes != ("ep",):
             return sent
         places = sent.ranks if sent.tier == "node" else max(2, sent.ranks // max(1, sent.each_node))
-        return replace(sent, bytes=int(sent.bytes * places * (1 - (1 - 1 / places) ** top_k) / top_k))
+        different = places * (1 - (1 - 1 / places) ** top_k)
+        if sent.tier != "node" and nodes is not None:
+            different = min(different, nodes)
+        return replace(sent, bytes=int(sent.bytes * different / top_k))
 
     return _changed(found, of)
+
+
+def _sends_again(found: Explained) -> Explained:
+    """With what experts are sent forward sent again while they are computed again."""
+
+    def all_of(transfers: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
+        more = (replace(sent, when="B") for sent in transfers if sent.axes == ("ep",) and sent.when == "F")
+        return (*transfers, *more)
+
+    return replace(found, ranks=tuple(replace(rank, transfers=all_of(rank.transfers)) for rank in found.ranks))
 
 
 def _changed(found: Explained, of: Callable[[Transfer], Transfer]) -> Explained:
