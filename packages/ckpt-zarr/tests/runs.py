@@ -9,8 +9,8 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+from gangline import pulse
 from gangline.testing import RealRuns
-from gangline.testing.processes import living
 from gangline.testing.real_runs import SMALL
 
 SETTINGS = (
@@ -40,11 +40,10 @@ class Runs(RealRuns):
         return printed, self.records(run_dir)[-1]["step"]
 
 
-def ranks(session: int) -> list[int]:
-    """The ranks of a `train` that leads a session: forked by its fork server."""
-    found = living(session)
-    servers = {pid for pid, process in found.items() if "forkserver" in process.command}
-    return sorted(pid for pid in servers if found[pid].parent in servers)
+def ranks(run_dir: Path) -> dict[int, int]:
+    """The process of each rank that lives."""
+    seen = [pulse.PulseReader(path).read() for path in pulse.find(run_dir)]
+    return {one.rank: one.pid for one in seen if one.alive}
 
 
 @cache

@@ -168,10 +168,10 @@ def test_a_rank_that_dies_is_started_again_from_memory_which_then_is_gone(runs: 
     words = ("checkpoint.every=null", "parallel=ddp", "launch.processes=2", "run.deterministic=on")
     words += ("schedule.warmup_steps=5",)  # however many steps there are
     memory = ("run.steps=100000", "checkpoint.memory_every=5", "launch.max_restarts=1")
-    process = runs.start("run.dir=out", *words, *memory)
+    process = runs.fork("run.dir=out", *words, *memory)
     place = places.directory(runs.directory / "out")
     wait_until_whole(process, place, 15)
-    os.kill(ranks(process.pid)[1], signal.SIGKILL)
+    os.kill(ranks(runs.directory / "out")[1], signal.SIGKILL)
     printed, last = runs.end(process, "out", 8)
     assert "restart 1 of 1" in printed
     first, second = runs.attempts("out")
@@ -187,7 +187,7 @@ def test_a_rank_that_dies_is_started_again_from_memory_which_then_is_gone(runs: 
 
 
 def test_memory_is_given_back_when_the_launcher_is_killed(runs: Runs) -> None:
-    process = runs.start("run.dir=out", "run.steps=100000", "checkpoint.every=null", "checkpoint.memory_every=1")
+    process = runs.fork("run.dir=out", "run.steps=100000", "checkpoint.every=null", "checkpoint.memory_every=1")
     runs.wait_for_step(process, "out", 3)
     place = places.directory(runs.directory / "out")
     assert list(place.glob("step-*"))
@@ -227,11 +227,11 @@ def test_what_is_damaged_is_passed_over_and_where_all_is_the_run_stops(runs: Run
 
 
 def test_a_writer_that_is_killed_fails_its_save_and_training_goes_on(runs: Runs) -> None:
-    process = runs.start("run.dir=out", "run.steps=100000", "checkpoint.every=2", "checkpoint.keep_last=2")
+    process = runs.fork("run.dir=out", "run.steps=100000", "checkpoint.every=2", "checkpoint.keep_last=2")
     runs.wait_for_step(process, "out", 10)
     for step in range(20, 60, 10):
         runs.wait_for_step(process, "out", step)
-        for pid, command in children(ranks(process.pid)[0]).items():
+        for pid, command in children(ranks(runs.directory / "out")[0]).items():
             assert "save.writer.process" in command
             os.kill(pid, signal.SIGKILL)
     printed, last = runs.end(process, "out", 10)

@@ -15,6 +15,7 @@ from runs import Runs, ranks
 
 from gangline import pulse
 from gangline.testing.processes import children
+from gangline.tools import read_events
 
 
 @pytest.fixture
@@ -42,9 +43,9 @@ def beats(run_dir: Path) -> dict[int, tuple[int, str]]:
 def test_a_step_that_people_were_told_of_is_never_done_again(runs: Runs) -> None:
     """A rank is killed while its save gets no further: what was told before is whole in memory."""
     words = ("run.steps=100000", "checkpoint.every=null", "parallel=ddp", "launch.processes=2")
-    process = runs.start("run.dir=out", *words, "checkpoint.memory_every=1", "launch.max_restarts=1")
+    process = runs.fork("run.dir=out", *words, "checkpoint.memory_every=1", "launch.max_restarts=1")
     runs.wait_for_step(process, "out", 5)
-    victim = ranks(process.pid)[1]
+    victim = ranks(runs.directory / "out")[1]
     (writer,) = [pid for pid, command in children(victim).items() if "save.writer.process" in command]
     os.kill(writer, signal.SIGSTOP)
     out = runs.directory / "out"
@@ -65,14 +66,12 @@ def test_a_node_that_is_lost_while_others_wait_for_its_part_of_a_save_is_missed_
     """No collective of a step tells them, for they are between two; no other agent is there to come in its place."""
     out = runs.directory / "out"
     words = ("run.steps=60", "checkpoint.every=20", "parallel=ddp", "launch.processes=2", "checkpoint.memory_every=1")
-    agents = []
-    for node in ("127.0.0.1", "127.0.0.2"):
-        runs.environment["GANGLINE_NODE"] = node
-        agents.append(runs.start("run.dir=out", *words, "launch=elastic", "launch.nodes=1:2", "launch.agents=1"))
-    runs.wait_for_step(agents[0], "out", 5)
-    seen = {one.rank: one.pid for path in pulse.find(out) if (one := pulse.PulseReader(path).read()).alive}
-    first, lost = sorted(agents, key=lambda agent: seen[1] in ranks(agent.pid))
-    (writer,) = [pid for pid, command in children(seen[1]).items() if "save.writer.process" in command]
+    words += ("launch=elastic", "launch.nodes=1:2", "launch.agents=1")
+    agents = {node: runs.fork("run.dir=out", *words, GANGLINE_NODE=node) for node in ("127.0.0.1", "127.0.0.2")}
+    runs.wait_for_step(agents["127.0.0.1"], "out", 5)
+    nodes = next(event["nodes"] for event in read_events(out) if event["event"] == "start")
+    first, lost = (agents[node] for node in nodes)
+    (writer,) = [pid for pid, command in children(ranks(out)[1]).items() if "save.writer.process" in command]
     os.kill(writer, signal.SIGSTOP)
     try:
         wait_until_it_stands(out / "metrics.jsonl")

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from runs import Runs
+from runs import Runs, ranks
 
-from gangline import pulse
 from gangline.testing.processes import living
 from gangline_ckpt_zarr.tiers import places
 from gangline_ckpt_zarr.tiers.peers import announced
@@ -125,7 +124,7 @@ def let_go(runs: Runs) -> None:
 
 
 def lose_rank(session: int, run_dir: Path) -> None:
-    os.kill(seen(run_dir)[1], signal.SIGKILL)
+    os.kill(ranks(run_dir)[1], signal.SIGKILL)
 
 
 def lose_agent(session: int, run_dir: Path) -> None:
@@ -135,7 +134,7 @@ def lose_agent(session: int, run_dir: Path) -> None:
 def lose_node(session: int, run_dir: Path) -> None:
     """Its agent, its rank, what keeps its memory, and that memory."""
     note = json.loads((run_dir / "logs" / f"sidecar-checkpoint-memory-{os.uname().nodename}-1.json").read_text())
-    for pid in (note["sidecar"][0], processes(session, "gangline.launch.node", "1"), seen(run_dir)[1]):
+    for pid in (note["sidecar"][0], processes(session, "gangline.launch.node", "1"), ranks(run_dir)[1]):
         os.kill(pid, signal.SIGKILL)
     shutil.rmtree(places.of_run(run_dir) / f"{os.uname().nodename}-1")
 
@@ -146,11 +145,6 @@ def processes(session: int, module: str, index: str) -> int:
         pid for pid, one in living(session).items() if f"-m {module} " in one.command and f" {index} " in one.command
     ]
     return pid
-
-
-def seen(run_dir: Path) -> dict[int, int]:
-    readings = [pulse.PulseReader(path).read() for path in pulse.find(run_dir)]
-    return {one.rank: one.pid for one in readings if one.alive}
 
 
 @pytest.mark.parametrize(
