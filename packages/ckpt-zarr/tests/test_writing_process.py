@@ -248,7 +248,9 @@ def test_the_trainer_goes_first(tmp_path: Path, writer: WriterClient) -> None:
     """By its own word, and by that of its session, which is a group of its own where the kernel weighs sessions."""
     writer.wait(empty(writer, tmp_path, "a"))
     assert writer.pid is not None
-    assert os.getpriority(os.PRIO_PROCESS, writer.pid) - os.getpriority(os.PRIO_PROCESS, 0) == NICE
+    nicest = 19  # where the tests are nice themselves
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, writer.pid) == min(own + NICE, nicest)
     group = Path(f"/proc/{writer.pid}/autogroup")
     said = group.read_text().split()[-1] if group.exists() else str(NICE)
     assert said == str(NICE)
