@@ -44,7 +44,8 @@ def test_every_example_of_a_page_runs(page, tmp_path):
 COLD = [
     page
     for page in WITH_EXAMPLES
-    if "pip install -e" in page.read_text() or any(block.language == "python" for block in blocks(page))
+    if "pip install -e" in page.read_text()
+    or any(b.language == "python" and not (b.file or b.why_not) for b in blocks(page))
 ]
 
 
