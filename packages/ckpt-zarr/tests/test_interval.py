@@ -198,8 +198,8 @@ def test_a_wrong_option_is_exit_code_two_and_no_traceback(runs: Runs) -> None:
 
 
 def test_a_real_run_saves_by_itself_on_all_ranks_alike(runs: Runs) -> None:
-    """A failure every 0.1 s, so that a run of a few seconds saves often; ranks that disagree would hang in a save."""
-    words = ("run.dir=out", "run.steps=120", "checkpoint.every=auto", f"checkpoint.mtbf_hours={0.5 / 3600}")
+    """A failure every 0.05 s, so that a run of a second saves often; ranks that disagree would hang in a save."""
+    words = ("run.dir=out", "run.steps=120", "checkpoint.every=auto", f"checkpoint.mtbf_hours={0.05 / 3600}")
     runs.train(*words, "checkpoint.keep_last=3", "parallel=ddp", "launch.processes=2")
     saved = [record["step"] for record in runs.records("out") if record["checkpoint"]]
     assert len(saved) >= 3
