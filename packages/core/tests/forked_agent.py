@@ -10,6 +10,7 @@ import time
 from launched import join, write
 
 from gangline.launch.local import start
+from gangline.launch.signals import HandedOn
 
 
 def say(run_dir: str, name: str) -> None:
@@ -38,7 +39,7 @@ def killed(run_dir: str) -> int:
 
 
 def waits(run_dir: str) -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+    signal.signal(HandedOn.SIGTERM, lambda *_: sys.exit(15))
     say(run_dir, "wait")
     time.sleep(300)
     return 0

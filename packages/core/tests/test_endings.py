@@ -25,6 +25,7 @@ from gangline.launch import failures, several
 from gangline.launch.config import LocalLaunch
 from gangline.launch.failures import RankFailure
 from gangline.launch.several import Agents
+from gangline.launch.signals import hand_on
 from gangline.launch.starts import Starts
 from gangline.rundir import RunDirectory
 from gangline.testing.pool import pool
@@ -199,7 +200,7 @@ def test_an_agent_that_starts_as_the_job_is_asked_to_stop_hears_of_it(tmp_path, 
     found._start()
     (process,) = found.running.values()  # the other one is not started any more
     try:
-        assert process.wait(120) == -signal.SIGTERM
+        assert process.wait(120) == -hand_on(signal.SIGTERM)
     finally:
         process.kill()
 

@@ -25,6 +25,7 @@ from gangline.launch.elastic import Agent, AgentNode, RankFiles
 from gangline.launch.failures import RankFailure
 from gangline.launch.meeting import FileBackend
 from gangline.launch.nodes import fewest_and_most
+from gangline.launch.signals import HandedOn
 from gangline.launch.starts import JobStart, Starts
 
 
@@ -337,8 +338,8 @@ def test_a_spare_makes_room_as_soon_as_its_agent_asks(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("failure", "signum"),
     [
-        (None, signal.SIGUSR2),  # they make room for a node, at a step boundary
-        (RankFailure(0, "ended", 75), signal.SIGUSR2),
+        (None, HandedOn.SIGTERM),  # they make room for a node, at a step boundary
+        (RankFailure(0, "ended", 75), HandedOn.SIGTERM),
         (RankFailure(0, "bug", 1, "it was killed by SIGKILL"), signal.SIGKILL),  # there is no boundary any more
     ],
 )

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gangline.launch.signals import SAME_REQUEST_SECONDS
-from gangline.testing import warm
+from gangline.launch import guard
+from gangline.launch.signals import SAME_REQUEST_SECONDS, STOP, HandedOn, Requests, asked_by, exit_code, hand_on
+from gangline.testing import warm, warm_client
 from gangline.testing.processes import kill, living, wait_until_none_lives
 
 HERE = Path(__file__).parent
 SAVING = 300.0  # seconds that nobody wants to wait for
+LATE = SAME_REQUEST_SECONDS + 0.5
 
 
 class Started:
@@ -61,24 +63,49 @@ class Started:
         return self.process.returncode, printed
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory):
+class Running:
     """All that the tests below send signals to, started at once: that they meet takes most of their time."""
-    asked = {
-        "ctrl-c": ("steps", (0.2,), {}),
+
+    ASKED = {
+        "ctrl-c": ("steps", (LATE + 1.0,), {}),
         "sigterm": ("steps", (0.2,), {}),
-        "all-sigterm": ("steps", (0.2,), {}),
+        "all-sigterm": ("steps", (LATE + 1.0,), {}),
         "impatient": ("steps", (SAVING,), {}),
         "deaf": ("deaf", (), {"grace_seconds": 1.0}),
         "agent": ("steps", (), {}),
         "stopped": ("steps", (), {}),
     }
-    root = tmp_path_factory.mktemp("running")
-    started = {name: Started(root / name, 2, target, args, **more) for name, (target, args, more) in asked.items()}
-    yield started
-    for one in started.values():
+
+    def __init__(self, tmp_path_factory) -> None:
+        self.directory = tmp_path_factory.mktemp
+        self.started: list[Started] = []
+        self.waiting = {name: self.start(name) for name in self.ASKED}
+
+    def start(self, name: str) -> Started:
+        target, args, more = self.ASKED[name]
+        self.started.append(Started(self.directory(name), 2, target, args, **more))
+        return self.started[-1]
+
+    def __getitem__(self, name: str) -> Started:
+        """It is there for one test; one that is tried again gets another."""
+        return self.waiting.pop(name, None) or self.start(name)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    made = Running(tmp_path_factory)
+    yield made
+    for one in made.started:
         if one.process.poll() is None:
             kill(one.process)
+
+
+def stop_all(one: Started, signum: signal.Signals) -> None:
+    """Signal every process; on a busy machine the agent, which hands it on, comes to it late."""
+    os.kill(one.pid, signal.SIGSTOP)
+    os.killpg(one.pid, signum)
+    time.sleep(LATE)
+    os.kill(one.pid, signal.SIGCONT)
 
 
 def saved(run_dir: Path) -> tuple[str, int]:
@@ -87,10 +114,26 @@ def saved(run_dir: Path) -> tuple[str, int]:
     return found[0]["signal"], len({rank["step"] for rank in found})
 
 
+@pytest.mark.parametrize("asked", STOP, ids=lambda asked: asked.name)
+def test_what_is_handed_on_is_the_same_request_and_says_which(asked, monkeypatch):
+    clock = iter([0.0, 100.0, 100.5, 100.0 + SAME_REQUEST_SECONDS * 2])
+    monkeypatch.setattr("gangline.launch.signals.time.monotonic", lambda: next(clock))
+    requests = Requests()
+    assert [requests.take(signum) for signum in (asked, hand_on(asked), hand_on(asked), hand_on(asked))] == [1, 0, 0, 2]
+    assert asked_by(asked) == asked_by(hand_on(asked)) == asked
+    assert exit_code(-hand_on(asked)) == exit_code(-asked) == 128 + asked
+
+
+def test_a_signal_that_hands_on_has_no_other_meaning():
+    others = {*signal.Signals, guard.STACKS}
+    assert len({*HandedOn} - others) == len(STOP)
+    assert [*HandedOn] == [*warm_client.HANDED_ON]
+
+
 def test_ctrl_c_ends_the_ranks_at_a_step_boundary(running):
     one = running["ctrl-c"]
     one.wait_for("step")
-    os.killpg(one.pid, signal.SIGINT)
+    stop_all(one, signal.SIGINT)
     code, printed = one.end()
     assert (code, saved(one.run_dir)) == (130, ("SIGINT", 1)), printed
     assert "Traceback" not in printed
@@ -108,7 +151,7 @@ def test_sigterm_to_train_alone_does_so_too(running):
 def test_sigterm_to_every_process_does_so_too(running):
     one = running["all-sigterm"]
     one.wait_for("step")
-    os.killpg(one.pid, signal.SIGTERM)
+    stop_all(one, signal.SIGTERM)
     code, printed = one.end()
     assert (code, saved(one.run_dir)) == (143, ("SIGTERM", 1)), printed
     assert "Traceback" not in printed

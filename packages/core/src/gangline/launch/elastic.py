@@ -33,19 +33,19 @@ from torch.distributed.elastic.rendezvous import (
 from gangline import generation
 from gangline.ending import EXIT_REQUEUE, RunEnding, read_ending
 from gangline.generation import VARIABLE
-from gangline.launch import failures, forkserver, worker
+from gangline.launch import failures, forkserver, guard, worker
 from gangline.launch.config import LocalLaunch
 from gangline.launch.failures import EXIT_FAILURE, RankFailure
 from gangline.launch.network import interface_towards
 from gangline.launch.nodes import NAME
-from gangline.launch.signals import HANDED_ON, SAME_REQUEST_SECONDS, STOP
+from gangline.launch.signals import STOP, HandedOn, Requests, asked_by, hand_on
 from gangline.launch.starts import JobStart, Starts, end
 from gangline.launch.worker import SPARE
 
 _LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing")
 _UNUSED = "SIGQUIT"  # the agent insists on handlers of its own for some signal
 _NO_LIMIT = 1 << 30  # restarts that torch's agent counts; ours are counted by `Starts`
-_KILL_SECONDS = 10
+_LEFT_SECONDS = 1.0  # ranks that are left when one has failed have them, for what their threads are writing
 _LAST_SECONDS = 30.0  # how long a node that is done waits for the others
 
 
@@ -94,7 +94,9 @@ class Agent(LocalElasticAgent):
         if start.stop is not None:
             raise Stopped(start.generation, start.stop)
         self.files.start = start
-        return super()._start_workers(worker_group)
+        started = super()._start_workers(worker_group)
+        _kill_those_left(self._pcontext)
+        return started
 
     def _agree(self, group: WorkerGroup) -> JobStart:
         """The first node's word, in the store of this start."""
@@ -136,7 +138,7 @@ class Agent(LocalElasticAgent):
             self._shutdown(signal.SIGKILL)
             self._refuse_hopeless()
         else:
-            self._shutdown(signal.SIGUSR2, round(self.grace))
+            self._shutdown(hand_on(signal.SIGTERM))
 
     def _lost_elsewhere(self) -> bool:
         """Whether another node's rank has failed: its agent may be at the meeting before ours have noticed."""
@@ -167,11 +169,26 @@ class Agent(LocalElasticAgent):
                     raise NoAgreement(str(error)) from error
                 logging.getLogger(_LOGGERS[0]).warning("a node was lost while all met; they meet again", exc_info=True)
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = _KILL_SECONDS) -> None:
-        if death_sig in HANDED_ON.values() or death_sig == signal.SIGINT:
-            timeout = self.grace
+    def _shutdown(self, death_sig: Any = signal.SIGKILL, timeout: float = 30) -> None:
         if self._pcontext:
-            self._pcontext.close(death_sig, round(timeout))
+            self._pcontext.close(death_sig, round(timeout if death_sig == signal.SIGKILL else self.grace))
+
+
+def _kill_those_left(context: Any) -> None:
+    """Where torch closes the context by itself, since a rank has ended, it would ask the others to stop (SIGTERM).
+
+    That is a request of the user's, and these have no step boundary to wait for: their collectives never end.
+    """
+    close = context.close
+
+    def closed(death_sig: Any = None, timeout: int = 30) -> None:
+        if death_sig is None:
+            end = time.monotonic() + _LEFT_SECONDS
+            for pid in context.pids().values():
+                guard.wait_for_end(pid, max(0.0, end - time.monotonic()))
+        close(death_sig or signal.SIGKILL, timeout)
+
+    context.close = closed
 
 
 def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str, args: tuple[Any, ...]) -> int:
@@ -328,22 +345,20 @@ class _Request:
     def __init__(self) -> None:
         self.signum = 0
         self.heard = False
-        self._last = 0.0
+        self._requests = Requests()
 
     def __call__(self, signum: int, frame: object) -> None:
-        now = time.monotonic()
-        if self.heard or now - self._last < SAME_REQUEST_SECONDS:
+        if self.heard or not self._requests.take(signum):
             return
-        self._last = now
-        self.signum = self.signum or signum
-        given = signal.Signals(signum)
-        raise SignalException(f"{given.name}", HANDED_ON.get(given, given))
+        asked = asked_by(signum)
+        self.signum = self.signum or asked
+        raise SignalException(asked.name, hand_on(asked))  # type: ignore[arg-type]
 
 
 @contextmanager
 def _requests() -> Iterator[_Request]:
     request = _Request()
-    before = {signum: signal.signal(signum, request) for signum in STOP}
+    before = {signum: signal.signal(signum, request) for signum in (*STOP, *HandedOn)}
     quit_before = signal.getsignal(getattr(signal, _UNUSED))
     try:
         yield request

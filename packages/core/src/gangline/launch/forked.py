@@ -1,7 +1,7 @@
 """An agent that is forked from the server that its ranks will come from: torch is loaded once a node. Torch-free.
 
 A scheduler signals the whole process group of what it started. So the agent leads a group of its own, and it alone is
-told: a rank that hears of a stop twice would end without a save.
+told.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.launch import failures, forkserver, guard
 from gangline.launch.failures import EXIT_FAILURE
-from gangline.launch.signals import STOP
+from gangline.launch.signals import STOP, exit_code, hand_on
 from gangline.plugins import load
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
         if code == _UNSEEN:  # the server is gone, which the agent has noticed and says
             guard.wait_for_end(agent.pid or 0)
             return EXIT_FAILURE
-        return code if code >= 0 else 128 - code
+        return exit_code(code)
     except SystemExit:  # asked to end as the agent had just begun: it would be waited for, and has not heard of it
         if agent is not None and agent.pid is not None:
             agent.kill()
@@ -80,11 +80,11 @@ class _Told:
         """The agent takes signals; it gets those that came before."""
         self._pid = pid
         while self._held:
-            guard.send(pid, self._held.pop(0))
+            guard.send(pid, hand_on(self._held.pop(0)))
 
     def __call__(self, signum: int, frame: object) -> None:
         if self._pid:
-            guard.send(self._pid, signum)
+            guard.send(self._pid, hand_on(signum))
         elif self.holds:
             self._held.append(signum)
         else:
@@ -103,6 +103,7 @@ def _enter(target: str, args: tuple[Any, ...], owner: int, loaded: set[str], tel
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in NOTICES:
         signal.signal(signum, signal.SIG_IGN)
+        signal.signal(hand_on(signum), signal.SIG_IGN)
     guard.die_with(owner)
     forkserver.adopt(loaded)
     try:

@@ -50,7 +50,7 @@ def _stay() -> None:
 
 
 def _be_a_rank() -> None:
-    for signum in (*_TOLD, signal.SIGALRM):
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):  # a notice means nothing until it takes them
         signal.signal(signum, signal.SIG_DFL)
 
 

@@ -21,7 +21,7 @@ from gangline.launch.exclusion import Exclusion
 from gangline.launch.failures import EXIT_FAILURE
 from gangline.launch.local import say
 from gangline.launch.nodes import UsableRanks, fewest_and_most, name_of_this_node
-from gangline.launch.signals import SAME_REQUEST_SECONDS
+from gangline.launch.signals import exit_code, hand_on
 from gangline.launch.starts import Starts
 from gangline.launch.worker import WORK
 from gangline.rundir import RunDirectory
@@ -140,7 +140,7 @@ class Agents:
                 command = [sys.executable, "-m", NODE, str(self.run_dir), str(index), str(os.getpid())]
                 self.running[index] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
                 if self.asked:  # meanwhile, and this one was not among those that were told
-                    guard.send(self.running[index].pid, self.asked)
+                    guard.send(self.running[index].pid, hand_on(self.asked))
 
     def _ended(self, index: int, code: int, begun: int) -> int:
         now = progress(self.run_dir).generation
@@ -151,7 +151,7 @@ class Agents:
             say(f"train: agent {index} of {self.count} was killed by {signal.Signals(-code).name}; it is started again")
             self.again[index] = time.monotonic() + AGAIN_SECONDS
         else:
-            self.codes[index] = code if code >= 0 else 128 - code
+            self.codes[index] = exit_code(code)
             if over:
                 self.again.clear()
         return now
@@ -159,9 +159,8 @@ class Agents:
     def _hand_on(self, signum: int, frame: object) -> None:
         self.asked = self.asked or signum
         self.again.clear()
-        time.sleep(SAME_REQUEST_SECONDS / 10)  # Ctrl-C has reached the agents already
         for process in self.running.values():
-            guard.send(process.pid, signum)
+            guard.send(process.pid, hand_on(signum))
 
     def _ending(self) -> RunEnding | None:
         """Of this job: what an earlier one left lies there until the agents have met."""

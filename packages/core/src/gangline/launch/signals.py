@@ -6,18 +6,21 @@ A thread reads what arrived, so that this works also while the main thread sits 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
 import time
 from collections.abc import Callable
+from enum import IntEnum
 
-SAME_REQUEST_SECONDS = 1.0  # Ctrl-C reaches a rank twice: from the terminal, and handed on by the agent
-
-# How the local agent hands a request on. It is not SIGTERM, for that is what torch's agent sends to the ranks that
-# are left when one has failed, and these have no step boundary to wait for: their collectives never end.
-HANDED_ON = {signal.SIGTERM: signal.SIGUSR2, signal.SIGHUP: signal.SIGUSR2}
+SAME_REQUEST_SECONDS = 1.0  # a scheduler may say it twice at once: to a process, and to its whole group
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+# How a launcher hands a request on. Ctrl-C, and a scheduler that signals whole groups, reach the ranks by themselves,
+# too; by a signal of its own what is handed on is known for the same request, however late a busy machine brings it.
+_FIRST = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else None  # of real-time signals: others have a meaning
+HandedOn = IntEnum(  # type: ignore[misc]
+    "HandedOn", {asked.name: asked if _FIRST is None else _FIRST + index for index, asked in enumerate(STOP)}
+)
 
 _answers: dict[int, Callable[[], None]] = {}
 _requested: str | None = None
@@ -46,45 +49,69 @@ def answer_signal(signum: int, call: Callable[[], None]) -> None:
     signal.siginterrupt(signum, False)  # transfers under way go on
 
 
+def hand_on(signum: int) -> HandedOn:
+    """The signal that hands on the request which came as this one."""
+    return HandedOn[asked_by(signum).name]
+
+
+def asked_by(signum: int) -> signal.Signals:
+    """The signal that asked, where this one may have been handed on."""
+    return signal.Signals(signum) if signum in STOP else signal.Signals[HandedOn(signum).name]
+
+
+def exit_code(ended: int) -> int:
+    """The exit code of a command whose process ended so: 128 + n where signal n, -n here, ended it."""
+    if ended >= 0:
+        return ended
+    return 128 + (asked_by(-ended) if -ended in list(HandedOn) else -ended)
+
+
+class Requests:
+    """Tells a request that reaches a process by two ways from one that is made twice."""
+
+    def __init__(self) -> None:
+        self._first: dict[bool, float] = {}  # by whether it was handed on
+
+    def take(self, signum: int) -> int:
+        """1 for the first request, 2 for one that is made again, 0 for one that is known already."""
+        handed_on, now = signum not in STOP, time.monotonic()
+        new, before = not self._first, self._first.setdefault(handed_on, now)
+        if new:
+            return 1
+        return 2 if now - before > SAME_REQUEST_SECONDS else 0
+
+
 def install(by_agent: bool) -> None:
     """Take signals from now on; call it in the main thread.
 
-    `by_agent` says that the local launcher watches over this rank and hands requests on in its own way.
+    `by_agent` says that the local launcher watches over this rank: it kills a rank that does not stop in time.
     """
     global _requested, _watched
     _requested, _watched = None, by_agent
     arrived, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    for signum in STOP:
+    for signum in (*STOP, *HandedOn):
         signal.signal(signum, _noted)
-    threading.Thread(target=_watch, args=(arrived, by_agent), daemon=True, name="signals").start()
+    threading.Thread(target=_watch, args=(arrived,), daemon=True, name="signals").start()
 
 
 def _noted(signum: int, frame: object) -> None:
     """Nothing is left to do: the wake-up pipe has told the thread already."""
 
 
-def _watch(arrived: int, by_agent: bool) -> None:
+def _watch(arrived: int) -> None:
     global _requested
-    first = 0.0
+    requests = Requests()
     while True:
         signum = os.read(arrived, 1)[0]
         if signum in _answers:
             threading.Thread(target=_answers[signum], daemon=True, name="answer").start()
-        if signum not in STOP:
+        if signum not in (*STOP, *HandedOn):
             continue
-        if _requested is not None:
-            if time.monotonic() - first > SAME_REQUEST_SECONDS:
-                os._exit(128 + signum)
-            continue
-        if by_agent and signum == signal.SIGTERM and not select.select([arrived], [], [], SAME_REQUEST_SECONDS)[0]:
-            os._exit(128 + signum)  # the agent alone sent it: another rank has failed
-        first = time.monotonic()
-        _requested = _name(signum, by_agent)
-
-
-def _name(signum: int, by_agent: bool) -> str:
-    if (by_agent and signum in HANDED_ON.values()) or signum == signal.SIGHUP:
-        return signal.SIGTERM.name
-    return signal.Signals(signum).name
+        asked = asked_by(signum)
+        match requests.take(signum):
+            case 1:
+                _requested = signal.SIGTERM.name if asked == signal.SIGHUP else asked.name
+            case 2:
+                os._exit(128 + asked)

@@ -12,7 +12,9 @@ import struct
 import sys
 
 NUMBER = struct.Struct("!q")
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FIRST = getattr(signal, "SIGRTMIN", 0) + 6  # of `gangline.launch.signals.HandedOn`, as a test compares
+HANDED_ON = range(FIRST, FIRST + 5) if hasattr(signal, "SIGRTMIN") else ()
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *HANDED_ON)
 
 
 def main() -> None:
