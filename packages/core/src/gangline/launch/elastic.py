@@ -33,19 +33,18 @@ from torch.distributed.elastic.rendezvous import (
 from gangline import generation
 from gangline.ending import EXIT_REQUEUE, RunEnding, read_ending
 from gangline.generation import VARIABLE
-from gangline.launch import failures, forkserver, guard, worker
+from gangline.launch import failures, forkserver, worker
 from gangline.launch.config import LocalLaunch
 from gangline.launch.failures import EXIT_FAILURE, RankFailure
 from gangline.launch.network import interface_towards
 from gangline.launch.nodes import NAME
-from gangline.launch.signals import STOP, HandedOn, Requests, asked_by, hand_on
+from gangline.launch.signals import hand_on
 from gangline.launch.starts import JobStart, Starts, end
+from gangline.launch.stops import UNUSED, kill_those_left, requests
 from gangline.launch.worker import SPARE
 
 _LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing")
-_UNUSED = "SIGQUIT"  # the agent insists on handlers of its own for some signal
 _NO_LIMIT = 1 << 30  # restarts that torch's agent counts; ours are counted by `Starts`
-_LEFT_SECONDS = 1.0  # ranks that are left when one has failed have them, for what their threads are writing
 _LAST_SECONDS = 30.0  # how long a node that is done waits for the others
 
 
@@ -95,7 +94,7 @@ class Agent(LocalElasticAgent):
             raise Stopped(start.generation, start.stop)
         self.files.start = start
         started = super()._start_workers(worker_group)
-        _kill_those_left(self._pcontext)
+        kill_those_left(self._pcontext)
         return started
 
     def _agree(self, group: WorkerGroup) -> JobStart:
@@ -174,23 +173,6 @@ class Agent(LocalElasticAgent):
             self._pcontext.close(death_sig, round(timeout if death_sig == signal.SIGKILL else self.grace))
 
 
-def _kill_those_left(context: Any) -> None:
-    """Where torch closes the context by itself, since a rank has ended, it would ask the others to stop (SIGTERM).
-
-    That is a request of the user's, and these have no step boundary to wait for: their collectives never end.
-    """
-    close = context.close
-
-    def closed(death_sig: Any = None, timeout: int = 30) -> None:
-        if death_sig is None:
-            end = time.monotonic() + _LEFT_SECONDS
-            for pid in context.pids().values():
-                guard.wait_for_end(pid, max(0.0, end - time.monotonic()))
-        close(death_sig or signal.SIGKILL, timeout)
-
-    context.close = closed
-
-
 def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str, args: tuple[Any, ...]) -> int:
     """The ranks of this node, to the end of the job; see `gangline.launch.local.start`."""
     run_dir = starts.run_dir
@@ -199,7 +181,7 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
     # With the agent's store shared, ranks that were started again meet the addresses of dead ones in it.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # all nodes have as many ranks: nobody has to ask
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = _UNUSED
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = UNUSED
     os.environ.setdefault("TORCH_MP_PARALLEL_START", "1")
     files = RankFiles(logs, node)
     spec = WorkerSpec(
@@ -213,7 +195,7 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
     )
     agent = Agent(spec, files, node, starts, config.grace_seconds)
     others = set(multiprocessing.active_children())
-    with _agent_log(logs / node.log), _requests() as request:
+    with _agent_log(logs / node.log), requests() as request:
         goes = False  # alone: the others may go on, so the rendezvous stays open
         try:
             if agent.run() is None:
@@ -337,35 +319,6 @@ class RankFiles(LogsSpecs):
             return "lo" if first == "127.0.0.1" else None
         found = interface_towards([address for address in self.peers or [first] if address] + others)
         return None if found == "lo" else found  # other machines are not there, whatever a name stands for
-
-
-class _Request:
-    """What this process was asked by a signal. The first one ends the agent's watch and is handed on to the ranks."""
-
-    def __init__(self) -> None:
-        self.signum = 0
-        self.heard = False
-        self._requests = Requests()
-
-    def __call__(self, signum: int, frame: object) -> None:
-        if self.heard or not self._requests.take(signum):
-            return
-        asked = asked_by(signum)
-        self.signum = self.signum or asked
-        raise SignalException(asked.name, hand_on(asked))  # type: ignore[arg-type]
-
-
-@contextmanager
-def _requests() -> Iterator[_Request]:
-    request = _Request()
-    before = {signum: signal.signal(signum, request) for signum in (*STOP, *HandedOn)}
-    quit_before = signal.getsignal(getattr(signal, _UNUSED))
-    try:
-        yield request
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-        signal.signal(getattr(signal, _UNUSED), quit_before)
 
 
 @contextmanager
