@@ -64,6 +64,16 @@ def fail(run_dir: str, culprit: int, how: str) -> int:
     return 0
 
 
+def leave_behind(run_dir: str) -> int:
+    """Rank 1 fails, and rank 0 hears nothing of it."""
+    rank, add = join()
+    add(1)
+    if rank == 1:
+        end("raise")
+    time.sleep(300)
+    return 0
+
+
 def end(how: str) -> None:
     if how == "raise":
         raise ValueError("the answer is not 42")

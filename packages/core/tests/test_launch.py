@@ -190,6 +190,13 @@ def test_the_rank_that_was_killed_is_named(run_dir, capsys, culprit):
     assert "Traceback" not in said
 
 
+def test_a_rank_that_hears_nothing_of_it_is_killed_soon(run_dir, capsys):
+    """It is not asked to stop at its next step boundary, which never comes: torch would wait 30 seconds for it."""
+    assert start(run_dir, 2, LocalLaunch(max_restarts=0), "launched:leave_behind") == 1
+    assert "rank 1 failed first: ValueError" in capsys.readouterr().err
+    assert "forcefully" not in (run_dir / "logs" / "agent.log").read_text()
+
+
 def test_a_killed_server_is_told_without_a_traceback(run_dir, capsys):
     """Before a rank was forked; the next start has a server of its own."""
     from gangline.launch import elastic  # noqa: F401  # so that the server is asked before it is killed

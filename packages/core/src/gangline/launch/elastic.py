@@ -40,7 +40,7 @@ from gangline.launch.network import interface_towards
 from gangline.launch.nodes import NAME
 from gangline.launch.signals import hand_on
 from gangline.launch.starts import JobStart, Starts, end
-from gangline.launch.stops import UNUSED, kill_those_left, requests
+from gangline.launch.stops import UNUSED, ranks_that_are_killed, requests
 from gangline.launch.worker import SPARE
 
 _LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing")
@@ -93,9 +93,8 @@ class Agent(LocalElasticAgent):
         if start.stop is not None:
             raise Stopped(start.generation, start.stop)
         self.files.start = start
-        started = super()._start_workers(worker_group)
-        kill_those_left(self._pcontext)
-        return started
+        with ranks_that_are_killed():
+            return super()._start_workers(worker_group)
 
     def _agree(self, group: WorkerGroup) -> JobStart:
         """The first node's word, in the store of this start."""

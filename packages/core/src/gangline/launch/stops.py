@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from multiprocessing.process import BaseProcess
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from gangline.launch import guard
 from gangline.launch.signals import STOP, HandedOn, Requests, asked_by, hand_on
 
 UNUSED = "SIGQUIT"  # the agent insists on handlers of its own for some signal
@@ -47,18 +48,20 @@ def requests() -> Iterator[Request]:
         signal.signal(getattr(signal, UNUSED), quit_before)
 
 
-def kill_those_left(context: Any) -> None:
-    """Where torch closes the context by itself, since a rank has ended, it would ask the others to stop (SIGTERM).
+@contextmanager
+def ranks_that_are_killed() -> Iterator[None]:
+    """The processes that are started in this block: asked to end by torch, each is killed a second later.
 
-    That is a request of the user's, and these have no step boundary to wait for: their collectives never end.
+    As soon as one rank has failed torch asks the others to stop, by SIGTERM. That is a request of the user's, after
+    which a rank goes on to the next step boundary; and for these there is none: their collectives never end.
     """
-    close = context.close
+    before = set(multiprocessing.active_children())
+    yield
+    for process in set(multiprocessing.active_children()) - before:
+        process.terminate = partial(_kill_soon, process)  # type: ignore[method-assign]
 
-    def closed(death_sig: Any = None, timeout: int = 30) -> None:
-        if death_sig is None:
-            end = time.monotonic() + _LEFT_SECONDS
-            for pid in context.pids().values():
-                guard.wait_for_end(pid, max(0.0, end - time.monotonic()))
-        close(death_sig or signal.SIGKILL, timeout)
 
-    context.close = closed
+def _kill_soon(process: BaseProcess) -> None:
+    timer = threading.Timer(_LEFT_SECONDS, process.kill)
+    timer.daemon = True
+    timer.start()
