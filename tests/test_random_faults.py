@@ -30,7 +30,7 @@ KILLED = (-9, 137)
 @pytest.mark.parametrize(
     ("faults", "seconds", "steps", "seed"),
     [
-        (8, 0.1, 80, 1),
+        (8, 0.1, 48, 1),
         pytest.param(60, 0.1, 600, 1, marks=pytest.mark.nightly),
     ],
 )
