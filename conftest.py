@@ -24,6 +24,7 @@ import pytest
 KEPT = "gangline/seconds"  # test -> what it took when it last ran
 RUNS = {"runs", "curves", "torchruns", "running"}  # fixtures of tests that start whole runs
 WAITING = {"subprocess", "threading", "time"}  # what a file imports whose tests wait for processes, threads or a clock
+FAILED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -99,6 +100,24 @@ _WRONG_NUMBER = re.compile(
 def may_have_waited(error: BaseException | None) -> bool:
     """Whether a loaded machine may be why a test has failed: it is no reason for a number that is wrong."""
     return _WRONG_NUMBER.search(f"{type(error).__name__}: {error}") is None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[FAILED] = report.failed
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """A test that is tried again begins with new fixtures, also those of its class, its file and the session.
+
+    It may have used them up: ended a process that a fixture started, begun a run in a directory of all its file. With
+    the same ones the second try would fail with certainty. After its last try it leaves nothing half used to others.
+    """
+    if item.stash.get(FAILED, False) and item.get_closest_marker("flaky"):
+        item.session._setupstate.teardown_exact(None)  # as pytest-rerunfailures does, which would keep them
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -116,3 +118,41 @@ def test_what_a_loaded_machine_may_have_done_is_tried_again(test):
     with pytest.raises((AssertionError, subprocess.TimeoutExpired)) as failed:
         test()
     assert _rule()(failed.value), failed.value
+
+
+USED_UP = """
+import threading  # its tests wait
+
+import pytest
+
+tries = []
+
+@pytest.fixture(scope="session")
+def places():
+    yield (made := [])
+    print("the session's ended with", *made)
+
+@pytest.fixture(scope="module")
+def run(places):
+    assert "run" not in places, "there is one by this name"
+    places.append("run")
+    yield (alive := ["run"])
+    print("the file's ended with", *alive)
+
+def test_ends_it(run):
+    tries.append(run.pop())
+    assert len(tries) == 2, "waited in vain"
+
+def test_finds_what_the_second_try_left(run):
+    assert run == []
+"""
+
+
+def test_a_second_try_begins_with_fixtures_that_the_first_has_not_used_up(tmp_path):
+    pytest.importorskip("pytest_rerunfailures")
+    shutil.copy(Path(__file__).parents[1] / "conftest.py", tmp_path)
+    (tmp_path / "test_used_up.py").write_text(USED_UP)
+    command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "--rootdir", ".", "test_used_up.py"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300).stdout
+    assert "2 passed, 1 rerun" in said, said
+    assert said.count("the file's ended") == said.count("the session's ended with run") == 2, said
