@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Iterable
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ PRELOAD = (
 
 # Of these: what a run that is known needs only where it has chosen a part with it, which `of_run` adds.
 OF_SOME_PARTS = ("torch.distributed.checkpoint", "gangline.launch.ready")
+
+_ENDS_SECONDS = 5.0  # a server whose connections have closed takes to be gone, on a loaded machine
 
 _loading: set[str] = set()  # by the running server
 _adopted = 0  # the process id of a server that another process started
@@ -110,10 +113,19 @@ def set_environment() -> None:
 
 
 def lost() -> int:
-    """How the server ended: 0 while it lives or where none was started, else its exit code, -n after signal n.
+    """How the server ended, asked when it gave no answer: its exit code, -n after signal n; 0 where it lives.
 
-    How an adopted one ended is not known; it is taken for a kill, as where memory is short.
+    Its connections close before the system says how it ended, on a loaded machine by a while: it is waited for. How an
+    adopted one ended is not known; it is taken for a kill, as where memory is short.
     """
+    end = time.monotonic() + _ENDS_SECONDS
+    while not (code := _ended()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return code
+
+
+def _ended() -> int:
+    """How the server ended, 0 while it lives or where none was started."""
     if _adopted:
         return 0 if os.getppid() == _adopted else -signal.SIGKILL
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
