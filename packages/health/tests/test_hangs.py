@@ -259,8 +259,8 @@ def test_torchs_record_is_nobodys_duty(tmp_path: Path, monkeypatch: pytest.Monke
     sleeper, began = subprocess.Popen(["sleep", "100"]), time.monotonic()
     try:
         seen = Seen(0, 1, 1, sleeper.pid, True, 2, 7, "forward", "", 1.0, None)
-        assert flight.collect(tmp_path, [seen]) == []
-        assert time.monotonic() - began < 1.5
+        assert flight.collect(tmp_path, [seen], seconds=600.0) == []
+        assert time.monotonic() - began < 300
         assert sleeper.poll() is None, "a signal without a handler would have ended it"
     finally:
         sleeper.kill()
