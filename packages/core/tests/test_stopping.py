@@ -63,10 +63,10 @@ class Started:
         return self.process.returncode, printed
 
 
-class Running:
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
     """All that the tests below send signals to, started at once: that they meet takes most of their time."""
-
-    ASKED = {
+    asked = {
         "ctrl-c": ("steps", (LATE + 1.0,), {}),
         "sigterm": ("steps", (0.2,), {}),
         "all-sigterm": ("steps", (LATE + 1.0,), {}),
@@ -75,27 +75,10 @@ class Running:
         "agent": ("steps", (), {}),
         "stopped": ("steps", (), {}),
     }
-
-    def __init__(self, tmp_path_factory) -> None:
-        self.directory = tmp_path_factory.mktemp
-        self.started: list[Started] = []
-        self.waiting = {name: self.start(name) for name in self.ASKED}
-
-    def start(self, name: str) -> Started:
-        target, args, more = self.ASKED[name]
-        self.started.append(Started(self.directory(name), 2, target, args, **more))
-        return self.started[-1]
-
-    def __getitem__(self, name: str) -> Started:
-        """It is there for one test; one that is tried again gets another."""
-        return self.waiting.pop(name, None) or self.start(name)
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory):
-    made = Running(tmp_path_factory)
-    yield made
-    for one in made.started:
+    root = tmp_path_factory.mktemp("running")
+    started = {name: Started(root / name, 2, target, args, **more) for name, (target, args, more) in asked.items()}
+    yield started
+    for one in started.values():
         if one.process.poll() is None:
             kill(one.process)
 
