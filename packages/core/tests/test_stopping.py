@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gangline.launch import guard
+from gangline.launch.failures import how_it_ended
 from gangline.launch.signals import SAME_REQUEST_SECONDS, STOP, HandedOn, Requests, asked_by, exit_code, hand_on
 from gangline.testing import warm, warm_client
 from gangline.testing.processes import kill, living, wait_until_none_lives
@@ -111,6 +112,11 @@ def test_a_signal_that_hands_on_has_no_other_meaning():
     others = {*signal.Signals, guard.STACKS}
     assert len({*HandedOn} - others) == len(STOP)
     assert [*HandedOn] == [*warm_client.HANDED_ON]
+
+
+def test_a_signal_without_a_name_is_told_by_its_number():
+    assert how_it_ended(-HandedOn.SIGTERM) == f"it was killed by signal {HandedOn.SIGTERM:d}"
+    assert how_it_ended(-signal.SIGTERM) == "it was killed by SIGTERM"
 
 
 def test_ctrl_c_ends_the_ranks_at_a_step_boundary(running):

@@ -7,7 +7,6 @@ before it exits, so that whoever watches the ranks meets the culprit first.
 from __future__ import annotations
 
 import json
-import signal
 import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from gangline.ending import EXIT_REQUEUE
 from gangline.errors import PeerFailed, UserError
 from gangline.launch.output import log_path
+from gangline.launch.signals import name_of
 
 PEER_WAIT_SECONDS = 1.0
 EXIT_FAILURE = 1
@@ -166,6 +166,6 @@ def how_it_ended(exit_code: int) -> str:
     """In words, of a process."""
     if exit_code >= 0:
         return f"it lost its connection to the other ranks, or ended with exit code {exit_code}"
-    name = signal.Signals(-exit_code).name
+    name = name_of(-exit_code)
     hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
     return f"it was killed by {name}{hint}"

@@ -21,7 +21,7 @@ from gangline.launch.exclusion import Exclusion
 from gangline.launch.failures import EXIT_FAILURE
 from gangline.launch.local import say
 from gangline.launch.nodes import UsableRanks, fewest_and_most, name_of_this_node
-from gangline.launch.signals import exit_code, hand_on
+from gangline.launch.signals import exit_code, hand_on, name_of
 from gangline.launch.starts import Starts
 from gangline.launch.worker import WORK
 from gangline.rundir import RunDirectory
@@ -148,7 +148,7 @@ class Agents:
         ending = self._ending()  # one that is to be requeued may be of a start that makes room for a node
         over = self.asked or (ending is not None and not ending.requeue) or self.hopeless > HOPELESS
         if code < 0 and not over:
-            say(f"train: agent {index} of {self.count} was killed by {signal.Signals(-code).name}; it is started again")
+            say(f"train: agent {index} of {self.count} was killed by {name_of(-code)}; it is started again")
             self.again[index] = time.monotonic() + AGAIN_SECONDS
         else:
             self.codes[index] = exit_code(code)

@@ -59,6 +59,11 @@ def asked_by(signum: int) -> signal.Signals:
     return signal.Signals(signum) if signum in STOP else signal.Signals[HandedOn(signum).name]
 
 
+def name_of(signum: int) -> str:
+    """SIGKILL; of a real-time signal, which has no name, "signal 41"."""
+    return signal.Signals(signum).name if signum in list(signal.Signals) else f"signal {signum}"
+
+
 def exit_code(ended: int) -> int:
     """The exit code of a command whose process ended so: 128 + n where signal n, -n here, ended it."""
     if ended >= 0:
