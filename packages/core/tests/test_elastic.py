@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
 import signal
 import time
 from pathlib import Path
@@ -205,8 +204,8 @@ def generations_of(run_dir: Path) -> list[int]:
 def joined(run_dir: Path, pid: int) -> bool:
     """Whether an agent is heard of at the meeting."""
     (path,) = (run_dir / ".meeting").glob("state-*")
-    state = FileBackend(path).get_state()
-    return state is not None and pid in {node.pid for node in pickle.loads(state[0]).last_heartbeats}
+    state = FileBackend(path).read()
+    return state is not None and pid in {node.pid for node in state.last_heartbeats}
 
 
 @pytest.mark.nightly

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pickle
 import signal
 import time
+from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from torch.distributed.elastic.agent.server.api import WorkerState
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
 from gangline import attempts, generation
 from gangline.attempts import Attempt
@@ -19,11 +23,11 @@ from gangline.ending import EXIT_REQUEUE, RunEnding, clear_ending, read_ending, 
 from gangline.errors import Problem, UserError
 from gangline.events import Events, read_events
 from gangline.generation import FILE, Fenced, advance, hold, progress
-from gangline.launch import failures, worker
-from gangline.launch.config import LocalLaunch
+from gangline.launch import failures, meeting_state, worker
+from gangline.launch.config import ElasticLaunch, LocalLaunch
 from gangline.launch.elastic import Agent, AgentNode, RankFiles
 from gangline.launch.failures import RankFailure
-from gangline.launch.meeting import FileBackend
+from gangline.launch.meeting import FileBackend, meet_in
 from gangline.launch.nodes import fewest_and_most
 from gangline.launch.signals import HandedOn
 from gangline.launch.starts import JobStart, Starts
@@ -292,22 +296,44 @@ def test_numbers_of_nodes_without_sense(nodes):
         fewest_and_most(nodes)
 
 
-def test_the_state_of_a_meeting_is_replaced_by_who_has_read_it_alone(tmp_path):
+def meeting_of(*nodes: str, closed: bool = False) -> bytes:
+    """A state of torch's rendezvous as torch hands it over, with a value in each field."""
+    state = _RendezvousState()
+    state.round, state.complete, state.closed = 3, True, closed
+    state.deadline = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+    members = [_NodeDesc(name, 100 + index, index) for index, name in enumerate(nodes)]
+    state.participants = {node: rank for rank, node in enumerate(members)}
+    state.wait_list, state.redundancy_list = {_NodeDesc("waits", 1, 0)}, {_NodeDesc("spare", 2, 0)}
+    state.last_heartbeats = {node: datetime.now(UTC) for node in members}
+    return pickle.dumps(state)
+
+
+def test_meeting_state_survives_json_in_every_field():
+    pickled = meeting_of("n1", "n2", closed=True)
+    assert vars(meeting_state.decode(meeting_state.encode(pickled))) == vars(pickle.loads(pickled))
+
+
+def test_meeting_state_is_replaced_only_by_its_last_reader(tmp_path):
     """As torch's own backends: a token of an older state sets nothing, and gets the newer state."""
     backend = FileBackend(tmp_path / "state")
     assert backend.get_state() is None
-    state, token, mine = backend.set_state(b"one")
-    assert (state, mine) == (b"one", True)
-    assert backend.set_state(b"other", None)[::2] == (b"one", False)
-    state, newer, mine = backend.set_state(b"two and more", token)
-    assert mine
-    assert backend.set_state(b"late", token) == (b"two and more", newer, False)
-    assert FileBackend(tmp_path / "state").get_state() == (b"two and more", newer)
+    _, token, set_here = backend.set_state(meeting_of("one"))
+    assert set_here
+    assert members(backend.set_state(meeting_of("other"), None)) == ({"one"}, False)
+    newer, set_here = backend.set_state(meeting_of("one", "two"), token)[1:]
+    assert set_here
+    assert members(backend.set_state(meeting_of("late"), token)) == ({"one", "two"}, False)
+    state, read = FileBackend(tmp_path / "state").get_state()
+    assert (members((state, read, True))[0], read) == ({"one", "two"}, newer)
 
 
-def test_the_state_of_a_meeting_is_whole_whenever_its_writer_is_killed(tmp_path, monkeypatch):
+def members(answer: tuple[bytes, object, bool]) -> tuple[set[str], bool]:
+    return {node.addr for node in pickle.loads(answer[0]).participants}, answer[2]
+
+
+def test_meeting_state_is_whole_after_a_kill_of_its_writer(tmp_path, monkeypatch):
     backend = FileBackend(tmp_path / "state")
-    _, token, _ = backend.set_state(b"one")
+    _, token, _ = backend.set_state(meeting_of("one"))
 
     class Killed(Exception):
         pass
@@ -315,15 +341,46 @@ def test_the_state_of_a_meeting_is_whole_whenever_its_writer_is_killed(tmp_path,
     def killed(*args):
         raise Killed
 
-    for name in ("replace", "pwrite", "ftruncate"):
+    for name in ("replace", "open", "fdopen"):
         with monkeypatch.context() as patched:
             patched.setattr(os, name, killed)
             with contextlib.suppress(Killed):
-                backend.set_state(b"two", token)
-        state = FileBackend(tmp_path / "state").get_state()
+                backend.set_state(meeting_of("two"), token)
+        state = FileBackend(tmp_path / "state").read()
         assert state is not None
-        assert state[0] in (b"one", b"two")
-        token = state[1]
+        assert {node.addr for node in state.participants} in ({"one"}, {"two"})
+
+
+class Trap:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_meeting_state_from_a_pickle_is_refused_unread(tmp_path):
+    (tmp_path / "state").write_bytes(pickle.dumps(Trap(tmp_path / "executed")))
+    for read in (FileBackend.get_state, FileBackend.read):
+        with pytest.raises(UserError, match="not the state of a rendezvous"):
+            read(FileBackend(tmp_path / "state"))
+    assert not (tmp_path / "executed").exists()
+
+
+def test_meeting_folder_of_another_user_is_refused(tmp_path):
+    if os.geteuid():
+        pytest.skip("only root can give a folder to another user")
+    folder = tmp_path / ".meeting"
+    folder.mkdir()
+    os.chown(folder, 12345, -1)
+    with pytest.raises(UserError, match="belongs to user 12345"):
+        meet_in(tmp_path, "job", "127.0.0.1", ElasticLaunch())
+    os.chown(folder, 0, -1)
+    folder.chmod(0o777)
+    meet_in(tmp_path, "job", "127.0.0.1", ElasticLaunch())
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_spare_makes_room_as_soon_as_its_agent_asks(tmp_path, monkeypatch):

@@ -10,10 +10,10 @@ from typing import Generic, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.rendezvous import rendezvous
 
 from gangline.comm.base import Comm, Comms, Pending, Reduction, Splits, Store, Transfers
 from gangline.comm.groups import MeshComms
+from gangline.comm.job_store import open_job_store
 from gangline.comm.named import named_group
 from gangline.comm.ordered import Ordered, ordered_reduce_scatter
 from gangline.comm.pulsed import Pulsed
@@ -169,11 +169,11 @@ def connect(
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size != mesh.world:
             raise ValueError(f"the mesh has {mesh.world} ranks, the job {size} (WORLD_SIZE)")
-        store, rank, size = next(iter(rendezvous("env://", timeout=limit or DEFAULT)))
+        store: dist.Store = open_job_store(limit or DEFAULT)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=dist.PrefixStore(f"process-group/{start}", store),
-            rank=rank,
+            rank=int(os.environ["RANK"]),
             world_size=size,
             timeout=limit,
         )

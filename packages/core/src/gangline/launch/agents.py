@@ -139,7 +139,7 @@ def run_under_agent(
     assert job is not None, "no torchrun or Slurm in the environment"
     os.environ.update(job.environment())
     forkserver.set_environment()
-    store = _store(job)
+    store = _open_store()
     made: RunDirectory | None = None
     if job.rank == 0:
         made, number = _tell(job, store, compose_and_write)
@@ -266,19 +266,11 @@ def _end_refused(job: Job, store: Store, made: RunDirectory | None, logs: Path) 
         requeue.forget(job.key)
 
 
-def _store(job: Job) -> Store:
-    """The job's store, as torch.distributed's own env:// rendezvous would open it; both may share one server."""
-    from torch.distributed import TCPStore
+def _open_store() -> Store:
+    """The job's store. The process group opens it a second time, and shares the server of this one."""
+    from gangline.comm.job_store import open_job_store
 
-    held_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
-    return TCPStore(
-        job.address,
-        job.port,
-        is_master=job.rank == 0 and not held_by_agent,
-        timeout=timedelta(seconds=COMPOSE_SECONDS),
-        wait_for_workers=False,
-        multi_tenant=True,
-    )
+    return open_job_store(timedelta(seconds=COMPOSE_SECONDS), waits=False)
 
 
 def _key(job: Job) -> str:

@@ -31,12 +31,13 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from gangline import generation
+from gangline.comm.job_store import ADDRESS
 from gangline.ending import EXIT_REQUEUE, RunEnding, read_ending
 from gangline.generation import VARIABLE
 from gangline.launch import failures, forkserver, worker
 from gangline.launch.config import LocalLaunch
 from gangline.launch.failures import EXIT_FAILURE, RankFailure
-from gangline.launch.network import interface_towards
+from gangline.launch.network import LOOPBACK, interface_towards, listening_address
 from gangline.launch.nodes import NAME
 from gangline.launch.signals import hand_on
 from gangline.launch.starts import JobStart, Starts, end
@@ -110,8 +111,10 @@ class Agent(LocalElasticAgent):
             self.starts.places = [place or name for name, place, _ in told]
             self.files.peers = [address for _, _, address in told[1:]]
             start = self.starts.begin([name for name, *_ in told], self.node.ranks * len(told), first)
-            store.set("gangline/start", json.dumps(start.to_dict()))
-        return JobStart.of(json.loads(store.get("gangline/start")))
+            one_machine = len({address for _, _, address in told}) == 1
+            store.set("gangline/start", json.dumps([start.to_dict(), one_machine]))
+        content, self.files.one_machine = json.loads(store.get("gangline/start"))
+        return JobStart.of(content)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
@@ -284,6 +287,7 @@ class RankFiles(LogsSpecs):
         self.logs, self.node = logs, node
         self.start: JobStart | None = None  # the newest
         self.peers: list[str] = []  # addresses of the other nodes, on the first one
+        self.one_machine = False  # whether all nodes have one address, so that nothing has to be reached from outside
 
     @property
     def root_log_dir(self) -> str:
@@ -303,8 +307,12 @@ class RankFiles(LogsSpecs):
             env["WORLD_SIZE"] = str(self.start.processes)
             if int(env["RANK"]) >= self.start.processes:
                 env[SPARE] = "1"
+            if self.one_machine:
+                env["MASTER_ADDR"] = LOOPBACK
             if interface := self._interface(env["MASTER_ADDR"]):
                 env["GLOO_SOCKET_IFNAME"] = interface
+            if self.peers and ADDRESS not in os.environ:
+                env[ADDRESS] = listening_address(env["MASTER_ADDR"], self.peers)
         nowhere = dict.fromkeys(envs, "")
         return LogsDest(stdouts=nowhere, stderrs=dict(nowhere), error_files=dict.fromkeys(envs, os.devnull))
 
@@ -315,7 +323,7 @@ class RankFiles(LogsSpecs):
         assert self.start is not None
         _, *others = dict.fromkeys(name.partition("/")[0] for name in (self.node.name, *self.start.nodes))
         if not others:
-            return "lo" if first == "127.0.0.1" else None
+            return "lo" if first == LOOPBACK else None
         found = interface_towards([address for address in self.peers or [first] if address] + others)
         return None if found == "lo" else found  # other machines are not there, whatever a name stands for
 

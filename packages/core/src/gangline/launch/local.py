@@ -53,11 +53,11 @@ def start(
     """
     forkserver.warm()
     from gangline.launch.elastic import AgentNode, run_agent  # imports torch; the server does the same at the same time
-    from gangline.launch.meeting import alone
+    from gangline.launch.solo import SoloRendezvous
 
     config, starts = config or LocalLaunch(), count(1)
     decides = Starts(Path(run_dir).resolve(), config, lambda ranks: (ranks, []), say)
-    return run_agent(decides, AgentNode("", world, alone(), lambda: next(starts)), config, target, args)
+    return run_agent(decides, AgentNode("", world, SoloRendezvous(), lambda: next(starts)), config, target, args)
 
 
 def say(text: str) -> None:

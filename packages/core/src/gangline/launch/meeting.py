@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
+import stat
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -17,20 +18,23 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from glob import escape
 from pathlib import Path
+from shlex import quote as quote_word
 from typing import Any
 from urllib.parse import quote
 
 from torch.distributed import FileStore
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousBackend,
     RendezvousTimeout,
     Token,
     _RendezvousExitOp,
+    _RendezvousState,
 )
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from gangline.errors import UserError
+from gangline.launch import meeting_state
 from gangline.launch.config import ElasticLaunch
 from gangline.launch.nodes import fewest_and_most
 from gangline.run_lock import MEETING
@@ -43,9 +47,9 @@ REGATHER_SECONDS = 1.0  # after the first start: how long nodes beyond the fewes
 
 
 class FileBackend(RendezvousBackend):
-    """The state of a rendezvous in one file, replaced whole; its content is its own fencing token.
+    """The state of a rendezvous as JSON in one file, replaced as a whole; its content is its own fencing token.
 
-    A torn one would make all join anew in round 0, and take an old round's words from the store.
+    With a torn file all nodes would join again in round 0, and read an old round's values from the store.
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,26 +60,57 @@ class FileBackend(RendezvousBackend):
         return "file"
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        with self._locked():
-            return self._read()
+        content = self._read_locked()
+        return (self._pickled(content), content) if content else None
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         with self._locked():
             there = self._read()
-            if (there[1] if there else None) != token:
-                return (*there, False) if there else None
+            if (there or None) != token:
+                return (self._pickled(there), there, False) if there else None
+            content = meeting_state.encode(state)
             new = self.path.with_name(f"stnew-{self.path.name}")  # under the lock: one at a time
-            new.write_bytes(state)
+            new.unlink(missing_ok=True)
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(content)
             os.replace(new, self.path)
-            return state, state, True
+            return state, content, True
 
-    def _read(self) -> tuple[bytes, Token] | None:
-        content = self.path.read_bytes() if self.path.exists() else b""
-        return (content, content) if content else None
+    def read(self) -> _RendezvousState | None:
+        """Return the state, None before the first node has joined."""
+        content = self._read_locked()
+        return self._decoded(content) if content else None
+
+    def _pickled(self, content: bytes) -> bytes:
+        """What torch reads: a pickle of the state, made in this process."""
+        return pickle.dumps(self._decoded(content))
+
+    def _decoded(self, content: bytes) -> _RendezvousState:
+        try:
+            return meeting_state.decode(content)
+        except ValueError as error:
+            raise UserError(
+                f"{self.path}: {error}",
+                "The nodes of this run cannot find each other by it.",
+                f"To remove it, when no node of the run is active:  rm -r {quote_word(str(self.path.parent))}",
+            ) from error
+
+    def _read_locked(self) -> bytes:
+        with self._locked():
+            return self._read()
+
+    def _read(self) -> bytes:
+        try:
+            handle = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return b""
+        with os.fdopen(handle, "rb") as file:
+            return file.read()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        handle = os.open(self.path.with_name(f"stlock-{self.path.name}"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        handle = os.open(self.path.with_name(f"stlock-{self.path.name}"), flags, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
@@ -113,12 +148,12 @@ class JobMeeting:
         """The nodes of a start are together."""
         self.patience.has_met()
         self._waits_in(self.own).unlink(missing_ok=True)  # heartbeats tell of this node from now on
-        state = self._state()
+        state = self.backend.read()
         self.members = frozenset(state.participants) if state else frozenset()
 
     def replaced(self) -> set[str]:
         """Members of the start under way whose agent is gone, and its ranks with it: another of their name waits."""
-        state = self._state()
+        state = self.backend.read()
         if state is None:
             return set()
         new = {*state.participants, *state.wait_list, *state.redundancy_list} - self.members
@@ -131,7 +166,7 @@ class JobMeeting:
 
     def others(self) -> set[str]:
         """The names of the nodes that are heard of, without this one."""
-        state = self._state()
+        state = self.backend.read()
         since = datetime.now(UTC) - timedelta(seconds=self.lost_seconds)
         there = {node for node, beat in state.last_heartbeats.items() if beat >= since} if state else set()
         return self._names(there - {self._me})
@@ -168,7 +203,7 @@ class JobMeeting:
 
     def check_open(self) -> None:
         """Raises RendezvousClosedError where the job is over."""
-        state = self._state()
+        state = self.backend.read()
         if state is not None and state.closed:
             raise RendezvousClosedError("the job is over")
 
@@ -183,15 +218,29 @@ class JobMeeting:
     def _me(self) -> Any:
         return self.handler._this_node
 
-    def _state(self) -> Any:
-        state = self.backend.get_state()
-        return None if state is None else pickle.loads(state[0])
+
+def _private_folder(folder: Path) -> Path:
+    """The folder of the meeting, which this user alone may write to. Raises UserError where others could."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    probe = folder / f"stnew-{uuid.uuid4().hex}"
+    probe.touch(0o600)  # a file system may show one owner for all files; it then does for this one
+    mine, there = probe.stat().st_uid, folder.lstat()
+    probe.unlink()
+    if there.st_uid != mine or not stat.S_ISDIR(there.st_mode):
+        raise UserError(
+            f"{folder} belongs to user {there.st_uid}, and this is user {mine}",
+            "Whoever writes there decides which nodes this run consists of.",
+            f"To remove it, when no node of the run is active:  rm -r {quote_word(str(folder))}",
+        )
+    if there.st_mode & 0o077:
+        folder.chmod(0o700)
+    return folder
 
 
 def meet_in(run_dir: Path, job: str, address: str, config: ElasticLaunch) -> JobMeeting:
     """The meeting of the nodes of `job`."""
-    folder = run_dir / MEETING
-    folder.mkdir(exist_ok=True)
+    folder = _private_folder(run_dir / MEETING)
     store = FileStore(str(folder / f"store-{job}"))
     store.set_timeout(timedelta(seconds=STORE_SECONDS))
     fewest, most = fewest_and_most(config.nodes)
@@ -213,10 +262,3 @@ def meet_in(run_dir: Path, job: str, address: str, config: ElasticLaunch) -> Job
         keep_alive_max_attempt=BEATS,
     )
     return JobMeeting(handler, store, patience, backend, config.lost_seconds)
-
-
-def alone() -> RendezvousHandler:
-    """The rendezvous of an agent that has the job to itself."""
-    return get_rendezvous_handler(
-        RendezvousParameters("c10d", "127.0.0.1:0", uuid.uuid4().hex, 1, 1, local_addr="127.0.0.1")
-    )

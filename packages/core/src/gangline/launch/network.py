@@ -1,4 +1,4 @@
-"""The interface of this machine at which other nodes reach it. Torch-free.
+"""The interface and the address of this machine at which other nodes reach it. Torch-free.
 
 gloo takes the address that the machine's own name stands for; where that is a loopback address, as in Debian's
 /etc/hosts, or none, it listens where no other machine can reach it. The route to another node says better.
@@ -6,27 +6,70 @@ gloo takes the address that the machine's own name stands for; where that is a l
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
 
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
+LOOPBACK = "127.0.0.1"
 _ANY_PORT = 9  # nothing is sent
 _ASKED = 3  # hosts: a name that no name service knows may take seconds
 
 
 def interface_towards(hosts: Sequence[str]) -> str | None:
-    """The interface by which this machine sends to the first of `hosts` that it has a way to; None: unknown.
+    """Name of the interface by which this machine sends to the first of `hosts` that it has a route to, or None.
 
-    Of many hosts the first few are asked.
+    Of many hosts the first few are tried.
     """
+    address = address_towards(hosts)
+    return _with_address(address) if address else None
+
+
+def address_towards(hosts: Sequence[str]) -> str:
+    """Address from which this machine sends to the first of `hosts` that it has a route to, or ""."""
     for host in hosts[:_ASKED]:
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, _ANY_PORT))
-            if found := _with_address(probe.getsockname()[0]):
-                return found
-    return None
+            return str(probe.getsockname()[0])
+    return ""
+
+
+def listening_address(name: str, others: Sequence[str] = ()) -> str:
+    """Address of this machine to listen at, for clients that connect to `name`; "" means all interfaces.
+
+    A loopback address stays one. Any other name must stand for exactly one address, and that for this machine. Where
+    it does not (on Debian the machine's own name stands for 127.0.1.1), the route to the hosts `others` decides.
+    """
+    if name == "localhost":
+        return LOOPBACK
+    if _is_loopback(name):
+        return name
+    with suppress(OSError):
+        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        if len(found) == 1 and not _is_loopback(address := found.pop()) and _is_local(address):
+            return address
+    address = address_towards(others)
+    return "" if _is_loopback(address) else address
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_local(address: str) -> bool:
+    """Whether `address` belongs to an interface of this machine."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def _with_address(address: str) -> str | None:

@@ -1,0 +1,54 @@
+"""The key-value store of a job: rank 0 serves it, and listens at one address only."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from datetime import timedelta
+from weakref import WeakValueDictionary
+
+from torch.distributed import TCPStore
+
+from gangline.launch.network import listening_address
+
+ADDRESS = "GANGLINE_STORE_ADDRESS"  # where rank 0 listens, set by its agent or by the user; "0.0.0.0": everywhere
+_BACKLOG = 16384  # ranks that connect at once
+_ANYWHERE = ("", "0.0.0.0", "::")
+
+_served: WeakValueDictionary[int, TCPStore] = WeakValueDictionary()  # by port
+
+
+def open_job_store(timeout: timedelta, waits: bool = True, environ: Mapping[str, str] = os.environ) -> TCPStore:
+    """Open the store of the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+
+    Rank 0 serves it, unless torchrun's agent does. It listens where the other ranks reach it: at the loopback
+    interface if MASTER_ADDR is a loopback address, else at the address that MASTER_ADDR stands for on this machine, at
+    all interfaces only where that is not known. The store has no authentication. A second call in one process
+    shares the server of the first.
+
+    timeout: for each wait for a key. waits: rank 0 returns when all ranks have connected.
+    """
+    rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+    name, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    by_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    serves = rank == 0 and not by_agent and port not in _served
+    address = environ.get(ADDRESS) or (listening_address(name) if serves else "")
+    store = TCPStore(
+        name if address in _ANYWHERE or by_agent else address,
+        port,
+        world,
+        is_master=serves,
+        timeout=timeout,
+        wait_for_workers=waits,
+        master_listen_fd=_listen(address, port) if serves and address not in _ANYWHERE else None,
+    )
+    if serves:
+        _served[port] = store
+    return store
+
+
+def _listen(address: str, port: int) -> int:
+    """A file descriptor that listens at `address`; the store closes it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=_BACKLOG).detach()

@@ -1,0 +1,52 @@
+"""The state of torch's dynamic rendezvous as JSON. torch hands it over as a pickle, which never reaches a file here."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from datetime import datetime
+from typing import Any
+
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
+
+
+def encode(pickled: bytes) -> bytes:
+    """Return the JSON of a state that torch has pickled in this process."""
+    state: _RendezvousState = pickle.loads(pickled)
+    content = {
+        "round": state.round,
+        "complete": state.complete,
+        "deadline": state.deadline and state.deadline.isoformat(),
+        "closed": state.closed,
+        "participants": [[*_fields(node), rank] for node, rank in state.participants.items()],
+        "wait_list": sorted(map(_fields, state.wait_list)),
+        "redundancy_list": sorted(map(_fields, state.redundancy_list)),
+        "last_heartbeats": [[*_fields(node), beat.isoformat()] for node, beat in state.last_heartbeats.items()],
+    }
+    return json.dumps(content).encode()
+
+
+def decode(content: bytes) -> _RendezvousState:
+    """Return the state that `encode` wrote. Raises ValueError for any other content."""
+    state = _RendezvousState()
+    try:
+        found = json.loads(content)
+        state.round, state.complete, state.closed = int(found["round"]), bool(found["complete"]), bool(found["closed"])
+        state.deadline = datetime.fromisoformat(found["deadline"]) if found["deadline"] else None
+        state.participants = {_node(*fields): int(rank) for *fields, rank in found["participants"]}
+        state.wait_list = {_node(*fields) for fields in found["wait_list"]}
+        state.redundancy_list = {_node(*fields) for fields in found["redundancy_list"]}
+        state.last_heartbeats = {
+            _node(*fields): datetime.fromisoformat(beat) for *fields, beat in found["last_heartbeats"]
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not the state of a rendezvous: {error!r}") from error
+    return state
+
+
+def _fields(node: _NodeDesc) -> tuple[str, int, int]:
+    return node.addr, node.pid, node.local_id
+
+
+def _node(addr: Any, pid: Any, local_id: Any) -> _NodeDesc:
+    return _NodeDesc(str(addr), int(pid), int(local_id))

@@ -1,0 +1,130 @@
+"""Where the processes of a run listen: on one machine nowhere but at the loopback interface."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from datetime import timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+
+from gangline.comm.job_store import ADDRESS, open_job_store
+from gangline.launch.network import listening_address
+from gangline.testing.ports import free_port
+from gangline.testing.processes import living
+from gangline.testing.real_runs import SMALL, RealRuns
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+LISTENS = "0A"  # the state in /proc/net/tcp
+
+
+def listening_sockets(pids: list[int]) -> dict[str, str]:
+    """Addresses at which processes listen, by the inode of the socket."""
+    held = set()
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                held.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+    found = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, local, _, state, *fields = line.split()
+            if state == LISTENS and fields[5] in held:
+                found[fields[5]] = address_of(local.partition(":")[0])
+    return found
+
+
+def address_of(digits: str) -> str:
+    """The kernel writes each 32-bit word of an address in the byte order of the machine."""
+    words = [bytes.fromhex(digits[at : at + 8])[::-1] for at in range(0, len(digits), 8)]
+    return str(ip_address(b"".join(words)))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        pytest.param(("parallel=single",), False, marks=pytest.mark.nightly),
+        (("parallel=ddp", "launch.processes=2"), True),
+        (("parallel=ddp", "launch=elastic", "launch.nodes=2", "launch.agents=2", "launch.processes=2"), True),
+        pytest.param(
+            ("parallel=ddp", "launch=elastic", "launch.nodes=1", "launch.processes=2"), True, marks=pytest.mark.nightly
+        ),
+    ],
+    ids=["single", "ddp", "two_agents", "one_node"],
+)
+def test_run_on_one_machine_listens_at_loopback_only(tmp_path, words, expected):
+    with RealRuns(tmp_path, SMALL) as runs:
+        process = runs.start("run.dir=out", "run.steps=100000", *words)  # cold: all its processes are of one session
+        runs.wait_for_step(process, "out", 2)
+        found = listening_sockets(list(living(process.pid)))
+    assert [address for address in found.values() if not ip_address(address).is_loopback] == []
+    assert bool(found) == expected, "a job of several ranks has a store"
+
+
+def store_of_rank_0(address: str, **more: str) -> dict[str, str]:
+    """Addresses at which the store of rank 0 listens, when it is told `address`."""
+    environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(free_port()), **more}
+    store = open_job_store(timedelta(seconds=20), waits=False, environ=environ)
+    again = open_job_store(timedelta(seconds=20), waits=False, environ=environ)
+    store.set("key", "value")
+    assert again.get("key") == b"value", "the second store of a process is that of the first"
+    return listening_sockets([os.getpid()])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "127.0.0.2", "::1"])
+def test_store_at_loopback_stays_at_loopback(address):
+    before = listening_sockets([os.getpid()])
+    if address == "::1" and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    assert all(
+        ip_address(found).is_loopback for inode, found in store_of_rank_0(address).items() if inode not in before
+    )
+
+
+def test_store_of_torchruns_agent_is_not_served_twice():
+    serving = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    agent = open_job_store(timedelta(seconds=20), environ=serving)
+    before = listening_sockets([os.getpid()])
+    joined = open_job_store(timedelta(seconds=20), environ={**serving, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    agent.set("key", "value")
+    assert joined.get("key") == b"value"
+    assert listening_sockets([os.getpid()]) == before
+
+
+def test_store_listens_where_the_user_says():
+    before = listening_sockets([os.getpid()])
+    found = store_of_rank_0("localhost", **{ADDRESS: "127.0.0.3"})
+    assert [found[inode] for inode in found.keys() - before.keys()] == ["127.0.0.3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "stands_for", "route", "address"),
+    [
+        ("n1", ["10.0.0.1"], "", "10.0.0.1"),
+        ("n1", ["10.0.0.1", "10.1.0.1"], "10.1.0.1", "10.1.0.1"),  # several: the route decides
+        ("n1", ["10.0.0.1", "10.1.0.1"], "", ""),
+        ("n1", ["127.0.1.1"], "10.0.0.1", "10.0.0.1"),  # Debian's own name for a machine
+        ("n1", ["127.0.1.1"], "127.0.0.1", ""),
+        ("n1", ["192.0.2.7"], "", ""),  # an address of another machine, as behind a port that is forwarded
+        ("n1", [], "10.1.0.1", "10.1.0.1"),
+        ("127.0.0.1", [], "10.1.0.1", "127.0.0.1"),
+        ("::1", [], "", "::1"),
+        ("localhost", [], "10.1.0.1", "127.0.0.1"),
+    ],
+)
+def test_listening_address_is_the_one_that_clients_reach(monkeypatch, name, stands_for, route, address):
+    from gangline.launch import network
+
+    def resolve(name, *_, **__):
+        if not stands_for:
+            raise socket.gaierror("no such host")
+        return [(None, None, None, "", (found, 0)) for found in stands_for]
+
+    monkeypatch.setattr(network.socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(network, "_is_local", lambda address: address.startswith("10."))
+    monkeypatch.setattr(network, "address_towards", lambda hosts: route)
+    assert listening_address(name, ["n2"]) == address
