@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,6 +16,7 @@ _CONTROL = re.compile(rf"{_SEQUENCE}|[\x00-\x08\x0b-\x1f\x7f]")
 _BEGINS = re.compile(rf"(?:{_SEQUENCE}|\r)*")
 _UP = re.compile(r"\x1b\[\d*A")  # to the line above, which is then drawn over
 _DRAWN = re.compile(r"\r|\x1b\[2K")
+_READER_GONE = (errno.EPIPE, errno.EIO)  # a pipe without a reader, a terminal that was closed
 
 
 def log_path(logs: Path, rank: int) -> Path:
@@ -33,11 +37,61 @@ def divert(logs: Path, rank: int) -> TextIO:
     return log
 
 
-class Copied:
+@contextlib.contextmanager
+def outlive_readers() -> Iterator[None]:
+    """Keep this process running within the block when the reader of its output is gone (`| head`, a closed ssh)."""
+    before = sys.stdout, sys.stderr
+    streams = [stream and DetachableStream(stream) for stream in before]
+    sys.stdout, sys.stderr = streams  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for stream in streams:
+            if stream is not None:
+                stream.flush()  # at the exit of Python it would fail
+        sys.stdout, sys.stderr = before
+
+
+class DetachableStream:
+    """A text stream that outlives its reader: output to a closed pipe or terminal is discarded."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream._stream if type(stream) is DetachableStream else stream  # only one of two notices
+
+    def write(self, text: str) -> int:
+        self._attempt(lambda: self._stream.write(text))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, output: Callable[[], Any]) -> None:
+        try:
+            output()
+        except OSError as error:
+            if error.errno not in _READER_GONE:
+                raise
+            self._detach(error)
+
+    def _detach(self, error: OSError) -> None:
+        """Send what is buffered, and all further output, to /dev/null."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Copied(DetachableStream):
     """A stream whose finished lines also go to a log, as a reader would see them: no colours, no overwritten text."""
 
     def __init__(self, stream: TextIO, log: TextIO) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._log = log
         self._line = ""
         self._drawn = False  # whether the line under way has been written over
@@ -56,7 +110,11 @@ class Copied:
                 self._log.write(shown)
             self._line, self._drawn = "", False
         self._add(rest)
-        return self._stream.write(text)
+        return super().write(text)
+
+    def _detach(self, error: OSError) -> None:
+        super()._detach(error)
+        self._log.write(f"train: note: output failed: {error.strerror}; it continues in this log alone\n")
 
     def _add(self, text: str) -> None:
         """More of the line under way; what it writes over is forgotten, for a progress line does so for hours."""
@@ -70,10 +128,3 @@ class Copied:
             self._held = ""
         self._drawn |= bool(_DRAWN.search(line))
         self._line = line.rsplit("\r", 1)[-1]
-
-    def writelines(self, lines: Any) -> None:
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
