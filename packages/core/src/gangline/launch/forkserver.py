@@ -9,9 +9,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterable
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from typing import TYPE_CHECKING, Any
 
 from gangline.config.sections import Recompute
@@ -63,7 +64,17 @@ def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
         semaphores.own()
         _loading.update(wanted)
         multiprocessing.set_forkserver_preload([*every, *sorted(_loading - set(every))])
+    setattr(util, "_args_from_interpreter_flags", _flags)  # noqa: B010
     forkserver.ensure_running()
+
+
+def _flags() -> list[str]:
+    """Return the flags that multiprocessing starts Python with: those of this process, and -P.
+
+    Without -P a socket.py in the working directory would be imported by the server and by the resource tracker.
+    """
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [*(flag for flag in flags if flag != "-P"), "-P"]
 
 
 def loading() -> set[str]:

@@ -139,7 +139,7 @@ class Agents:
         for index, at in list(self.again.items()):
             if time.monotonic() >= at and not self.asked:
                 self.again.pop(index, None)
-                command = [sys.executable, "-m", NODE, str(self.run_dir), str(index), str(os.getpid())]
+                command = [sys.executable, "-P", "-m", NODE, str(self.run_dir), str(index), str(os.getpid())]
                 self.running[index] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
                 if self.asked:  # meanwhile, and this one was not among those that were told
                     guard.send(self.running[index].pid, hand_on(self.asked))

@@ -52,7 +52,7 @@ def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
     if (left := _left(note, owner)) is not None:
         return Running(sidecar, left, None, guard.born(left))
     words = [str(owner), str(sidecar.outlives), sidecar.target, str(run_dir), json.dumps(sidecar.args)]
-    command = [sys.executable, "-m", __name__, *words]
+    command = [sys.executable, "-P", "-m", __name__, *words]  # -P: no module of the working directory
     with stem.with_name(f"{stem.name}.log").open("a") as log:
         process = subprocess.Popen(
             command,
