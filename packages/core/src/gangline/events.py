@@ -53,6 +53,7 @@ from typing import IO, Any
 from gangline.generation import Fenced, hold
 from gangline.pulse.write import current
 from gangline.record import plain
+from gangline.run_files import open_own
 
 FILE = "events.jsonl"
 
@@ -68,7 +69,7 @@ class Events:
         if run_dir is not None:
             self._run_dir = Path(run_dir)
             with suppress(FileNotFoundError):  # another node was refused, and took the directory away
-                self._file = (Path(run_dir) / FILE).open("ab+", buffering=0)
+                self._file = open_own(Path(run_dir) / FILE, "ab+", buffering=0)
                 end_line(self._file)
 
     def write(self, event: str, **content: Any) -> None:

@@ -313,7 +313,7 @@ def write_whole(path: Path, text: str) -> None:
     """Replace a file by one atomic act after its bytes are durable: a reader sees the old text or the new, whole."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")  # in containers pids are equal, and names
     try:
-        with temporary.open("w") as file:
+        with temporary.open("x") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from gangline.run_files import open_own
+
 _SEQUENCE = r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]?."
 _CONTROL = re.compile(rf"{_SEQUENCE}|[\x00-\x08\x0b-\x1f\x7f]")
 _BEGINS = re.compile(rf"(?:{_SEQUENCE}|\r)*")
@@ -26,7 +28,7 @@ def log_path(logs: Path, rank: int) -> Path:
 
 def divert(logs: Path, rank: int) -> TextIO:
     """Send this process's output where it belongs; gives the open log. A restart appends to it."""
-    log = log_path(logs, rank).open("a", buffering=1)
+    log = open_own(log_path(logs, rank), "a", buffering=1)
     if rank == 0:
         sys.stdout, sys.stderr = Copied(sys.stdout, log), Copied(sys.stderr, log)
         return log
