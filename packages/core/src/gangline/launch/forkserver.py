@@ -6,16 +6,19 @@ child) and touches no GPU (CUDA cannot be used after a fork).
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable
 from multiprocessing import forkserver, util
 from typing import TYPE_CHECKING, Any
 
 from gangline.config.sections import Recompute
+from gangline.errors import UserError
 from gangline.launch import semaphores
 
 if TYPE_CHECKING:
@@ -42,6 +45,9 @@ OF_SOME_PARTS = ("torch.distributed.checkpoint", "gangline.launch.ready")
 
 _ENDS_SECONDS = 5.0  # a server whose connections have closed takes to be gone, on a loaded machine
 
+# Errors of a folder for temporary files; None: Python's own, of a path that is too long.
+_OF_THE_SOCKET = (None, errno.ENAMETOOLONG, errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT)
+
 _loading: set[str] = set()  # by the running server
 _adopted = 0  # the process id of a server that another process started
 
@@ -65,7 +71,16 @@ def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
         _loading.update(wanted)
         multiprocessing.set_forkserver_preload([*every, *sorted(_loading - set(every))])
     setattr(util, "_args_from_interpreter_flags", _flags)  # noqa: B010
-    forkserver.ensure_running()
+    try:
+        forkserver.ensure_running()
+    except OSError as error:
+        if error.errno not in _OF_THE_SOCKET:
+            raise
+        raise UserError(
+            f"no socket can be made in {tempfile.gettempdir()}: {error.strerror or error}.",
+            "Ranks are forked by way of a socket in TMPDIR; its path has 107 characters at the most.",
+            "TMPDIR=/tmp train ...",
+        ) from error
 
 
 def _flags() -> list[str]:
