@@ -103,20 +103,24 @@ class Copied(DetachableStream):
         *lines, rest = text.split("\n")
         for line in lines:
             self._add(line)
-            self._log.write(self._held)
+            self._keep(self._held)
             self._held = ""
             shown = _CONTROL.sub("", self._line) + "\n"
             if self._drawn:
                 self._held = shown
             else:
-                self._log.write(shown)
+                self._keep(shown)
             self._line, self._drawn = "", False
         self._add(rest)
         return super().write(text)
 
     def _detach(self, error: OSError) -> None:
         super()._detach(error)
-        self._log.write(f"train: note: output failed: {error.strerror}; it continues in this log alone\n")
+        self._keep(f"train: note: output failed: {error.strerror}; it continues in this log alone\n")
+
+    def _keep(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not end the run, nor keep its reason from the terminal
+            self._log.write(text)
 
     def _add(self, text: str) -> None:
         """More of the line under way; what it writes over is forgotten, for a progress line does so for hours."""
@@ -126,7 +130,7 @@ class Copied(DetachableStream):
         if _UP.search(begin[0]):
             self._held = ""
         elif begin.end() < len(line):
-            self._log.write(self._held)
+            self._keep(self._held)
             self._held = ""
         self._drawn |= bool(_DRAWN.search(line))
         self._line = line.rsplit("\r", 1)[-1]
