@@ -325,7 +325,12 @@ class RankFiles(LogsSpecs):
 
 
 class AgentLog(logging.FileHandler):
-    """Loses lines on a full disk, and nothing else."""
+    """Loses lines on a full disk or in a directory that was deleted, and nothing else."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line where that is possible."""
+        with suppress(OSError):
+            super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Say nothing: torch's words and Python's traceback would bury what the ranks have said."""
