@@ -58,6 +58,7 @@ def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
     Call it before anything slow, and again with what the run turns out to need. The server's environment is that of its
     start: what is set later reaches no rank. What an adopted server lacks each rank loads for itself.
     run: whose ranks alone will be forked, so that nothing is loaded for other parts than its own.
+    Raises UserError where the machine does not let it start: no socket in TMPDIR, no semaphore in /dev/shm.
     """
     if _adopted:
         return
