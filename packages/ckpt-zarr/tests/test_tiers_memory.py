@@ -336,3 +336,35 @@ def test_a_store_that_cannot_be_read_stops_a_start_but_not_a_run(job: Job, monke
     job.save(3)
     assert checkpointer.latest() == CheckpointId(3)
     assert any("cannot be read: Forbidden; going by the nearer tiers" in note for note in checkpointer.notices())
+
+
+@pytest.fixture
+def full_tmpfs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of the memory tier have no room, and anonymous memory has."""
+    allocate = os.posix_fallocate
+
+    def without_room(fd: int, offset: int, size: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(str(places.of_user())):
+            raise OSError(28, "No space left on device")
+        allocate(fd, offset, size)
+
+    monkeypatch.setattr("os.posix_fallocate", without_room)
+
+
+@pytest.mark.parametrize("first", [1, 2])
+@pytest.mark.usefixtures("full_tmpfs")
+def test_memory_tier_without_room_is_left_out_of_saves(job: Job, first: int) -> None:
+    """Step 1 is for memory alone, step 2 for memory and disk."""
+    found = job.start()
+    if first == 1:
+        with pytest.raises(SaveFailed, match=r"/dev/shm on .* cannot hold [\d,]+ bytes more: No space left on device"):
+            job.step(1)
+    assert job.step(2) == ["disk"]
+    notes = found.notices()
+    assert len(notes) == 1
+    assert "the memory tier is left out" in notes[0]
+    assert "StagedMemory" not in notes[0]
+    assert found.due(3, 0.1, 2) is None
+    assert job.step(4) == ["disk"]
+    assert job.load(4) == []
+    assert not found.notices()

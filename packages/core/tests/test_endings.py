@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -213,3 +214,24 @@ def test_the_user_settles_what_two_parts_want_of_one_variable(monkeypatch):
     assert "WANTED=two train ..." in str(problem)
     monkeypatch.setenv("WANTED", "two")
     assert not list(_variables(run))
+
+
+def test_number_in_the_place_of_a_text_is_no_other_configuration(tmp_path):
+    """Written by hand: `launch.nodes` is "1" and not 1."""
+    run = default_run(run={"dir": str(tmp_path / "out"), "name": "7"})
+    RunDirectory.create(run).unlock()
+    first, second = RunDirectory(tmp_path / "out"), RunDirectory(tmp_path / "out")
+    first.go_on(run)
+    first.config.write_text(first.config.read_text().replace("name: '7'", "name: 7"))
+    second.go_on(run)
+
+
+def test_run_directory_deleted_in_the_middle_is_told(tmp_path):
+    """What is saved there could not be resumed."""
+    s = session(tmp_path / "out", "run.steps=2", "checkpoint.every=1")
+    shutil.rmtree(tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UserError, match=r"config\.yaml is gone: the run directory was deleted or moved") as told:
+        train(s)
+    assert "cannot be resumed" in str(told.value)
+    assert len(s.checkpointer.list()) == 2

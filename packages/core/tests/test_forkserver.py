@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing.forkserver
+import os
 import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +41,22 @@ def test_one_that_lives_is_not_lost(server, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(forkserver, "_ENDS_SECONDS", 0.1)
     server("exec sleep 60")
     assert forkserver.lost() == 0
+
+
+WARM = [sys.executable, "-c", "from gangline.launch import forkserver; forkserver.warm(); forkserver.drop()"]
+
+
+def test_temporary_folder_too_deep_for_a_socket_is_named(tmp_path: Path) -> None:
+    deep = tmp_path / ("x" * 200)
+    deep.mkdir()
+    done = subprocess.run(WARM, env={**os.environ, "TMPDIR": str(deep)}, capture_output=True, text=True)
+    assert f"UserError: no socket can be made in {deep}: AF_UNIX path too long.\n" in done.stderr
+    assert "TMPDIR=/tmp train ..." in done.stderr
+
+
+def test_shared_memory_that_is_read_only_is_named() -> None:
+    private = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o ro tmpfs /dev/shm && exec "$@"', "sh"]
+    if subprocess.run([*private, "true"], capture_output=True).returncode:
+        pytest.skip("no mount of its own can be made here")
+    done = subprocess.run([*private, *WARM], capture_output=True, text=True)
+    assert "UserError: no semaphore can be made in /dev/shm: Read-only file system.\n" in done.stderr

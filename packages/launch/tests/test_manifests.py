@@ -148,7 +148,9 @@ def test_what_a_pod_says_is_in_the_run_directory_and_settings_of_the_network_com
     variables["NCCL_LIB_DIR"] = str(tmp_path)
     with (tmp_path / "logs").open("wb") as logs:  # no pipe: tail ends once bash has been waited for
         done = subprocess.run(["bash", "-c", text], env=variables, stdout=logs, timeout=60)
-    said = f"[-m][gangline_launch.agent][{run_dir}][--nodes][2:2][--per-node][8][--processes][16][{tmp_path}][set]\n"
+    said = (
+        f"[-P][-m][gangline_launch.agent][{run_dir}][--nodes][2:2][--per-node][8][--processes][16][{tmp_path}][set]\n"
+    )
     assert (run_dir / "launch" / "node-1.out").read_text() == "before\n" + said
     deadline = time.monotonic() + 60
     while (tmp_path / "logs").read_text() != said and time.monotonic() < deadline:

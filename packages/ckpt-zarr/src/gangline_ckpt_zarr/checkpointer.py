@@ -71,17 +71,18 @@ class ZarrCheckpointer(Checkpointer):
 
         Where memory has every step, people are told of one when it is there: a kill takes the run back no further.
         """
-        kept = self.memory is not None and self.memory.every == 1
+        memory = None if self.memory is None or self.memory.left_out else self.memory
+        kept = memory is not None and memory.every == 1
         last = step == self._steps
         if last and self._handle is not None:
             self._handle.last = True  # who waits for a save waits for its copy too: no later save would report it
         if last and self.config.at_end:
             return SaveRequest(step, record_waits=kept)
         if self._near_due(step, seconds, every):
-            due = [tier for tier in self.tiers if tier is self.memory or tier.every is None or step % tier.every == 0]
+            due = [tier for tier in self.tiers if tier is memory or tier.every is None or step % tier.every == 0]
             return SaveRequest(step, tiers=tuple(tier.name for tier in due), record_waits=kept)
-        if self.memory is not None and self.memory.every is not None and step % self.memory.every == 0:
-            return SaveRequest(step, tiers=(self.memory.name,), record_waits=kept)
+        if memory is not None and memory.every is not None and step % memory.every == 0:
+            return SaveRequest(step, tiers=(memory.name,), record_waits=kept)
         return None
 
     def _near_due(self, step: int, seconds: float, every: str | int | None) -> bool:
@@ -112,8 +113,8 @@ class ZarrCheckpointer(Checkpointer):
         delivery = StagedDelivery(task, near, self._writer, copy, self.copies)
         failed = ""
         try:
-            delivery.staging = self._buffers.take(near.rank)
-            delivery.staging.fill(task.file(near.rank), shards)
+            delivery.staging = self._buffers.stage(near.rank, task.file(near.rank), shards)
+            delivery.no_memory = self._buffers.no_memory
         except OSError as error:
             failed = describe_error(error)
         delivery.start(failed)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.checkpoint.id import CheckpointId
+from gangline.run_files import open_own
 
 FILE = "attempts.jsonl"
 _GOES_ON = ("note", "warn", "skip")
@@ -86,7 +87,7 @@ def append(run_dir: str | Path, attempt: Attempt) -> None:
     """Write one line and make it durable."""
     path = Path(run_dir) / FILE
     torn = path.exists() and (content := path.read_bytes()) and not content.endswith(b"\n")
-    with path.open("a") as file:
+    with open_own(path, "a") as file:
         file.write(("\n" if torn else "") + json.dumps(_content(attempt)) + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -53,6 +53,7 @@ from typing import IO, Any
 from gangline.generation import Fenced, hold
 from gangline.pulse.write import current
 from gangline.record import plain
+from gangline.run_files import open_own
 
 FILE = "events.jsonl"
 
@@ -64,12 +65,16 @@ class Events:
         self._file: IO[bytes] | None = None
         self.generation = generation
         self._about = {"host": os.uname().nodename, "by": by, "generation": generation}
+        self._begin = b""  # of the next line: where a torn one could not be ended
         self.trouble = ""  # why a line could not be written, until somebody has told it
         if run_dir is not None:
             self._run_dir = Path(run_dir)
             with suppress(FileNotFoundError):  # another node was refused, and took the directory away
-                self._file = (Path(run_dir) / FILE).open("ab+", buffering=0)
-                end_line(self._file)
+                self._file = open_own(Path(run_dir) / FILE, "ab+", buffering=0)
+                try:
+                    end_line(self._file)
+                except OSError:  # a full disk
+                    self._begin = b"\n"
 
     def write(self, event: str, **content: Any) -> None:
         """One line, at once."""
@@ -79,7 +84,9 @@ class Events:
         line = {"event": event, "time": now, "monotonic": time.monotonic(), **self._about}
         try:
             with hold(self._run_dir):
-                self._file.write(json.dumps(plain({**line, **content}), allow_nan=False).encode() + b"\n")
+                text = json.dumps(plain({**line, **content}), allow_nan=False).encode()
+                self._file.write(self._begin + text + b"\n")
+                self._begin = b""
         except Fenced:  # a newer start writes now
             return
         except OSError as error:  # a full disk ends no run, and hides no error that ends it

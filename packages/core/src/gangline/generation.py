@@ -106,7 +106,7 @@ def hold(run_dir: str | Path, step: int = 0) -> Iterator[None]:
 
 @contextmanager
 def _locked(run_dir: str | Path, how: int, seconds: float = 0.0) -> Iterator[int]:
-    handle = os.open(Path(run_dir) / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(Path(run_dir) / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         with suppress(OSError):  # a file system without locks: who uses the run directory has been told
             deadline = time.monotonic() + seconds
@@ -153,7 +153,7 @@ def most_steps(run_dir: str | Path) -> int:
 
 
 def _put_steps(run_dir: str | Path, step: int) -> None:
-    handle = os.open(Path(run_dir) / STEP, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(Path(run_dir) / STEP, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         os.pwrite(handle, f"{step:20}".encode(), 0)
     finally:

@@ -73,10 +73,14 @@ def redact(word: str) -> str:
 
 
 def git(folder: Path) -> dict[str, Any] | None:
-    """{"commit", "dirty"} of the work tree that `folder` lies in, or None where there is none (or no git)."""
+    """{"commit", "dirty"} of the work tree that `folder` lies in, or None where there is none (or no git).
+
+    Commands that the configuration of that work tree names are not run: whoever made an archive chose them.
+    """
     try:
         commit = _ask(folder, "rev-parse", "HEAD")
-        return {"commit": commit, "dirty": bool(_ask(folder, "status", "--porcelain", "--untracked-files=no"))}
+        words = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
+        return {"commit": commit, "dirty": bool(_ask(folder, *words, without=_filters(folder)))}
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -101,10 +105,26 @@ def source_of(module: str) -> str:
     return digest.hexdigest() if files else ""
 
 
-def _ask(folder: Path, *words: str) -> str:
-    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+def _ask(folder: Path, *words: str, without: Sequence[str] = ()) -> str:
+    """Return what git prints; `without` are options that are empty for it."""
+    settings = {"GIT_CONFIG_COUNT": str(len(without)), "GIT_OPTIONAL_LOCKS": "0", "GIT_ALLOW_PROTOCOL": "none"}
+    for number, name in enumerate(without):
+        settings |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": ""}
+    command = ["git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "-C", str(folder), *words]
+    environment = {**os.environ, **settings}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10, env=environment)
     return done.stdout.strip()
+
+
+def _filters(folder: Path) -> list[str]:
+    """Return the options of the work tree's own configuration that name filters: `git status` would run these."""
+    try:
+        words = ("config", "--show-scope", "--null", "--name-only", "--get-regexp", r"^filter\.")
+        scopes_and_names = _ask(folder, *words).split("\0")
+    except subprocess.CalledProcessError:  # there are none
+        return []
+    found = zip(scopes_and_names[::2], scopes_and_names[1::2], strict=False)
+    return [name for scope, name in found if scope not in ("system", "global")]
 
 
 def _versions() -> dict[str, str]:

@@ -179,7 +179,7 @@ class RunDirectory:
         def entered(first: bool) -> None:
             if first:
                 self.rewrite(run, argv, changed)
-            elif difference := _difference(self._content(), rooted(run)):
+            elif difference := _difference(self._typed(), rooted(run)):
                 self.unlock()
                 raise UserError(
                     f"a job is at {self.path}, with another configuration: {difference}.",
@@ -206,7 +206,7 @@ class RunDirectory:
         with directory._lock.entry():
             if not directory.config.exists():
                 directory._write(run, argv, job, changed={})
-            elif difference := _difference(directory._content(), rooted(run)):
+            elif difference := _difference(directory._typed(), rooted(run)):
                 raise UserError(
                     f"{directory.path} already holds another run: {difference}.",
                     "To go on with it:  train resume=... and what is to change.",
@@ -241,6 +241,10 @@ class RunDirectory:
             for where in sorted(before.keys() & now.keys())
             if before[where] != now[where]
         ]
+
+    def _typed(self) -> dict[str, Any]:
+        """Return `content` with each value in its option's type: a person may have written `nodes: 1` for "1"."""
+        return rooted(from_dict(self._content()))
 
     def _content(self) -> dict[str, Any]:
         try:
@@ -313,7 +317,7 @@ def write_whole(path: Path, text: str) -> None:
     """Replace a file by one atomic act after its bytes are durable: a reader sees the old text or the new, whole."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")  # in containers pids are equal, and names
     try:
-        with temporary.open("w") as file:
+        with temporary.open("x") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

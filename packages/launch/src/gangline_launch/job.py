@@ -41,7 +41,7 @@ class SubmittedJob:
 def one_submit(run_dir: Path) -> Iterator[None]:
     """While a command submits the run, no other one does. Raises UserError, also where the folder cannot be written."""
     try:
-        handle = os.open(folder(run_dir) / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = os.open(folder(run_dir) / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             _lock(handle, run_dir)
             yield

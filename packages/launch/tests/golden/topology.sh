@@ -22,7 +22,7 @@ scontrol --oneliner show node "$SLURM_JOB_NODELIST" > "$run_dir/launch/nodes"
 
 # Each agent writes into a file of its own, so that the loss of a node breaks no connection.
 srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --output="$run_dir/launch/node-%n.out" --open-mode=append \
-    PYTHON -m gangline_launch.agent "$run_dir" --nodes 8:8 --per-node 8 --processes 64
+    PYTHON -P -m gangline_launch.agent "$run_dir" --nodes 8:8 --per-node 8 --processes 64
 
 # Again, or not: by RUN_DIR/ending.json.
-PYTHON -m gangline_launch.slurm.after "$run_dir" $?
+PYTHON -P -m gangline_launch.slurm.after "$run_dir" $?

@@ -10,11 +10,15 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
+from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.save.staging import Staging
 
 if TYPE_CHECKING:
-    from gangline.checkpoint import Registry
+    from collections.abc import Sequence
+
+    from gangline.checkpoint import Registry, Shard
+    from gangline_ckpt_zarr.format.chunks import RankFile
     from gangline_ckpt_zarr.save.writer.client import WriterClient
     from gangline_ckpt_zarr.tiers.memory import MemoryTier
 
@@ -28,6 +32,7 @@ class Buffers:
         self._files: PackedFiles | None = None
         self._preparing: threading.Thread | None = None
         self._prepared: Staging | None = None
+        self.no_memory = ""  # why the newest save of this rank is not staged in the memory tier
 
     def prepare(self, registry: Registry, rank: int) -> None:
         """Have files and memory for the first save found, and return at once."""
@@ -42,13 +47,25 @@ class Buffers:
             self._files = PackedFiles(registry)
         return self._files
 
-    def take(self, rank: int) -> Staging:
-        """The buffer for the next save. Raises OSError where there is no memory for it."""
+    def stage(self, rank: int, file: RankFile, shards: Sequence[Shard]) -> Staging:
+        """Return a buffer that holds the shards as `file`. Raises OSError where there is no memory for it.
+
+        Where the memory tier has no room it is a buffer of this process's own, and `no_memory` says why.
+        """
         self._join()
-        if self._prepared is not None:
-            staging, self._prepared = self._prepared, None
-            return staging
-        return self._find(rank)
+        prepared, self._prepared, self.no_memory = self._prepared, None, ""
+        if self._memory is not None:
+            self.no_memory = self._memory.left_out
+            if not self.no_memory:
+                try:
+                    staging = prepared or self._memory.buffer(rank)
+                    staging.fill(file, shards)
+                    return staging
+                except OSError as error:
+                    self.no_memory = self._memory.no_room(describe_error(error), file.size)
+        staging = self._own_buffer()
+        staging.fill(file, shards)
+        return staging
 
     def close(self) -> None:
         """Give back what is not the memory tier's."""
@@ -65,8 +82,9 @@ class Buffers:
             self._prepared = staging
 
     def _find(self, rank: int) -> Staging:
-        if self._memory is not None:
-            return self._memory.buffer(rank)
+        return self._own_buffer() if self._memory is None else self._memory.buffer(rank)
+
+    def _own_buffer(self) -> Staging:
         if self._own is None:
             self._own = Staging()
             self._writer.start([self._own.fd])

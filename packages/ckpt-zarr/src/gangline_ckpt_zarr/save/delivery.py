@@ -62,6 +62,10 @@ class Delivery(ABC):
     def planned(self, plan: DeliveryPlan) -> None:
         """Called on every rank with rank 0's plan."""
 
+    def leaves_out(self, tier: Tier) -> bool:
+        """Whether a rank could not put its file there, which leaves the tier out; asked once all ranks have tried."""
+        return False
+
     def delivered(self) -> None:
         """Called on every rank once all tiers have it."""
 
@@ -113,6 +117,11 @@ class Delivery(ABC):
         self.put(tier, write_id, report)
         self.agreement.done(f"{tier.name} written")
         self.agreement.all_done(f"{tier.name} written")
+        if tier.left_out or self.leaves_out(tier):
+            if self._tiers == [tier]:
+                raise OSError(tier.left_out)
+            tier.abandon(self.id, self.task.path(write_id, self.agreement.rank))
+            return
         whole, who = f"{tier.name} whole {tier.scope}", f"the first rank of machine {tier.scope}"
         if tier.commits(self.agreement.rank):
             self.agreement.check()  # a rank whose wait timed out has reported this save as failed

@@ -30,6 +30,7 @@ class StagedDelivery(Delivery):
     ) -> None:
         super().__init__(task, agreement)
         self.staging: Staging | None = None
+        self.no_memory = ""  # why this rank has staged beside the memory tier
         self.copy, self.copies = copy, copies
         self.goes_far = False
         self.earlier: list[DurableCopy] = []
@@ -41,13 +42,15 @@ class StagedDelivery(Delivery):
         task, going = self.task, []
         done = task.again and task.disk.has(self.id)  # then nothing nearer matters any more
         for tier in () if done else task.wanted:
-            if tier is task.durable:
+            if tier is task.durable or tier.left_out:
                 continue
             if not tier.has(self.id):
                 tier.clear()
                 going.append(tier.name)
             elif not task.again:
                 raise there_already(tier, self.id)
+        if not going and not done and (why := next((tier.left_out for tier in task.wanted if tier.left_out), "")):
+            raise OSError(why)
         write_id = task.disk.meta(self.id).write_id if done else secrets.token_hex(4)
         return DeliveryPlan(write_id, going, [task.durable in task.wanted, *self.copies.status()])
 
@@ -58,7 +61,12 @@ class StagedDelivery(Delivery):
 
     def put(self, tier: Tier, write_id: str, report: Report) -> None:
         file, path = self.task.file(self.agreement.rank), self.task.path(write_id, self.agreement.rank)
+        if self.no_memory and tier.target(path) is None:
+            if self.agreement.count("no memory", 1) == 1:
+                self.agreement.publish("first without memory", self.no_memory)
+            return
         if file.size:
+            self.agreement.check()
             assert self.staging is not None, "a rank that could not stage has failed the save"
             target, deadline = tier.target(path), self.task.deadline_seconds
             write_file(self._writer, self.staging, file, write_id, target, deadline, report)
@@ -70,6 +78,17 @@ class StagedDelivery(Delivery):
         why = tier.copy(self.id, path, self.task.deadline_seconds, self.agreement.heartbeat)
         if why and self.agreement.count("not copied", 1) == 1:
             self.agreement.publish("first not copied", [tier.name, why])
+
+    def leaves_out(self, tier: Tier) -> bool:
+        if tier.target("") is not None or not self.agreement.count("no memory", 0):
+            return False
+        tier.left_out = self.agreement.wait_for("first without memory")
+        if self.agreement.rank == 0:
+            self.task.notes.add(
+                f"the memory tier is left out until the ranks start again: {tier.left_out}. Checkpoints go to the disk "
+                f"alone. Make room there (docker run --shm-size), or checkpoint.memory_every=null"
+            )
+        return True
 
     def metadata(self, write_id: str) -> bytes:
         return self.task.metadata(write_id)

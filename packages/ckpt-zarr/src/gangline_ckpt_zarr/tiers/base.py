@@ -24,10 +24,12 @@ class Tier(ABC):
 
     `every`: steps between two saves to it; None: each save that is asked for. `scope`: whom one commit is for, "" where
     it is for all ranks, else the machine. `beside`: another scope whose commit a save waits for on rank 0, or "".
+    `left_out`: why saves skip it from now on, on every rank, or "".
     """
 
     scope: str = ""
     beside: str = ""
+    left_out: str = ""
 
     def __init__(self, name: str, store: ObjectStore, every: int | None = None) -> None:
         self.name, self.store, self.every = name, store, every

@@ -25,7 +25,7 @@ from gangline_ckpt_zarr.tiers.base import Tier
 from gangline_ckpt_zarr.tiers.copies import Copies
 from gangline_ckpt_zarr.tiers.memory_store import MemoryStore
 from gangline_ckpt_zarr.tiers.peers import Peer, announced, reached
-from gangline_ckpt_zarr.tiers.places import SPARE, TROUBLE, directory, make, refuse_foreign
+from gangline_ckpt_zarr.tiers.places import ROOT, SPARE, TROUBLE, directory, make, refuse_foreign
 from gangline_ckpt_zarr.tiers.survey import Survivor, survivors
 
 if TYPE_CHECKING:  # the tools that come here have no use for torch
@@ -140,6 +140,15 @@ class MemoryTier(Tier):
             return (self.root / TROUBLE).read_text()
         except OSError:
             return ""
+
+    def no_room(self, why: str, size: int) -> str:
+        """Return a message about a buffer of `size` bytes that could not be had here, with the room that is left."""
+        try:
+            left = os.statvfs(ROOT)
+            why += f"; {left.f_bavail * left.f_frsize:,} of {left.f_blocks * left.f_frsize:,} bytes are free"
+        except OSError:
+            pass
+        return f"{ROOT} on {name_of_this_node()} cannot hold {size:,} bytes more: {why}"
 
     def commits(self, rank: int) -> bool:
         """The first rank of each machine."""

@@ -79,7 +79,7 @@ def withdraw(run_dir: str | Path, address: Address) -> None:
 def _locked(folder: Path) -> Iterator[None]:
     """One keeper at a time changes what is announced. The folder stays: another one may be about to write there."""
     folder.mkdir(exist_ok=True)
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

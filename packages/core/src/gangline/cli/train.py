@@ -109,7 +109,10 @@ def _train(argv: Sequence[str]) -> int:
         return 0
     if line.cfg:
         return _show(line)
-    return _run(line, argv)
+    from gangline.launch.output import outlive_readers
+
+    with outlive_readers():
+        return _run(line, argv)
 
 
 def _show(line: CommandLine) -> int:

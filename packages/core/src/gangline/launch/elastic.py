@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous import (
 from gangline import generation
 from gangline.comm.job_store import ADDRESS
 from gangline.ending import EXIT_REQUEUE, RunEnding, read_ending
+from gangline.errors import EXIT_USER_ERROR
 from gangline.generation import VARIABLE
 from gangline.launch import failures, forkserver, worker
 from gangline.launch.config import LocalLaunch
@@ -124,11 +125,14 @@ class Agent(LocalElasticAgent):
         return result
 
     def _name(self, result: RunResult) -> None:
-        """Of a rank that was killed nobody else can say so."""
+        """Of a rank that was killed nobody else can say so, nor of one with a mistake to tell and a full disk."""
         for rank, seen in result.failures.items():
             if seen.exitcode < 0 and self.files.start is not None:
                 lost = RankFailure(rank, "bug", EXIT_FAILURE, failures.how_it_ended(seen.exitcode))
                 failures.claim(self.starts.logs, self.files.start.generation, lost)
+            elif seen.exitcode == EXIT_USER_ERROR and self.files.start is not None:
+                ended = RankFailure(rank, "ended", EXIT_USER_ERROR, "a mistake, which the rank has told")
+                failures.claim(self.starts.logs, self.files.start.generation, ended)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Ranks that lost one of theirs have no step boundary to wait for; those that are to make room for more do."""
@@ -328,10 +332,27 @@ class RankFiles(LogsSpecs):
         return None if found == "lo" else found  # other machines are not there, whatever a name stands for
 
 
+class AgentLog(logging.FileHandler):
+    """Loses lines on a full disk or in a directory that was deleted, and nothing else."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line where that is possible."""
+        with suppress(OSError):
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say nothing: torch's words and Python's traceback would bury what the ranks have said."""
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(OSError):
+            super().close()
+
+
 @contextmanager
 def _agent_log(path: Path) -> Iterator[None]:
     """The agent's own messages go to a file: what they say of a failure is mostly about its followers."""
-    handler = logging.FileHandler(path, delay=True)
+    handler = AgentLog(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     for logger in loggers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import traceback
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,9 @@ EXIT_STOPPED = 3  # a verdict ended the run; the message says which
 # What gloo and NCCL say when the other end is gone. gloo raises plain RuntimeErrors.
 _LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL")
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
+
+
+_unwritten: dict[Path, RankFailure] = {}  # what this process claimed on a full disk
 
 
 class RestartWanted(Exception):
@@ -98,13 +102,26 @@ def lost_peer(error: BaseException) -> bool:
 
 
 def claim(logs: Path, attempt: int, failure: RankFailure) -> bool:
-    """Write down `failure` as the first of the `attempt`-th start; False where another rank was first."""
+    """Write down `failure` as the first of the `attempt`-th start; False where another rank was first.
+
+    Where there is no room for it this process alone knows.
+    """
+    path = _path(logs, attempt)
     try:
-        with _path(logs, attempt).open("x") as file:
+        with path.open("x") as file:
             json.dump(asdict(failure), file)
-    except OSError:
+    except FileExistsError:
         return False
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        _unwritten.setdefault(path, failure)
     return True
+
+
+def is_written(logs: Path, attempt: int) -> bool:
+    """Return whether the first failure of the `attempt`-th start lies where other processes find it."""
+    return _path(logs, attempt).exists()
 
 
 def first(logs: Path, attempt: int) -> RankFailure | None:
@@ -112,7 +129,7 @@ def first(logs: Path, attempt: int) -> RankFailure | None:
     try:
         return RankFailure(**json.loads(_path(logs, attempt).read_text()))
     except (OSError, ValueError, TypeError):
-        return None
+        return _unwritten.get(_path(logs, attempt))
 
 
 def seen_at(logs: Path, attempt: int) -> float | None:
@@ -149,6 +166,7 @@ def _tail(log: Path, lines: int = 5) -> str:
 
 def clear(logs: Path) -> None:
     """Forget earlier starts of the run."""
+    _unwritten.clear()
     for path in logs.glob("first-failure-*"):
         path.unlink(missing_ok=True)
 

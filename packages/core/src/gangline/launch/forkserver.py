@@ -6,15 +6,19 @@ child) and touches no GPU (CUDA cannot be used after a fork).
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterable
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from typing import TYPE_CHECKING, Any
 
 from gangline.config.sections import Recompute
+from gangline.errors import UserError
 from gangline.launch import semaphores
 
 if TYPE_CHECKING:
@@ -41,6 +45,9 @@ OF_SOME_PARTS = ("torch.distributed.checkpoint", "gangline.launch.ready")
 
 _ENDS_SECONDS = 5.0  # a server whose connections have closed takes to be gone, on a loaded machine
 
+# Errors of a folder for temporary files; None: Python's own, of a path that is too long.
+_OF_THE_SOCKET = (None, errno.ENAMETOOLONG, errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT)
+
 _loading: set[str] = set()  # by the running server
 _adopted = 0  # the process id of a server that another process started
 
@@ -51,6 +58,7 @@ def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
     Call it before anything slow, and again with what the run turns out to need. The server's environment is that of its
     start: what is set later reaches no rank. What an adopted server lacks each rank loads for itself.
     run: whose ranks alone will be forked, so that nothing is loaded for other parts than its own.
+    Raises UserError where the machine does not let it start: no socket in TMPDIR, no semaphore in /dev/shm.
     """
     if _adopted:
         return
@@ -63,7 +71,26 @@ def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
         semaphores.own()
         _loading.update(wanted)
         multiprocessing.set_forkserver_preload([*every, *sorted(_loading - set(every))])
-    forkserver.ensure_running()
+    setattr(util, "_args_from_interpreter_flags", _flags)  # noqa: B010
+    try:
+        forkserver.ensure_running()
+    except OSError as error:
+        if error.errno not in _OF_THE_SOCKET:
+            raise
+        raise UserError(
+            f"no socket can be made in {tempfile.gettempdir()}: {error.strerror or error}.",
+            "Ranks are forked by way of a socket in TMPDIR; its path has 107 characters at the most.",
+            "TMPDIR=/tmp train ...",
+        ) from error
+
+
+def _flags() -> list[str]:
+    """Return the flags that multiprocessing starts Python with: those of this process, and -P.
+
+    Without -P a socket.py in the working directory would be imported by the server and by the resource tracker.
+    """
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [*(flag for flag in flags if flag != "-P"), "-P"]
 
 
 def loading() -> set[str]:

@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from gangline.errors import UserError
 from gangline.launch.guard import born, space
 
 ROOT = Path("/dev/shm")
@@ -20,7 +21,10 @@ _OURS = re.compile(r"sem\.gangline-(?P<space>\d+)-(?P<pid>\d+)-(?P<start>\d+)-.*
 
 
 def own() -> None:
-    """Name this process's semaphores, and those of its ranks, by it; remove what dead launchers have left."""
+    """Name this process's semaphores, and those of its ranks, by it; remove what dead launchers have left.
+
+    Raises UserError where none can be made.
+    """
     start = born(os.getpid())
     if start is None or not ROOT.is_dir():  # elsewhere than on Linux they lie in no directory
         return
@@ -29,6 +33,14 @@ def own() -> None:
     if config.get("semprefix") != prefix:
         config["semprefix"] = prefix
         sweep()
+        try:
+            multiprocessing.get_context("forkserver").Lock()
+        except OSError as error:
+            raise UserError(
+                f"no semaphore can be made in {ROOT}: {error.strerror or error}.",
+                "The processes of a run wait for each other by semaphores there.",
+                f"mount -o remount,rw,size=1g {ROOT}; or in a container:  docker run --shm-size=1g",
+            ) from error
 
 
 def sweep() -> None:

@@ -21,6 +21,7 @@ from gangline.launch.exclusion import Exclusion
 from gangline.launch.failures import EXIT_FAILURE
 from gangline.launch.local import say
 from gangline.launch.nodes import UsableRanks, fewest_and_most, name_of_this_node
+from gangline.launch.output import outlive_readers
 from gangline.launch.signals import exit_code, hand_on, name_of
 from gangline.launch.starts import Starts
 from gangline.launch.worker import WORK
@@ -91,7 +92,8 @@ def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "") 
             over=directory.job_is_over,
             log=f"agent-{name.replace('/', '-')}.log",
         )
-        return run_agent(starts, node, config, WORK, ())
+        with outlive_readers():
+            return run_agent(starts, node, config, WORK, ())
     finally:
         directory.unlock()
         sidecars.stop(running)
@@ -137,7 +139,7 @@ class Agents:
         for index, at in list(self.again.items()):
             if time.monotonic() >= at and not self.asked:
                 self.again.pop(index, None)
-                command = [sys.executable, "-m", NODE, str(self.run_dir), str(index), str(os.getpid())]
+                command = [sys.executable, "-P", "-m", NODE, str(self.run_dir), str(index), str(os.getpid())]
                 self.running[index] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
                 if self.asked:  # meanwhile, and this one was not among those that were told
                     guard.send(self.running[index].pid, hand_on(self.asked))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from gangline.launch import guard
 from gangline.launch.nodes import name_of_this_node
 from gangline.parts import Sidecar
+from gangline.run_files import open_own
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -52,8 +53,8 @@ def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
     if (left := _left(note, owner)) is not None:
         return Running(sidecar, left, None, guard.born(left))
     words = [str(owner), str(sidecar.outlives), sidecar.target, str(run_dir), json.dumps(sidecar.args)]
-    command = [sys.executable, "-m", __name__, *words]
-    with stem.with_name(f"{stem.name}.log").open("a") as log:
+    command = [sys.executable, "-P", "-m", __name__, *words]  # -P: no module of the working directory
+    with open_own(stem.with_name(f"{stem.name}.log"), "a") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -63,7 +64,8 @@ def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
         )
     content = {"owner": _name(owner), "sidecar": _name(process.pid)}
     new = note.with_name(f"{note.name}.{process.pid}")
-    new.write_text(json.dumps(content))
+    with open_own(new, "w") as file:
+        json.dump(content, file)
     new.replace(note)
     return Running(sidecar, process.pid, process, guard.born(process.pid))
 

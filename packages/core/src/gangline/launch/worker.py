@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -78,8 +79,9 @@ def leave(code: int) -> NoReturn:
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # a full disk
+            stream.flush()
     os._exit(code)
 
 
@@ -118,9 +120,11 @@ def set_threads() -> None:
 
 def _failed(error: BaseException, rank: int, logs: Path, attempt: int, log: TextIO) -> int:
     failure = RankFailure.of(rank, error)
-    log.write(failure.trace or f"{error}\n")
+    with suppress(OSError):  # a full disk
+        log.write(failure.trace or f"{error}\n")
     if not isinstance(error, UserError) and failures.lost_peer(error):
         time.sleep(failures.PEER_WAIT_SECONDS)
         return EXIT_FAILURE
-    failures.claim(logs, attempt, failure)
+    if failures.claim(logs, attempt, failure) and not failures.is_written(logs, attempt):
+        print(f"train: {failure.what}", *failure.details, sep="\n  ", file=sys.stderr)
     return failure.exit_code

@@ -234,8 +234,11 @@ def _forked_from(address: str) -> type[subprocess.Popen[Any]]:
 
     class Popen(subprocess.Popen[Any]):
         def __init__(self, args: Any, *more: Any, **options: Any) -> None:
-            if list(args[:2]) == [sys.executable, "-m"] and args[2] in STARTED and options.get("env") is None:
-                args = [sys.executable, "-I", "-S", CLIENT, address, *args[2:]]
+            words = [word for word in args if word != "-P"]
+            if words[:2] == [sys.executable, "-m"] and words[2] in STARTED and options.get("env") is None:
+                if len(words) < len(args):
+                    options["env"] = {**os.environ, "PYTHONSAFEPATH": "1"}
+                args = [sys.executable, "-I", "-S", CLIENT, address, *words[2:]]
             super().__init__(args, *more, **options)
 
     return Popen

@@ -7,6 +7,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from gangline.events import end_line
 from gangline.record import StepRecord
+from gangline.run_files import open_own
 from gangline.track.base import Start, Tracker
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class JsonLinesTracker(Tracker):
     def begin(self, start: Start) -> None:
         path = self.path or Path(start.directory) / FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = path.open("ab+", buffering=0)
+        self.file = path.open("ab+", buffering=0) if self.path else open_own(path, "ab+", buffering=0)
         end_line(self.file)
 
     def record(self, record: StepRecord) -> None:

@@ -14,6 +14,7 @@ from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from gangline.record import StepRecord, numbers
+from gangline.run_files import open_own
 from gangline.track.base import Start, Tracker
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class TensorBoardTracker(Tracker):
         directory = Path(self.path) if self.path else Path(start.directory) / "tensorboard"
         directory.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{start.first_step}"
-        self.file = (directory / name).open("ab")
+        self.file = open_own(directory / name, "ab")
         self.writer = RecordWriter(self.file)
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
         self._start_over(start.first_step)

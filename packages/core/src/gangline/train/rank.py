@@ -34,7 +34,7 @@ from gangline.train.build import build, device_of
 from gangline.train.callbacks import each, tell_of_error
 from gangline.train.loop import loop
 from gangline.train.orders import Ending
-from gangline.train.save import poll, save, settle, tell
+from gangline.train.save import lost_directory, poll, save, settle, tell
 from gangline.train.session import Session
 from gangline.train.unreported import flush, recover
 from gangline.train.verdicts import cut_off
@@ -250,6 +250,8 @@ def exit_code(s: Session, ending: Ending) -> int:
             f"The newest whole one is {s.saved}." if s.saved else "There is no earlier one.",
             f"Make room, then go on: train resume={s.directory.path}",
         )
+    if s.comms.rank == 0 and (lost := lost_directory(s)):
+        raise lost
     if ending.why == "stop":
         if s.comms.rank == 0:
             print("\n  ".join(("train: the run stopped.", ending.evidence, *advice(s))), file=sys.stderr, flush=True)

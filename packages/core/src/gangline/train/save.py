@@ -7,6 +7,7 @@ import time
 import torch.distributed as dist
 
 from gangline.checkpoint.base import SaveFailed, SaveRequest
+from gangline.errors import UserError
 from gangline.launch.signals import watched
 from gangline.train.agree import all_true
 from gangline.train.callbacks import each
@@ -28,9 +29,22 @@ def asked(s: Session, mine: SaveRequest | None, stops: bool) -> SaveRequest:
     return mine or SaveRequest(s.step)
 
 
+def lost_directory(s: Session) -> UserError | None:
+    """Return the error of a run whose directory was deleted while it trains, None where it is there."""
+    if s.directory.config.exists():
+        return None
+    return UserError(
+        f"{s.directory.config} is gone: the run directory was deleted or moved while the run was at it.",
+        "Metrics and logs up to then are lost, and what is saved there now cannot be resumed without config.yaml.",
+        f"Put config.yaml and parts.json back from a copy, then:  train resume={s.directory.path}",
+    )
+
+
 def save(s: Session, request: SaveRequest) -> None:
     """Begin a checkpoint, once the one before it has been settled; one that fails leaves a note."""
     poll(s, wait=True)
+    if s.comms.rank == 0 and (lost := lost_directory(s)):
+        s.reporter.note(str(lost))
     each(s, "before_save", s.step)
     try:
         with s.phase("save"):

@@ -71,7 +71,7 @@ def _hand_over(s: Session, record: StepRecord) -> None:
 
 def _write(path: Path, line: str) -> None:
     """In one call, over what is there: a kill leaves the old line or the new one."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         os.pwrite(handle, f"{line}\n".encode(), 0)
     finally:

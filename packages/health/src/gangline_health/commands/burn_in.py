@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
     run_dir = Path(name or f"runs/burn-in-{time.strftime('%Y%m%d-%H%M%S')}")
     own = [*MODEL, "health=[burn_in]"]
     own += [f"batch.global_size={samples(composed([*own, *words]))}", f"run.dir={run_dir}"]
-    command = [sys.executable, "-m", "gangline.cli.train", *own, *words]
+    command = [sys.executable, "-P", "-m", "gangline.cli.train", *own, *words]
     code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
     place = run_dir / "logs" / "burn-in.json"
     if code in (0, 3) and place.exists():

@@ -187,7 +187,7 @@ def alone(run_dir: Path, over: threading.Event) -> bool:
     each machine tells for itself, which is said once.
     """
     try:
-        lock = os.open(run_dir / "logs" / "alert.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock = os.open(run_dir / "logs" / "alert.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         while not over.wait(INTERVAL):
             with suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

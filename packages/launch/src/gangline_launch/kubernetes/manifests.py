@@ -107,7 +107,7 @@ def script(config: KubernetesLaunch, run: Run, run_dir: Path) -> str:
     began, and may miss what is said in the last second. The index is the Job's own (batch/v1, Indexed).
     """
     agent = [
-        "exec python -m gangline_launch.agent",
+        "exec python -P -m gangline_launch.agent",
         shlex.quote(str(run_dir)),
         f"--nodes {config.elastic_nodes()}",
         f"--per-node {config.ranks_of_node(run)}",

@@ -41,7 +41,7 @@ def render(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int = 0) -> str:
         f"    {' '.join(agent(config, run, run_dir))}",
         "",
         "# Again, or not: by RUN_DIR/ending.json.",
-        f'{python()} -m gangline_launch.slurm.after "$run_dir" $?',
+        f'{python()} -P -m gangline_launch.slurm.after "$run_dir" $?',
     ]
     return "\n".join(lines) + "\n"
 
@@ -54,7 +54,7 @@ def python() -> str:
 def agent(config: SlurmLaunch, run: Run, run_dir: Path) -> list[str]:
     """The command on each node, in the image where there is one."""
     command = [
-        f"{'python' if config.image else python()} -m gangline_launch.agent",
+        f"{'python' if config.image else python()} -P -m gangline_launch.agent",
         '"$run_dir"',
         f"--nodes {config.elastic_nodes()}",
         f"--per-node {config.ranks_of_node(run)}",

@@ -1,0 +1,90 @@
+"""Whose files a run directory holds, and how a run opens its own there for writing. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shlex
+import tempfile
+from pathlib import Path
+from typing import IO, Any
+
+from gangline.errors import UserError
+
+_CHECKPOINTS = "checkpoints"
+# A link in place of one of these leads what a run writes, and deletes, to another directory.
+_FOLDERS = ("logs", "launch", "tensorboard", "track", ".meeting", ".memory")
+
+
+def open_own(path: Path, mode: str, buffering: int = -1) -> IO[Any]:
+    """Open a file of a run directory for writing. Raises OSError where a symbolic link is in its place."""
+    return open(path, mode, buffering, opener=_no_follow)
+
+
+def _no_follow(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def refuse_planted(run_dir: Path) -> None:
+    """Raise UserError where somebody else could have chosen the files that a run in this directory writes to.
+
+    That is a directory of another user (root may use it), a symbolic link out of it in the place of a file or folder of
+    the run, and what other users have put into a folder that they can write to. `checkpoints` may be a link to a
+    directory. Raises OSError where the directory cannot be read.
+    """
+    owner, user = run_dir.stat().st_uid, os.geteuid()
+    if user != 0 and owner not in (0, user, _user_in(run_dir)):
+        raise UserError(
+            f"{run_dir} belongs to {_name_of(owner)}, who can choose what a run in it reads and writes.",
+            "Copy it, look at config.yaml in the copy, and go on there:",
+            f"cp -r {shlex.quote(str(run_dir))} COPY; train resume=COPY",
+        )
+    folders = [run_dir]
+    for folder in folders:  # it grows by those of the first one
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+            shared = bool(folder.stat().st_mode & 0o022)  # its group or others can write
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # another node's
+                    _refuse(entry, run_dir, (0, user, owner) if shared else ())
+                if folder is run_dir and entry.name != _CHECKPOINTS and entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+
+
+def _refuse(entry: os.DirEntry[str], run_dir: Path, users: tuple[int, ...]) -> None:
+    """Raise UserError for a link out of the directory, and for an owner other than `users` where there are any."""
+    if entry.is_symlink() and _leads_out(entry, run_dir):
+        raise UserError(
+            f"{entry.path} is a symbolic link to {os.readlink(entry.path)}, out of the run directory.",
+            "A run would write there: by such links whoever made the directory overwrites your files.",
+            f"rm {shlex.quote(entry.path)}",
+        )
+    if users and (uid := entry.stat(follow_symlinks=False).st_uid) not in users:
+        raise UserError(
+            f"{entry.path} belongs to {_name_of(uid)}: other users can write to this run directory.",
+            "A run goes on only from files of the user who owns the directory.",
+            f"rm -r {shlex.quote(entry.path)}; chmod -R go-w {shlex.quote(str(run_dir))}",
+        )
+
+
+def _leads_out(entry: os.DirEntry[str], run_dir: Path) -> bool:
+    """Whether a link leaves the run directory, and is no directory that the user may have put beside the run's own."""
+    if Path(os.path.realpath(entry.path)).is_relative_to(os.path.realpath(run_dir)):
+        return False
+    return not (Path(entry.path).parent == run_dir and entry.is_dir() and entry.name not in _FOLDERS)
+
+
+def _user_in(folder: Path) -> int:
+    """Return the user that new files there belong to: a share may map all users to one."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_uid
+    except OSError:
+        return os.geteuid()
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user {uid}"

@@ -1,0 +1,61 @@
+"""What a full disk of the run directory keeps from being written is still told."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+
+from gangline.events import Events, read_events
+from gangline.launch import failures, worker
+from gangline.launch.elastic import AgentLog
+from gangline.launch.failures import RankFailure
+from gangline.launch.output import Copied
+
+FULL = "/dev/full"
+
+
+def test_failure_that_cannot_be_written_is_known_to_its_process(tmp_path, capsys):
+    logs = tmp_path / "logs"
+    logs.write_text("no file can be made here")
+    with open(FULL, "w") as log:
+        error = failures.RankFailure(0, "user", 2, "no room", ["Make room."]).error()
+        assert worker._failed(error, 0, logs, 1, log) == 2
+        os.dup2(os.open(os.devnull, os.O_WRONLY), log.fileno())
+    assert capsys.readouterr().err == "train: no room\n  Make room.\n"
+    assert failures.first(logs, 1).what == "no room"
+    failures.claim(logs, 1, RankFailure(0, "ended", 2))
+    assert failures.first(logs, 1).what == "no room", "the first one stays"
+    failures.clear(logs)
+    assert failures.first(logs, 1) is None
+
+
+def test_terminal_gets_what_has_no_room_in_the_log():
+    terminal = io.StringIO()
+    with open(FULL, "w", buffering=1) as log:
+        stream = Copied(terminal, log)
+        print("train: no room", file=stream)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), log.fileno())
+    assert terminal.getvalue() == "train: no room\n"
+
+
+def test_log_of_an_agent_without_room_says_nothing(capsys):
+    handler = AgentLog(FULL, delay=True)
+    handler.emit(logging.LogRecord("torch", logging.ERROR, "", 0, "failed", (), None))
+    handler.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_events_begin_where_a_torn_line_cannot_be_ended(tmp_path, monkeypatch):
+    (tmp_path / "events.jsonl").write_text('{"event": "to')
+
+    def full(file):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gangline.events.end_line", full)
+        events = Events(tmp_path)
+    events.write("launch")
+    events.write("exit")
+    events.close()
+    assert [line["event"] for line in read_events(tmp_path)] == ["launch", "exit"]

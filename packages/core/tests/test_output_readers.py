@@ -1,0 +1,58 @@
+"""A run whose output nobody reads any more: `train | head`, a closed terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+import pytest
+
+from gangline.launch.output import Copied, outlive_readers
+
+
+@pytest.fixture
+def closed_pipe():
+    """A text stream to a pipe that has no reader."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        yield stream
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writer)
+
+
+def test_copied_output_continues_in_the_log(closed_pipe):
+    log = io.StringIO()
+    stream = Copied(closed_pipe, log)
+    for number in range(2):
+        print(f"line {number}", file=stream, flush=True)
+    assert log.getvalue() == (
+        "line 0\ntrain: note: output failed: Broken pipe; it continues in this log alone\nline 1\n"
+    )
+
+
+def test_launcher_output_without_reader_is_discarded(closed_pipe, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", closed_pipe)
+    with outlive_readers():
+        print("rank 1 failed first", file=sys.stderr, flush=True)
+        print("buffered until the end", file=sys.stderr)
+    assert sys.stderr is closed_pipe
+
+
+def test_full_disk_of_output_stays_an_error(monkeypatch):
+    with open("/dev/full", "w") as full:
+        stream = Copied(full, io.StringIO())
+        stream.write("line\n")
+        with pytest.raises(OSError, match="No space left"):
+            stream.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+
+
+def test_run_without_reader_trains_to_the_end(runs):
+    process = runs.fork("run.dir=out", "checkpoint=torch", "track=[jsonl,console]")
+    process.stdout.close()
+    assert process.wait(runs.seconds) == 0
+    log = (runs.directory / "out" / "logs" / "rank-00000.log").read_text()
+    assert runs.records("out")[-1]["step"] == 6
+    assert "Broken pipe" in log
+    assert "checkpoint step-00000006" in log
