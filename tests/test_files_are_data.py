@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gangline.config import compose_one
 from gangline.config.recipes import read_recipe
 from gangline.errors import UserError
 from gangline.rundir import RunDirectory
@@ -30,3 +31,38 @@ def test_the_configuration_of_a_run_calls_nothing(tmp_path: Path, call: str) -> 
     with pytest.raises(UserError, match="is not valid YAML"):
         RunDirectory(tmp_path).run()
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "parts: {health: ['on']}\nhealth: {'on': {alert: touch made}}",
+        "parts: {launch: slurm}\nlaunch: {setup: [touch made]}",
+        "parts: {launch: slurm}\nlaunch: {image: registry/evil}",
+        "parts: {launch: slurm}\nlaunch: {mounts: ['/evil:/usr/lib/python3']}",
+        "parts: {launch: slurm}\nlaunch: {options: ['--export=BASH_ENV=/evil']}",
+        "parts: {launch: kubernetes}\nlaunch: {setup: [touch made]}",
+        "parts: {launch: kubernetes}\nlaunch: {image: registry/evil}",
+        "parts: {callback: [eval]}\ncallback: {eval: {files: [evil.yaml]}}",
+        "parts: {callback: [eval]}\ncallback: {eval: {tasks: [evil.yaml]}}",
+    ],
+)
+def test_recipe_that_names_a_program_is_refused(tmp_path: Path, recipe: str) -> None:
+    file = tmp_path / "evil.yaml"
+    file.write_text(recipe)
+    with pytest.raises(UserError, match="which runs as a program"):
+        compose_one([f"recipe={file}"])
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "parts: {health: ['on']}\nhealth: {'on': {alert: 'https://host'}}",
+        "parts: {launch: slurm}\nlaunch: {options: ['--reservation=night', '--gres=gpu:8']}",
+        "parts: {callback: [eval]}\ncallback: {eval: {tasks: [hellaswag]}}",
+    ],
+)
+def test_recipe_that_names_no_program_is_composed(tmp_path: Path, recipe: str) -> None:
+    file = tmp_path / "good.yaml"
+    file.write_text(recipe)
+    compose_one([f"recipe={file}"])

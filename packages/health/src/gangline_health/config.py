@@ -18,13 +18,14 @@ from gangline.config import (
     PositiveFloat,
     PositiveInt,
     Run,
+    RunsCode,
     Share,
 )
 from gangline.launch import Sidecar
 from gangline_health.burn_in.config import PART as BURN_IN
 from gangline_health.chaos.config import PART as CHAOS
 from gangline_health.hangs.config import HangsOptions
-from gangline_health.live.target import malformed, tells_a_secret
+from gangline_health.live.target import is_url, malformed, tells_a_secret
 from gangline_health.monitors.straggler_options import StragglersOptions
 
 if TYPE_CHECKING:
@@ -163,7 +164,9 @@ class WatchedHealth(HealthConfig):
     machine: MachineOptions = field(default_factory=MachineOptions)
     saves: SavesOptions = field(default_factory=SavesOptions)
     repeated: RepeatedOptions = field(default_factory=RepeatedOptions)
-    alert: str = ""  # a command (JSON on its input) or a URL (POST): told each finding that is more than a note
+    alert: Annotated[str, RunsCode(data=is_url)] = (
+        ""  # a command (JSON on its input) or a URL (POST): told each finding that is more than a note
+    )
     metrics_port: Annotated[int, AtLeast(0), AtMost(65535)] = 0  # serve OpenMetrics at this port; 0: no
     metrics_host: str = "127.0.0.1"  # at this address alone; 0.0.0.0: to whoever reaches the machine
     playbooks: Playbooks = field(default_factory=Playbooks)

@@ -9,9 +9,9 @@ URL = ("http://", "https://")
 _WITH_PATH = re.compile(r"https?://(?:[^\s/@'\"]*@|[^\s/'\"]+[/?][^\s'\"]+)", re.IGNORECASE)
 
 
-def is_url(target: str) -> bool:
+def is_url(target: object) -> bool:
     """Else it is a command of the shell."""
-    return target.lower().startswith(URL)
+    return str(target).lower().startswith(URL)
 
 
 def named(target: str) -> str:
