@@ -27,6 +27,7 @@ from gangline.config.serial import from_dict, to_dict
 from gangline.errors import UserError
 from gangline.parts import LISTS
 from gangline.plugins import installed
+from gangline.redaction import refuse_secrets
 from gangline.run_lock import RunLock, unwritable
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has it
@@ -61,7 +62,7 @@ class RunDirectory:
 
         Raises UserError where it cannot be written, already holds a run, or another `train` is at it.
         """
-        provenance.refuse_secrets(to_dict(run))
+        refuse_secrets(to_dict(run))
         directory = cls(run.run.dir or fresh(run.run.name))
         directory._made = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
         try:
@@ -128,7 +129,7 @@ class RunDirectory:
 
     def rewrite(self, run: Run, argv: Sequence[str] = (), changed: dict[str, Any] | None = None) -> None:
         """Put a resumed run's changed configuration in place of the old one, and note the new start."""
-        provenance.refuse_secrets(to_dict(run))
+        refuse_secrets(to_dict(run))
         run_dir = self._content().get("run", {}).get("dir")
         self._replaced = {path: path.read_text() for path in (self.parts, self.config) if path.exists()}
         self._begun = self._starts()
@@ -196,7 +197,7 @@ class RunDirectory:
         Raises UserError where the directory cannot be written or holds another run.
         """
         directory = cls(run.run.dir or fresh(run.run.name))
-        provenance.refuse_secrets(to_dict(run))
+        refuse_secrets(to_dict(run))
         directory._made = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
         try:
             directory.path.mkdir(parents=True, exist_ok=True)
