@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gangline.health import Action, Agreed, Order, Verdict
-from gangline.testing import small_run
+from gangline.testing.runs import small_run
 from gangline.tools import Attempt
 from gangline_health.config import Budget, Playbook, Playbooks
 from gangline_health.playbooks import respond, used

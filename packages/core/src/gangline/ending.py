@@ -53,7 +53,7 @@ def read_ending(run_dir: str | Path) -> RunEnding | None:
         content = json.loads((Path(run_dir) / FILE).read_text())
         known = {key: content[key] for key in content if key in RunEnding.__dataclass_fields__}
         return RunEnding(**{**known, "exclude": tuple(known["exclude"])})
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

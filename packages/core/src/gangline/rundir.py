@@ -24,13 +24,13 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.config.paths import rooted
 from gangline.config.schema import Run
 from gangline.config.serial import from_dict, to_dict
+from gangline.config.yaml_files import PlainDumper, load_yaml
 from gangline.errors import UserError
 from gangline.parts import LISTS
 from gangline.plugins import installed
 from gangline.redaction import refuse_secrets
 from gangline.run_lock import RunLock, unwritable
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has it
 END = "..."  # YAML's end-of-document marker: the last line of a whole config.yaml
 
 
@@ -254,7 +254,7 @@ class RunDirectory:
                 "It was only half-written or half-copied. Copy it again, or start the run afresh.",
             )
         try:
-            content = yaml.load(text, _LOADER)
+            content = load_yaml(text)
         except yaml.YAMLError as error:
             raise UserError(f"{self.config} is not valid YAML: {' '.join(str(error).split())}") from error
         if not isinstance(content, dict):
@@ -269,7 +269,7 @@ class RunDirectory:
         start = provenance.describe(argv, changed)
         facts = self.read_provenance()
         facts = {**facts, "job": job or facts.get("job"), "starts": [*facts.get("starts", []), start]}
-        text = yaml.safe_dump(content, sort_keys=False, explicit_end=True, allow_unicode=True, width=120)
+        text = yaml.dump(content, Dumper=PlainDumper, sort_keys=False, explicit_end=True, allow_unicode=True, width=120)
         try:
             for folder in (self.logs, self.checkpoints):
                 folder.mkdir(exist_ok=True)
@@ -359,7 +359,7 @@ def _siblings(path: Path) -> str:
 
 def _difference(there: dict[str, Any], mine: dict[str, Any]) -> str:
     """The first option in which two configurations differ, wherever they lie; "" where none does."""
-    flat = [dict(_leaves(yaml.load(yaml.safe_dump(content), _LOADER))) for content in (there, mine)]
+    flat = [dict(_leaves(load_yaml(yaml.dump(content, Dumper=PlainDumper)))) for content in (there, mine)]
     for name in flat[0].keys() | flat[1].keys():
         values = [content.get(name) for content in flat]
         if values[0] != values[1] and name != "run.dir":
