@@ -153,7 +153,7 @@ def test_printed_override_has_the_value_when_read(value):
 
 
 def test_printable_text_steers_no_terminal():
-    assert printable("a\x1b]0;x\x07\n\u202eb\té") == "a\\x1b]0;x\\x07\n\\u202eb\\té"
+    assert printable("a\x1b]0;x\x07\n\u202eb\té") == "a\\x1b]0;x\\x07\n\\u202eb\té"
 
 
 # --- the environment -------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def printable(text: str) -> str:
 
 
 def _steers(sign: str) -> bool:
-    return sign != "\n" and unicodedata.category(sign) in ("Cc", "Cf", "Cs")
+    return sign not in "\n\t" and unicodedata.category(sign) in ("Cc", "Cf", "Cs")
 
 
 class BadCheckpoint(Exception):

@@ -98,6 +98,17 @@ class OneOf(Range):
 
 
 @dataclass(frozen=True)
+class Printable(Range):
+    """Text of one line without control characters."""
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, str) and value.isprintable()
+
+    def __str__(self) -> str:
+        return "printable text in one line"
+
+
+@dataclass(frozen=True)
 class AnyNumber(Range):
     """Every finite number is valid: said of a field, so that its range is not forgotten."""
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         read_ending as read_ending,
         write_ending as write_ending,
     )
+    from gangline.errors import printable as printable
     from gangline.events import Events as Events, read_events as read_events
     from gangline.interop import load_pretrained as load_pretrained
     from gangline.interop.commands import add_output as add_output, words_for as words_for, write_model as write_model
@@ -44,6 +45,7 @@ __getattr__, __all__ = lazily(
         "gangline.cli.verbs": "usage_of verb_of",
         "gangline.record": "every_record read_records",
         "gangline.ending": "RunEnding clear_ending read_ending write_ending",
+        "gangline.errors": "printable",
         "gangline.events": "Events read_events",
         "gangline.sampling.options": "Sampling Written",
         "gangline.sampling.sampler": "Sampler Text Writer sample",

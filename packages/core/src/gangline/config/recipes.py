@@ -15,7 +15,7 @@ from typing import Any
 from gangline.config.sections import SECTIONS
 from gangline.config.suggest import near
 from gangline.config.yaml_files import check_yaml
-from gangline.errors import UserError
+from gangline.errors import UserError, printable
 from gangline.plugins import installed
 
 LOCAL = Path("configs")
@@ -58,7 +58,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 def summary(path: Path) -> str:
     """A recipe's first line, where it is a comment."""
     first = path.read_text(errors="replace").partition("\n")[0]
-    return first.lstrip("# ").strip() if first.startswith("#") else ""
+    return printable(first.lstrip("# ").strip()) if first.startswith("#") else ""
 
 
 def _checked(content: Any, path: Path) -> dict[str, Any]:
