@@ -321,3 +321,11 @@ def test_what_cannot_be_written_whole_leaves_no_directory(tmp_path, monkeypatch)
     with pytest.raises(ZeroDivisionError):
         RunDirectory.create(default_run(run={"dir": str(tmp_path / "runs" / "new")}))
     assert not (tmp_path / "runs").exists()
+
+
+def test_hints_quote_a_directory_with_a_space(tmp_path):
+    run = default_run(run={"dir": str(tmp_path / "a b;c")})
+    RunDirectory.create(run).unlock()
+    with pytest.raises(UserError, match="already holds a run") as caught:
+        RunDirectory.create(run)
+    assert f"train resume='{tmp_path / 'a b;c'}'" in str(caught.value)

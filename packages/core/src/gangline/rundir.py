@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import time
 import uuid
@@ -74,8 +75,8 @@ class RunDirectory:
             if directory.config.exists():
                 raise UserError(
                     f"{directory.path} already holds a run.",
-                    f"To go on with it:  train resume={directory.path}",
-                    f"To start afresh with its configuration:  train from={directory.path}",
+                    f"To go on with it:  train resume={shlex.quote(str(directory.path))}",
+                    f"To start afresh with its configuration:  train from={shlex.quote(str(directory.path))}",
                 )
             directory._write(run, argv, job, changed={})
         except BaseException:
@@ -184,7 +185,7 @@ class RunDirectory:
                 self.unlock()
                 raise UserError(
                     f"a job is at {self.path}, with another configuration: {difference}.",
-                    f"To join it:  train resume={self.path}, with the words of its first node.",
+                    f"To join it:  train resume={shlex.quote(str(self.path))}, with the words of its first node.",
                     "To change the run, end the job first.",
                 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,7 +62,7 @@ def continued(path: str, content: Mapping[str, Any], words: Sequence[str]) -> tu
             f"a run that is resumed keeps its {shown}.",
             "With another one it would be another run.",
             f"These may change: {', '.join(free)}.",
-            f"To start afresh with its configuration and your changes:  train from={path} {' '.join(words)}",
+            f"To start afresh with its configuration and your changes:  train {shlex.join([f'from={path}', *words])}",
         )
     return run, changed
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 _WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 
-_BARE = re.compile(r"(?!(?i:null|true|false|on|off|yes|no|nan|inf)$)[A-Za-z_/][\w./@%+-]*")  # text in a list
+_BARE = re.compile(r"(?!(?i:null|true|false|on|off|yes|no|nan|inf)$)(\.{0,2}/|[A-Za-z_])[\w./@%+-]*")  # text in a list
 _WORDS_ONLY = re.compile(rf"{_BARE.pattern}(:[\w./@%+:-]+| +[\w./@%+-]+)*")  # text on its own
 _REFERENCE = re.compile(r"\$\{oc\.env:\w+\}")
 

@@ -7,6 +7,7 @@ before it exits, so that whoever watches the ranks meets the culprit first.
 from __future__ import annotations
 
 import json
+import shlex
 import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -129,7 +130,7 @@ def seen_at(logs: Path, attempt: int) -> float | None:
 def report(failure: RankFailure, logs: Path) -> str:
     """What the user is shown of a failure that is not theirs."""
     if failure.kind == "restart":
-        again = f"train resume={logs.parent}"
+        again = f"train resume={shlex.quote(str(logs.parent))}"
         return f"train: {failure.what}\n  It asks for new workers, and no restart is left.\n  To go on:  {again}\n"
     if failure.kind == "lost":
         return f"train: {failure.what}\nThe logs: {logs}\n"
