@@ -12,6 +12,7 @@ import pytest
 from gangline.cli import guarded
 from gangline.cli.main import main
 from gangline.cli.terminal import TerminalStream
+from gangline.cli.train import read
 from gangline.config import default_run
 from gangline.config.check import problems
 from gangline.errors import UserError
@@ -81,3 +82,22 @@ def test_encoding_without_a_letter_shows_its_escape(tmp_path):
     command = [sys.executable, "-m", "gangline", "runs", str(tmp_path)]
     done = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=240)
     assert b"\\xe9" in done.stdout, done.stderr
+
+
+def test_files_of_a_run_are_utf8_in_every_locale(tmp_path):
+    code = (
+        "import sys; from gangline.config import default_run; from gangline.rundir import RunDirectory\n"
+        "RunDirectory.create(default_run(run={'dir': sys.argv[1], 'name': '\\xe9'}), ['\\xe9'])"
+    )
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a")], env={**os.environ, **locale}, check=True, timeout=240
+    )
+    assert "name: é" in (tmp_path / "a" / "config.yaml").read_text(encoding="utf-8")
+    assert RunDirectory.open(tmp_path / "a").run().run.name == "é"
+
+
+def test_word_that_is_no_text_is_refused():
+    with pytest.raises(UserError, match="is not text in the encoding of this locale") as caught:
+        read(["run.name=\udcc3\udca9"])
+    assert "\udcc3" not in str(caught.value)

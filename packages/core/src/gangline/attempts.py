@@ -86,7 +86,7 @@ def append(run_dir: str | Path, attempt: Attempt) -> None:
     """Write one line and make it durable."""
     path = Path(run_dir) / FILE
     torn = path.exists() and (content := path.read_bytes()) and not content.endswith(b"\n")
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         file.write(("\n" if torn else "") + json.dumps(_content(attempt)) + "\n")
         file.flush()
         os.fsync(file.fileno())

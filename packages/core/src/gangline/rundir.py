@@ -132,7 +132,7 @@ class RunDirectory:
         """Put a resumed run's changed configuration in place of the old one, and note the new start."""
         refuse_secrets(to_dict(run))
         run_dir = self._content().get("run", {}).get("dir")
-        self._replaced = {path: path.read_text() for path in (self.parts, self.config) if path.exists()}
+        self._replaced = {path: path.read_text(encoding="utf-8") for path in (self.parts, self.config) if path.exists()}
         self._begun = self._starts()
         self._write(run, argv, None, changed or {}, run_dir)
 
@@ -227,14 +227,14 @@ class RunDirectory:
     def read_provenance(self) -> dict[str, Any]:
         """All such facts; `starts` is a list with an entry for each time the run was started."""
         try:
-            return json.loads(self.provenance.read_text())
+            return json.loads(self.provenance.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):  # a kill may have torn it
             return {}
 
     def changed_parts(self) -> list[str]:
         """Lines that say which parts were of another version when the run began."""
         try:
-            before = _flat(json.loads(self.parts.read_text()))
+            before = _flat(json.loads(self.parts.read_text(encoding="utf-8")))
         except (FileNotFoundError, ValueError):
             return []
         now = _flat(part_versions(self.run()))
@@ -246,7 +246,7 @@ class RunDirectory:
 
     def _content(self) -> dict[str, Any]:
         try:
-            text = self.config.read_text()
+            text = self.config.read_text(encoding="utf-8")
         except OSError as error:
             raise UserError(f"{self.config} cannot be read: {error.strerror}.") from error
         if not text.rstrip().endswith(f"\n{END}"):
@@ -315,7 +315,7 @@ def write_whole(path: Path, text: str) -> None:
     """Replace a file by one atomic act after its bytes are durable: a reader sees the old text or the new, whole."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")  # in containers pids are equal, and names
     try:
-        with temporary.open("w") as file:
+        with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -177,7 +177,7 @@ def save_cluster(cluster: Cluster, path: Path) -> None:
         "numbers": {name: asdict(quantity) for name, quantity in cluster.numbers.items()},
     }
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(yaml.safe_dump(content, sort_keys=False, width=120))
+    draft.write_text(yaml.safe_dump(content, sort_keys=False, width=120), encoding="utf-8")
     draft.replace(path)
     _read.cache_clear()
 

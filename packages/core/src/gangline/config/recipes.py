@@ -57,7 +57,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 def summary(path: Path) -> str:
     """A recipe's first line, where it is a comment."""
-    first = path.read_text(errors="replace").partition("\n")[0]
+    first = path.read_text(errors="replace", encoding="utf-8").partition("\n")[0]
     return printable(first.lstrip("# ").strip()) if first.startswith("#") else ""
 
 

@@ -47,7 +47,7 @@ def read_config(directory: str | Path) -> dict[str, Any]:
     """The config.json of a directory. Raises UserError where there is none or it is not JSON."""
     path = Path(directory).expanduser() / "config.json"
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if _HUB.fullmatch(str(directory)) and not Path(directory).exists():
             own = str(directory).partition("/")[2]

@@ -101,7 +101,7 @@ def lost_peer(error: BaseException) -> bool:
 def claim(logs: Path, attempt: int, failure: RankFailure) -> bool:
     """Write down `failure` as the first of the `attempt`-th start; False where another rank was first."""
     try:
-        with _path(logs, attempt).open("x") as file:
+        with _path(logs, attempt).open("x", encoding="utf-8") as file:
             json.dump(asdict(failure), file)
     except OSError:
         return False
@@ -111,7 +111,7 @@ def claim(logs: Path, attempt: int, failure: RankFailure) -> bool:
 def first(logs: Path, attempt: int) -> RankFailure | None:
     """The first failure of the `attempt`-th start, where a rank lived to write it."""
     try:
-        return RankFailure(**json.loads(_path(logs, attempt).read_text()))
+        return RankFailure(**json.loads(_path(logs, attempt).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -142,7 +142,7 @@ def report(failure: RankFailure, logs: Path) -> str:
 def _tail(log: Path, lines: int = 5) -> str:
     """The last words of a rank that had no time to say more."""
     try:
-        found = log.read_text(errors="replace").splitlines()[-lines:]
+        found = log.read_text(errors="replace", encoding="utf-8").splitlines()[-lines:]
     except OSError:
         return ""
     return "".join(f"  | {line}\n" for line in found)

@@ -22,7 +22,7 @@ def log_path(logs: Path, rank: int) -> Path:
 
 def divert(logs: Path, rank: int) -> TextIO:
     """Send this process's output where it belongs; gives the open log. A restart appends to it."""
-    log = log_path(logs, rank).open("a", buffering=1)
+    log = log_path(logs, rank).open("a", buffering=1, encoding="utf-8")
     if rank == 0:
         sys.stdout, sys.stderr = Copied(sys.stdout, log), Copied(sys.stderr, log)
         return log

@@ -53,7 +53,7 @@ def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
         return Running(sidecar, left, None, guard.born(left))
     words = [str(owner), str(sidecar.outlives), sidecar.target, str(run_dir), json.dumps(sidecar.args)]
     command = [sys.executable, "-m", __name__, *words]
-    with stem.with_name(f"{stem.name}.log").open("a") as log:
+    with stem.with_name(f"{stem.name}.log").open("a", encoding="utf-8") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -63,7 +63,7 @@ def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
         )
     content = {"owner": _name(owner), "sidecar": _name(process.pid)}
     new = note.with_name(f"{note.name}.{process.pid}")
-    new.write_text(json.dumps(content))
+    new.write_text(json.dumps(content), encoding="utf-8")
     new.replace(note)
     return Running(sidecar, process.pid, process, guard.born(process.pid))
 
@@ -76,7 +76,7 @@ def _name(pid: int) -> list[int | None]:
 def _left(note: Path, owner: int) -> int | None:
     """The process id of the sidecar that an earlier start for `owner` has left, where it is still that process."""
     try:
-        content = json.loads(note.read_text())
+        content = json.loads(note.read_text(encoding="utf-8"))
         known, pid = content["owner"], int(content["sidecar"][0])
         there = known == _name(owner) and content["sidecar"] == _name(pid) and guard.alive(pid)
         ours = guard.born(pid) is None or os.stat(f"/proc/{pid}").st_uid == os.getuid()  # None: there is no /proc

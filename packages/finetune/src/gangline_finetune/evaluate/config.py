@@ -74,7 +74,7 @@ def named(tasks: Sequence[str]) -> tuple[list[str], list[str], bool]:
             theirs = True
             continue
         try:
-            found = re.search(r"^task:\s*[\"']?([\w.-]+)", path.read_text(), re.MULTILINE)
+            found = re.search(r"^task:\s*[\"']?([\w.-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
         except OSError as error:
             raise UserError(f"{task} cannot be read.", error.strerror or str(error)) from error
         if found is None:

@@ -29,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
     of = ledger(Path(asked.run_dir).expanduser(), notes_by("gangline health report"))
     if asked.svg:
         try:
-            Path(asked.svg).write_text(picture(of).svg())
+            Path(asked.svg).write_text(picture(of).svg(), encoding="utf-8")
         except OSError as error:
             raise UserError(f"{asked.svg} cannot be written.", error.strerror or str(error)) from error
     if asked.json:

@@ -160,7 +160,7 @@ class Alerts:
 
     def _come_to(self) -> int | None:
         try:
-            return int(self.place.read_text())
+            return int(self.place.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
 
