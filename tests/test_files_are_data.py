@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from gangline.config import compose_one, default_run
 from gangline.config.recipes import read_recipe
+from gangline.data.config import TextConfig
 from gangline.errors import UserError
 from gangline.rundir import RunDirectory
+from gangline.runs import summary
+from gangline.tools import read_events, read_records
+from gangline_health.live.status import RunFollower
 
 
 @pytest.fixture
@@ -30,3 +38,88 @@ def test_the_configuration_of_a_run_calls_nothing(tmp_path: Path, call: str) -> 
     with pytest.raises(UserError, match="is not valid YAML"):
         RunDirectory(tmp_path).run()
     assert not (tmp_path / "made").exists()
+
+
+LOL = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghi"))
+HOSTILE = {
+    "aliases": (f"{LOL}run: {{name: x}}\n", "alias *a is not supported; write its value there"),
+    "depth": (f"run: {{name: {'[' * 3000}{']' * 3000}}}\n", "more than 64 levels"),
+    "itself": ("run: &a {name: *a}\n", "alias *a is not supported"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_yaml_that_costs_without_bound_is_refused(tmp_path: Path, kind: str) -> None:
+    text, why = HOSTILE[kind]
+    recipe = tmp_path / "evil.yaml"
+    recipe.write_text(text)
+    with pytest.raises(UserError, match="cannot be read") as caught:
+        read_recipe(str(recipe))
+    assert why in str(caught.value)
+    (tmp_path / "config.yaml").write_text(text + "...\n")
+    with pytest.raises(UserError, match="is not valid YAML") as caught:
+        RunDirectory(tmp_path).run()
+    assert why in str(caught.value)
+
+
+def test_recipe_larger_than_a_megabyte_is_refused(tmp_path: Path) -> None:
+    recipe = tmp_path / "evil.yaml"
+    recipe.write_text(f"run: {{name: {'x' * 3_000_000}}}\n")
+    with pytest.raises(UserError, match="has 3000014 bytes; a recipe has at most 1048576"):
+        read_recipe(str(recipe))
+
+
+def test_deeply_nested_line_of_a_run_is_left_out(tmp_path: Path) -> None:
+    good, deep = '{"step": 1, "event": "x", "loss": "x"}\n', "[" * 3000 + "]" * 3000 + "\n"
+    for name in ("metrics.jsonl", "events.jsonl", "attempts.jsonl"):
+        (tmp_path / name).write_text(deep + good + deep)
+    (tmp_path / "ending.json").write_text(deep)
+    assert [record["step"] for record in read_records(tmp_path / "metrics.jsonl", print)] == [1]
+    assert [event["event"] for event in read_events(tmp_path)] == ["x"]
+    assert summary(tmp_path).step == 1
+    status = RunFollower(tmp_path).look()
+    assert status.record is not None
+    assert math.isnan(status.losses[0])
+
+
+def test_value_that_comes_twice_is_read_back(tmp_path: Path) -> None:
+    twice = ["a", "b"]
+    run = default_run(run={"dir": str(tmp_path / "out")}, data=TextConfig(path=twice))
+    run.validate.sets = {"x": {"path": twice}, "y": {"path": twice}}
+    RunDirectory.create(run).unlock()
+    assert RunDirectory.open(tmp_path / "out").run().validate.sets["y"]["path"] == [os.path.abspath(p) for p in twice]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "parts: {health: ['on']}\nhealth: {'on': {alert: touch made}}",
+        "parts: {launch: slurm}\nlaunch: {setup: [touch made]}",
+        "parts: {launch: slurm}\nlaunch: {image: registry/evil}",
+        "parts: {launch: slurm}\nlaunch: {mounts: ['/evil:/usr/lib/python3']}",
+        "parts: {launch: slurm}\nlaunch: {options: ['--export=BASH_ENV=/evil']}",
+        "parts: {launch: kubernetes}\nlaunch: {setup: [touch made]}",
+        "parts: {launch: kubernetes}\nlaunch: {image: registry/evil}",
+        "parts: {callback: [eval]}\ncallback: {eval: {files: [evil.yaml]}}",
+        "parts: {callback: [eval]}\ncallback: {eval: {tasks: [evil.yaml]}}",
+    ],
+)
+def test_recipe_that_names_a_program_is_refused(tmp_path: Path, recipe: str) -> None:
+    file = tmp_path / "evil.yaml"
+    file.write_text(recipe)
+    with pytest.raises(UserError, match="which runs as a program"):
+        compose_one([f"recipe={file}"])
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "parts: {health: ['on']}\nhealth: {'on': {alert: 'https://host'}}",
+        "parts: {launch: slurm}\nlaunch: {options: ['--reservation=night', '--gres=gpu:8']}",
+        "parts: {callback: [eval]}\ncallback: {eval: {tasks: [hellaswag]}}",
+    ],
+)
+def test_recipe_that_names_no_program_is_composed(tmp_path: Path, recipe: str) -> None:
+    file = tmp_path / "good.yaml"
+    file.write_text(recipe)
+    compose_one([f"recipe={file}"])

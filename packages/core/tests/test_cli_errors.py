@@ -70,7 +70,7 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
         (["+moe=on"], ["moe=on is not available here.", catalogue.get("gangline-moe")]),
         (["health=x"], ["health=x is not available here."]),
         (["data=texts/a.txt"], ["To read files:  data.path=texts/a.txt"]),
-        (["data=*.txt"], ["To read files:  data.path=*.txt"]),
+        (["data=*.txt"], ["To read files:  'data.path=*.txt'"]),
         (["model=meta-llama/Llama-3.2-1B"], ["gangline import meta-llama/Llama-3.2-1B  prints the command"]),
         (["wandb=true"], ["No part here speaks to wandb", "gangline new-plugin wandb --kind tracker"]),
         (["track=[console,wandb]"], ["track=wandb is not available here.", "It is supplied by gangline-track:"]),

@@ -56,7 +56,13 @@ def test_a_name_that_looks_like_something_else_stays_a_name(word, name):
 
 @pytest.mark.parametrize(
     ("value", "path"),
-    [("/a/*.txt", "/a/*.txt"), ("~/texts/x (1).txt", "~/texts/x (1).txt"), ("[a,b]", ["a", "b"]), ("'a,b'", "a,b")],
+    [
+        ("/a/*.txt", "/a/*.txt"),
+        ("~/texts/x (1).txt", "~/texts/x (1).txt"),
+        ("[a,b]", ["a", "b"]),
+        ("'a,b'", "a,b"),
+        (r"\d(1)", r"\d(1)"),
+    ],
 )
 def test_paths_need_no_quoting(value, path):
     assert compose_one([f"data.path={value}"]).data.path == path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from gangline.config import default_run
+from gangline.config.compose import compose_one
 from gangline.errors import UserError
 from gangline.interop import config_json, export, load_pretrained, model_config_from
 from gangline.interop.adapter import Adapter
@@ -564,6 +566,13 @@ class TestRefusals:
         assert words in told
         assert told == self.error(read, directory, CASES["llama"])
         assert capsys.readouterr().out == ""
+
+    def test_printed_command_is_safe_in_a_shell(self, tmp_path, capsys):
+        directory = write(tmp_path / "a b;touch pwned,$(id)'\"", CASES["llama"], randomised(CASES["llama"]))
+        assert import_model([str(directory)]) == 0
+        program, *words = shlex.split(capsys.readouterr().out.replace("\\\n", ""))
+        assert program == "train"
+        assert compose_one(words).model.weights == str(directory)
 
     def test_files_that_the_index_does_not_name_are_not_looked_at(self, directory):
         for name in ("adapter_model", "consolidated"):

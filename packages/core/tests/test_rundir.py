@@ -291,44 +291,6 @@ def test_the_commit_and_whether_it_is_dirty_are_told(tmp_path):
     assert provenance.git(tmp_path) == {**clean, "dirty": True}
 
 
-def test_secrets_on_the_command_line_are_hidden():
-    words = [
-        "track.x.api_key=abc",
-        "data.path=s3://me:hunter2@bucket/x",
-        "data.tokenizer=t.json",
-        "x.token=${oc.env:T}",
-    ]
-    assert [provenance.redact(word) for word in words] == [
-        "track.x.api_key=***",
-        "data.path=s3://me:***@bucket/x",
-        "data.tokenizer=t.json",
-        "x.token=${oc.env:T}",
-    ]
-
-
-@pytest.mark.parametrize("key", ["api_key", "track.wandb.api-key", "auth_token", "password", "s3.secret_key", "TOKEN"])
-def test_names_of_secrets(key):
-    assert provenance.looks_secret(key)
-
-
-@pytest.mark.parametrize("key", ["data.tokenizer", "tokens", "key", "run.seed", "keys", "max_tokens", "secretary"])
-def test_names_that_are_no_secrets(key):
-    assert not provenance.looks_secret(key)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [{"track": {"x": {"api_key": "abc"}}}, {"data": {"path": ["a", "s3://me:hunter2@bucket/x"]}}, {"token": "t"}],
-)
-def test_no_secret_is_written(content):
-    with pytest.raises(UserError, match="holds a secret"):
-        provenance.refuse_secrets(content)
-
-
-def test_what_is_no_secret_or_a_reference_is_written():
-    provenance.refuse_secrets({"token": "${oc.env:T}", "data": {"path": "s3://bucket/x"}, "api_key": None, "n": 3})
-
-
 def test_the_environment_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", "sh-very-secret")
     made = RunDirectory.create(default_run(run={"dir": str(tmp_path / "out")}), ["train"])
@@ -359,3 +321,11 @@ def test_what_cannot_be_written_whole_leaves_no_directory(tmp_path, monkeypatch)
     with pytest.raises(ZeroDivisionError):
         RunDirectory.create(default_run(run={"dir": str(tmp_path / "runs" / "new")}))
     assert not (tmp_path / "runs").exists()
+
+
+def test_hints_quote_a_directory_with_a_space(tmp_path):
+    run = default_run(run={"dir": str(tmp_path / "a b;c")})
+    RunDirectory.create(run).unlock()
+    with pytest.raises(UserError, match="already holds a run") as caught:
+        RunDirectory.create(run)
+    assert f"train resume='{tmp_path / 'a b;c'}'" in str(caught.value)

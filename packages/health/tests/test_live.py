@@ -197,6 +197,14 @@ def test_what_a_command_gets_and_why_it_failed(tmp_path: Path) -> None:
     assert "refused" in send(f"http://127.0.0.1:{free_port()}", WARNS)
 
 
+def test_alert_command_is_no_argument_of_its_shell(tmp_path: Path) -> None:
+    """Other users can read the arguments of a process, and the command may hold a variable of the environment."""
+    assert send(f"tr '\\0' ' ' < /proc/$$/cmdline > {tmp_path}/arguments; : 'sk-\"live'", WARNS) == ""
+    arguments = (tmp_path / "arguments").read_text()
+    assert arguments.startswith("/bin/sh -c ")
+    assert "live" not in arguments
+
+
 @pytest.mark.parametrize("end", ["its own", "the job's"])
 def test_a_command_that_hangs_leaves_no_process(tmp_path: Path, end: str) -> None:
     """Nor does it keep who sends: the shell's children go with it, also where the job ends before its time is over."""
@@ -215,7 +223,7 @@ def test_a_command_that_hangs_leaves_no_process(tmp_path: Path, end: str) -> Non
     assert send("true", WARNS, until=lambda: 0.0) == "the job was over before its turn came"
 
 
-@pytest.mark.parametrize("url", ["http://host:abc/", "http://[bad", "http:///path", "http://a b/"])
+@pytest.mark.parametrize("url", ["http://host:abc/", "http://[bad", "http:///path", "http://a b/", "ftp://host/x"])
 def test_a_url_that_is_none_is_refused_and_sending_to_it_raises_nothing(url: str) -> None:
     with pytest.raises(UserError, match=r"health.on.alert is no URL"):
         check(small_run("health=[on]", f"health.on.alert='{url}'"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from gangline.health import Action, Agreed, Order, Verdict
+from gangline.testing.runs import small_run
 from gangline.tools import Attempt
 from gangline_health.config import Budget, Playbook, Playbooks
 from gangline_health.playbooks import respond, used
@@ -123,3 +125,25 @@ def test_no_run_goes_round_in_circles(faults: list[tuple[str, int]], back: int) 
         assert used(turns[: n + 1], budget.progress, turns[n].step) <= budget.orders
     furthest = max((line.step for line in history), default=0)
     assert len(turns) <= budget.orders * (furthest // budget.progress + 1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("loss_spike.rate_steps=5", "loss_spike.rate_steps has no effect: health.on.playbooks.loss_spike.rate is 1"),
+        ("loss_spike.rate=0.5", "rate_steps is 0"),
+        ("straggler.rate=0.5", "has none of roll_back, restart, lower_rate"),
+        ("straggler.back=5", "has none of roll_back, restart, exclude"),
+        ("straggler.skip=false", "has none of roll_back, restart, exclude"),
+        ("straggler.actions=[exclude]", "straggler.actions: exclude only restarts the ranks here"),
+        ("loss_spike.actions=[warn]", ""),
+        ("loss_spike.back=5", ""),
+        ("divergence.rate=0.1", ""),
+    ],
+)
+def test_playbook_option_without_effect_is_noted(setting: str, said: str) -> None:
+    run = small_run("health=[on]", "checkpoint.every=10", f"health.on.playbooks.{setting}")
+    notices = run.health["on"].notices(run)
+    assert [said in notice for notice in notices] == ([True] if said else [])
+    run = small_run("health=[on]", "launch=elastic", "checkpoint.every=10")
+    assert run.health["on"].notices(run) == []

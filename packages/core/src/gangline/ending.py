@@ -50,10 +50,10 @@ def write_ending(run_dir: str | Path, ending: RunEnding) -> None:
 def read_ending(run_dir: str | Path) -> RunEnding | None:
     """How the newest job of a run ended; None where it lives, was killed, or has never ended."""
     try:
-        content = json.loads((Path(run_dir) / FILE).read_text())
+        content = json.loads((Path(run_dir) / FILE).read_text(encoding="utf-8"))
         known = {key: content[key] for key in content if key in RunEnding.__dataclass_fields__}
         return RunEnding(**{**known, "exclude": tuple(known["exclude"])})
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

@@ -6,6 +6,7 @@ bug and keeps its traceback.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,15 @@ class UserError(Exception):
     def problem(self) -> Problem:
         """The same as one problem among others."""
         return Problem(self.what, "\n".join(self.details))
+
+
+def printable(text: str) -> str:
+    """The text with its control characters escaped, line breaks excepted: text of a file may not steer a terminal."""
+    return "".join(repr(sign)[1:-1] if _steers(sign) else sign for sign in text)
+
+
+def _steers(sign: str) -> bool:
+    return sign not in "\n\t" and unicodedata.category(sign) in ("Cc", "Cf", "Cs")
 
 
 class BadCheckpoint(Exception):

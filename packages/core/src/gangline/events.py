@@ -124,7 +124,7 @@ def read_events(run_dir: str | Path) -> list[dict[str, Any]]:
     path = Path(run_dir) / FILE
     found = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             content = json.loads(line)
             if isinstance(content, dict):
                 found.append(content)

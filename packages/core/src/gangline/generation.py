@@ -139,7 +139,7 @@ def _kept(run_dir: str | Path, content: bytes) -> Progress:
 def _told(events: Path) -> int:
     newest = 0
     for line in events.read_bytes().splitlines() if events.exists() else ():
-        with suppress(ValueError, TypeError, KeyError):
+        with suppress(ValueError, TypeError, KeyError, RecursionError):
             newest = max(newest, int(json.loads(line)["generation"]))
     return newest
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -140,9 +141,11 @@ class Installed:
     def _files(self, group: str, name: str) -> list[str]:
         """Lines for a name that is a path: of text, or of weights."""
         if group == "data" and ("/" in name or "*" in name or Path(name).exists()):
-            return [f"To read files:  data.path={name}"]
+            return [f"To read files:  {shlex.quote(f'data.path={name}')}"]
         if group == "model" and "/" in name:
-            return [f"Of a Hugging Face directory:  gangline import {name}  prints the command that takes it."]
+            return [
+                f"Of a Hugging Face directory:  gangline import {shlex.quote(name)}  prints the command that takes it."
+            ]
         return []
 
     def elsewhere(self, group: str) -> list[str]:

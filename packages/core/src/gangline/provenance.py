@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
 import sys
 import time
@@ -15,40 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.discovery import version_of
-from gangline.errors import UserError
-
-_SECRET = re.compile(
-    r"(^|[_.-])((api|access|secret|private)[_-]?key|token|secret|password|passwd|credentials?)$",
-    re.IGNORECASE,
-)
-_IN_URL = re.compile(r"(\w+://[^/\s:@]*):[^/\s@]+@")
-HIDDEN = "***"
-
-
-def looks_secret(key: str) -> bool:
-    """Whether an option's name says that its value is secret (api_key, token, password)."""
-    return _SECRET.search(key) is not None
-
-
-def refuse_secrets(content: Mapping[str, Any], prefix: str = "") -> None:
-    """Raises UserError where a configuration that is about to be written down holds a secret as it is.
-
-    That is any text under an option whose name looks so, and a password within a URL; references to the environment
-    are written as such.
-    """
-    for key, value in content.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            refuse_secrets(value, f"{path}.")
-        for text in value if isinstance(value, list) else [value]:
-            if not isinstance(text, str) or not text or text.startswith("${"):
-                continue
-            if looks_secret(path) or _IN_URL.search(text):
-                raise UserError(
-                    f"{path} holds a secret, and what is set is written to the run directory.",
-                    "Put it into the environment and name it here; the value is then never written:",
-                    f"'{path}=${{oc.env:{key.upper()}}}'",
-                )
+from gangline.redaction import redact
 
 
 def describe(argv: Sequence[str], changed: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,14 +28,6 @@ def describe(argv: Sequence[str], changed: Mapping[str, Any]) -> dict[str, Any]:
         "machine": {"node": platform.node(), "platform": platform.platform(), "cpus": os.cpu_count()},
         "executable": sys.executable,
     }
-
-
-def redact(word: str) -> str:
-    """A command-line word without what may be secret: the value of a key that looks so, a password within a URL."""
-    key, sign, value = word.partition("=")
-    if sign and value and not value.startswith("${") and looks_secret(key):
-        return f"{key}={HIDDEN}"
-    return _IN_URL.sub(rf"\1:{HIDDEN}@", word)
 
 
 def git(folder: Path) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -98,6 +98,17 @@ class OneOf(Range):
 
 
 @dataclass(frozen=True)
+class Printable(Range):
+    """Text of one line without control characters."""
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, str) and value.isprintable()
+
+    def __str__(self) -> str:
+        return "printable text in one line"
+
+
+@dataclass(frozen=True)
 class AnyNumber(Range):
     """Every finite number is valid: said of a field, so that its range is not forgotten."""
 
@@ -117,6 +128,21 @@ class OrInfinite(Range):
 
     def __str__(self) -> str:
         return "or inf"
+
+
+def _nothing(value: Any) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class RunsCode:
+    """Marks an option whose value runs as a program: ``setup: Annotated[list[str], RunsCode()]``.
+
+    Only the command line may set it: see `gangline.config.programs`. `data` says which values are data after all, such
+    as a URL in place of a command.
+    """
+
+    data: Callable[[Any], bool] = _nothing
 
 
 PositiveInt = Annotated[int, AtLeast(1)]
@@ -186,6 +212,12 @@ def choices(hint: Any) -> list[str]:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return [str(member.value) for member in hint]
     return [word for arg in args for word in choices(arg)] if kind in (Union, types.UnionType) else []
+
+
+def runs_code(hint: Any, value: Any = None) -> bool:
+    """Whether an option of this type runs its value as a program; with a value, whether it runs this one."""
+    markers = [item for item in get_args(hint) if isinstance(item, RunsCode)] if get_origin(hint) is Annotated else []
+    return any(value is None or (bool(value) and not marker.data(value)) for marker in markers)
 
 
 def states_all(hint: Any) -> bool:

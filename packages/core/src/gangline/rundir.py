@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import time
 import uuid
@@ -24,12 +25,13 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.config.paths import rooted
 from gangline.config.schema import Run
 from gangline.config.serial import from_dict, to_dict
+from gangline.config.yaml_files import PlainDumper, load_yaml
 from gangline.errors import UserError
 from gangline.parts import LISTS
 from gangline.plugins import installed
+from gangline.redaction import refuse_secrets
 from gangline.run_lock import RunLock, unwritable
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has it
 END = "..."  # YAML's end-of-document marker: the last line of a whole config.yaml
 
 
@@ -61,7 +63,7 @@ class RunDirectory:
 
         Raises UserError where it cannot be written, already holds a run, or another `train` is at it.
         """
-        provenance.refuse_secrets(to_dict(run))
+        refuse_secrets(to_dict(run))
         directory = cls(run.run.dir or fresh(run.run.name))
         directory._made = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
         try:
@@ -73,8 +75,8 @@ class RunDirectory:
             if directory.config.exists():
                 raise UserError(
                     f"{directory.path} already holds a run.",
-                    f"To go on with it:  train resume={directory.path}",
-                    f"To start afresh with its configuration:  train from={directory.path}",
+                    f"To go on with it:  train resume={shlex.quote(str(directory.path))}",
+                    f"To start afresh with its configuration:  train from={shlex.quote(str(directory.path))}",
                 )
             directory._write(run, argv, job, changed={})
         except BaseException:
@@ -128,9 +130,9 @@ class RunDirectory:
 
     def rewrite(self, run: Run, argv: Sequence[str] = (), changed: dict[str, Any] | None = None) -> None:
         """Put a resumed run's changed configuration in place of the old one, and note the new start."""
-        provenance.refuse_secrets(to_dict(run))
+        refuse_secrets(to_dict(run))
         run_dir = self._content().get("run", {}).get("dir")
-        self._replaced = {path: path.read_text() for path in (self.parts, self.config) if path.exists()}
+        self._replaced = {path: path.read_text(encoding="utf-8") for path in (self.parts, self.config) if path.exists()}
         self._begun = self._starts()
         self._write(run, argv, None, changed or {}, run_dir)
 
@@ -183,7 +185,7 @@ class RunDirectory:
                 self.unlock()
                 raise UserError(
                     f"a job is at {self.path}, with another configuration: {difference}.",
-                    f"To join it:  train resume={self.path}, with the words of its first node.",
+                    f"To join it:  train resume={shlex.quote(str(self.path))}, with the words of its first node.",
                     "To change the run, end the job first.",
                 )
 
@@ -196,7 +198,7 @@ class RunDirectory:
         Raises UserError where the directory cannot be written or holds another run.
         """
         directory = cls(run.run.dir or fresh(run.run.name))
-        provenance.refuse_secrets(to_dict(run))
+        refuse_secrets(to_dict(run))
         directory._made = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
         try:
             directory.path.mkdir(parents=True, exist_ok=True)
@@ -225,14 +227,14 @@ class RunDirectory:
     def read_provenance(self) -> dict[str, Any]:
         """All such facts; `starts` is a list with an entry for each time the run was started."""
         try:
-            return json.loads(self.provenance.read_text())
+            return json.loads(self.provenance.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):  # a kill may have torn it
             return {}
 
     def changed_parts(self) -> list[str]:
         """Lines that say which parts were of another version when the run began."""
         try:
-            before = _flat(json.loads(self.parts.read_text()))
+            before = _flat(json.loads(self.parts.read_text(encoding="utf-8")))
         except (FileNotFoundError, ValueError):
             return []
         now = _flat(part_versions(self.run()))
@@ -248,7 +250,7 @@ class RunDirectory:
 
     def _content(self) -> dict[str, Any]:
         try:
-            text = self.config.read_text()
+            text = self.config.read_text(encoding="utf-8")
         except OSError as error:
             raise UserError(f"{self.config} cannot be read: {error.strerror}.") from error
         if not text.rstrip().endswith(f"\n{END}"):
@@ -257,7 +259,7 @@ class RunDirectory:
                 "It was only half-written or half-copied. Copy it again, or start the run afresh.",
             )
         try:
-            content = yaml.load(text, _LOADER)
+            content = load_yaml(text)
         except yaml.YAMLError as error:
             raise UserError(f"{self.config} is not valid YAML: {' '.join(str(error).split())}") from error
         if not isinstance(content, dict):
@@ -272,7 +274,7 @@ class RunDirectory:
         start = provenance.describe(argv, changed)
         facts = self.read_provenance()
         facts = {**facts, "job": job or facts.get("job"), "starts": [*facts.get("starts", []), start]}
-        text = yaml.safe_dump(content, sort_keys=False, explicit_end=True, allow_unicode=True, width=120)
+        text = yaml.dump(content, Dumper=PlainDumper, sort_keys=False, explicit_end=True, allow_unicode=True, width=120)
         try:
             for folder in (self.logs, self.checkpoints):
                 folder.mkdir(exist_ok=True)
@@ -317,7 +319,7 @@ def write_whole(path: Path, text: str) -> None:
     """Replace a file by one atomic act after its bytes are durable: a reader sees the old text or the new, whole."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")  # in containers pids are equal, and names
     try:
-        with temporary.open("x") as file:
+        with temporary.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -362,7 +364,7 @@ def _siblings(path: Path) -> str:
 
 def _difference(there: dict[str, Any], mine: dict[str, Any]) -> str:
     """The first option in which two configurations differ, wherever they lie; "" where none does."""
-    flat = [dict(_leaves(yaml.load(yaml.safe_dump(content), _LOADER))) for content in (there, mine)]
+    flat = [dict(_leaves(load_yaml(yaml.dump(content, Dumper=PlainDumper)))) for content in (there, mine)]
     for name in flat[0].keys() | flat[1].keys():
         values = [content.get(name) for content in flat]
         if values[0] != values[1] and name != "run.dir":

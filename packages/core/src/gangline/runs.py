@@ -131,7 +131,7 @@ def _record(directory: Path) -> tuple[dict[str, Any], int]:
 
 
 def _event_of(line: bytes) -> dict[str, Any] | None:
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         content = json.loads(line)
         if isinstance(content, dict):
             return content

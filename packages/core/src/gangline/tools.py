@@ -14,15 +14,22 @@ if TYPE_CHECKING:
     from gangline.attempts import Attempt as Attempt
     from gangline.cli import notes_by as notes_by
     from gangline.cli.verbs import usage_of as usage_of, verb_of as verb_of
+    from gangline.config.values import override as override
     from gangline.ending import (
         RunEnding as RunEnding,
         clear_ending as clear_ending,
         read_ending as read_ending,
         write_ending as write_ending,
     )
+    from gangline.errors import printable as printable
     from gangline.events import Events as Events, read_events as read_events
     from gangline.interop import load_pretrained as load_pretrained
-    from gangline.interop.commands import add_output as add_output, words_for as words_for, write_model as write_model
+    from gangline.interop.commands import (
+        add_output as add_output,
+        train_command as train_command,
+        words_for as words_for,
+        write_model as write_model,
+    )
     from gangline.interop.names import Theirs as Theirs, theirs_of as theirs_of
     from gangline.interop.tensors import tensor_names as tensor_names
     from gangline.interop.tokenizer_files import tokenizer_files as tokenizer_files
@@ -44,11 +51,13 @@ __getattr__, __all__ = lazily(
         "gangline.cli.verbs": "usage_of verb_of",
         "gangline.record": "every_record read_records",
         "gangline.ending": "RunEnding clear_ending read_ending write_ending",
+        "gangline.config.values": "override",
+        "gangline.errors": "printable",
         "gangline.events": "Events read_events",
         "gangline.sampling.options": "Sampling Written",
         "gangline.sampling.sampler": "Sampler Text Writer sample",
         "gangline.interop": "load_pretrained",
-        "gangline.interop.commands": "add_output words_for write_model",
+        "gangline.interop.commands": "add_output train_command words_for write_model",
         "gangline.interop.names": "Theirs theirs_of",
         "gangline.interop.tensors": "tensor_names",
         "gangline.interop.tokenizer_files": "tokenizer_files",

@@ -18,13 +18,14 @@ from gangline.config import (
     PositiveFloat,
     PositiveInt,
     Run,
+    RunsCode,
     Share,
 )
-from gangline.launch import Sidecar
+from gangline.launch import ElasticLaunch, Sidecar
 from gangline_health.burn_in.config import PART as BURN_IN
 from gangline_health.chaos.config import PART as CHAOS
 from gangline_health.hangs.config import HangsOptions
-from gangline_health.live.target import malformed, tells_a_secret
+from gangline_health.live.target import is_url, malformed, tells_a_secret
 from gangline_health.monitors.straggler_options import StragglersOptions
 
 if TYPE_CHECKING:
@@ -110,6 +111,20 @@ class Playbook:
     rate: Annotated[float, MoreThan(0), AtMost(1)] = 1.0  # lower_rate, roll_back, restart: the learning rate times this
     rate_steps: NonNegativeInt = 0  # for so many steps
 
+    def without_effect(self, usual: Playbook) -> Iterator[tuple[str, str]]:
+        """(option, why) of each option that differs from that of `usual` and changes nothing."""
+        returns = {"roll_back", "restart", "exclude"} & set(self.actions)
+        slows = {"roll_back", "restart", "lower_rate"} & set(self.actions)
+        needs = "actions has none of roll_back, restart, "
+        if self.back != usual.back and not returns:
+            yield "back", f"{needs}exclude"
+        if self.skip != usual.skip and not returns:
+            yield "skip", f"{needs}exclude"
+        if self.rate != usual.rate and not (slows and self.rate_steps):
+            yield "rate", f"{needs}lower_rate" if not slows else "rate_steps is 0"
+        if self.rate_steps != usual.rate_steps and not (slows and self.rate < 1):
+            yield "rate_steps", f"{needs}lower_rate" if not slows else "rate is 1"
+
 
 @dataclass
 class Playbooks:
@@ -163,7 +178,9 @@ class WatchedHealth(HealthConfig):
     machine: MachineOptions = field(default_factory=MachineOptions)
     saves: SavesOptions = field(default_factory=SavesOptions)
     repeated: RepeatedOptions = field(default_factory=RepeatedOptions)
-    alert: str = ""  # a command (JSON on its input) or a URL (POST): told each finding that is more than a note
+    alert: Annotated[str, RunsCode(data=is_url)] = (
+        ""  # a command (JSON on its input) or a URL (POST): told each finding that is more than a note
+    )
     metrics_port: Annotated[int, AtLeast(0), AtMost(65535)] = 0  # serve OpenMetrics at this port; 0: no
     metrics_host: str = "127.0.0.1"  # at this address alone; 0.0.0.0: to whoever reaches the machine
     playbooks: Playbooks = field(default_factory=Playbooks)
@@ -232,14 +249,24 @@ class WatchedHealth(HealthConfig):
         return recorded(comms)
 
     def notices(self, run: Run) -> list[str]:
-        """Playbooks that go back, in a run that keeps no checkpoint to go back to."""
+        """Options of playbooks without effect; playbooks that go back, in a run that keeps no checkpoint for it."""
+        found = []
+        usual, elastic = dict(Playbooks().items()), isinstance(run.launch, ElasticLaunch)
+        for kind, playbook in self.playbooks.items():
+            place = f"health.on.playbooks.{kind.replace('-', '_')}"
+            for option, why in playbook.without_effect(usual[kind]):
+                found.append(f"{place}.{option} has no effect: {place}.{why}")
+            if "exclude" in playbook.actions and playbook.actions != usual[kind].actions and not elastic:
+                found.append(
+                    f"{place}.actions: exclude only restarts the ranks here; other nodes take over under elastic"
+                )
         returns = [kind for kind, playbook in self.playbooks.items() if "roll_back" in playbook.actions]
         if run.checkpoint.every is None and returns:
-            return [
+            found.append(
                 f"health=on: the playbooks for {', '.join(returns)} go back to a checkpoint, and this run saves none "
                 "before its end; without one they stop the run. Set checkpoint.every"
-            ]
-        return []
+            )
+        return found
 
 
 PARTS = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from gangline import Problem, UserError
-from gangline.config import NonNegativeInt, OneOf, PositiveFloat
+from gangline.config import NonNegativeInt, OneOf, PositiveFloat, RunsCode
 from gangline.launch import ElasticLaunch, fewest_and_most
 from gangline_launch import fabric
 from gangline_launch.fabric import FABRICS
@@ -28,10 +28,14 @@ class ClusterLaunch(ElasticLaunch, ABC):
     spares: NonNegativeInt = 0  # nodes beyond launch.nodes, which wait and take the place of one that is lost
     signal_seconds: PositiveFloat | None = 120.0  # from the scheduler's signal to its SIGKILL: for the last save
     join_seconds: PositiveFloat = 120.0  # how long the fewest nodes are waited for before the job ends
-    image: str | None = None  # a container with gangline in it; null: the environment of the submit
+    image: Annotated[str | None, RunsCode()] = (
+        None  # a container with gangline in it; null: the environment of the submit
+    )
     fabric: Annotated[str, OneOf(FABRICS)] = "default"  # settings of the network by its name
     shared: list[str] = field(default_factory=list)  # mount points that nodes see, though they look like local disks
-    setup: list[str] = field(default_factory=list)  # lines of shell before the agents, such as 'module load cuda'
+    setup: Annotated[list[str], RunsCode()] = field(
+        default_factory=list
+    )  # lines of shell before the agents, such as 'module load cuda'
     dry_run: bool = False  # print what would be submitted, and submit nothing
 
     def seconds_to_stop(self) -> float | None:

@@ -98,7 +98,7 @@ def write_job(run_dir: str | Path, job: SubmittedJob) -> None:
 def read_job(run_dir: str | Path) -> SubmittedJob | None:
     """The newest job; None where the run was never submitted. Raises UserError for a damaged file."""
     try:
-        return SubmittedJob(**json.loads(Path(run_dir, FOLDER, FILE).read_text()))
+        return SubmittedJob(**json.loads(Path(run_dir, FOLDER, FILE).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:

@@ -83,5 +83,5 @@ def this_node(run_dir: Path, environ: Mapping[str, str] = os.environ) -> GivenNo
 def addresses(run_dir: Path) -> dict[str, str]:
     """Name -> address, as the batch script has asked Slurm for them; {} where it has not."""
     path = Path(run_dir, FOLDER, "nodes")
-    lines = [fields(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = [fields(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
     return {line["NodeName"]: line.get("NodeAddr") or line["NodeName"] for line in lines if "NodeName" in line}

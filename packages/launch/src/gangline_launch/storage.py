@@ -36,7 +36,7 @@ def mount_of(path: str | Path, mounts: Path = Path("/proc/mounts")) -> tuple[str
     """(mount point, kind of file system) of a path, or of the nearest folder above it that is there."""
     real = os.path.realpath(path)
     best = ("/", "")
-    for line in mounts.read_text().splitlines() if mounts.exists() else ():
+    for line in mounts.read_text(encoding="utf-8").splitlines() if mounts.exists() else ():
         _, point, kind, *_ = line.split(" ")
         point = point.replace("\\040", " ")
         if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(best[0]):

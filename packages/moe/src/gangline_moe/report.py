@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     print(as_text(steps, options.columns, run))
     if options.svg:
         try:
-            Path(options.svg).write_text(over_time(steps, options.columns, run).svg())
+            Path(options.svg).write_text(over_time(steps, options.columns, run).svg(), encoding="utf-8")
         except OSError as error:
             raise UserError(f"{options.svg} cannot be written.", error.strerror or str(error)) from error
         print(f"\n{options.svg} written")

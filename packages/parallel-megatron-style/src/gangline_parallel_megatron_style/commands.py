@@ -174,7 +174,7 @@ def _of_run(words: Sequence[str]) -> tuple[Schedule, list[ActionTimes], Caption]
 
 def _write(path: str, picture: str) -> None:
     try:
-        Path(path).write_text(picture)
+        Path(path).write_text(picture, encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}.") from error
     print(path)

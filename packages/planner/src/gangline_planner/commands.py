@@ -183,7 +183,7 @@ def write_picture(path: str, picture: Figure) -> None:
     if not path.endswith(".svg"):
         raise UserError(f"--svg {path}: pictures are written as SVG.", "The name of the file ends in .svg.")
     try:
-        Path(path).write_text(picture.svg())
+        Path(path).write_text(picture.svg(), encoding="utf-8")
     except OSError as error:
         mend = "" if Path(path).parent.is_dir() else f"Make its folder:  mkdir -p {Path(path).parent}"
         raise UserError(f"--svg {path} cannot be written.", f"{error.strerror}.", mend) from error

@@ -7,6 +7,7 @@ rounded once (Izmailov et al., arXiv 1803.05407; Wortsman et al., arXiv 2203.054
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from gangline import UserError
 from gangline.checkpoint import in_model
+from gangline.tools import override
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.weights import place_for, write_weights
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, parser, places
@@ -62,8 +64,8 @@ def run(argv: Sequence[str]) -> int:
         print(
             f"{', '.join(taken[:3])}: whole numbers have no mean, and are those of {text.place(copies[-1].store.url)}"
         )
-    place = f"checkpoint.path={out}" if "://" in out else f"run.dir={out}"
-    print(f"\ntrain from={found[0].run_dir or 'RUN_DIR'} {place}")
+    command = [f"from={found[0].run_dir or 'RUN_DIR'}", override("checkpoint.path" if "://" in out else "run.dir", out)]
+    print(f"\ntrain {shlex.join(command)}")
     return 0
 
 

@@ -22,14 +22,14 @@ def run(argv: Sequence[str]) -> int:
     options = words.parse_args(list(argv))
 
     from gangline.config import compose_one
-    from gangline.tools import words_for
+    from gangline.tools import override, train_command, words_for
 
     directory, out = Path(options.directory).expanduser().resolve(), options.out.rstrip("/")
     settings = [word for word in words_for(directory) if not word.startswith("model.weights=")]  # they will be here
     settings = [*settings, "checkpoint=zarr"]
     _write(place_for(out), directory, compose_one(settings))
-    place = f"checkpoint.path={out}" if "://" in out else f"run.dir={out}"
-    print(" \\\n  ".join([f"train {settings[0]}", *settings[1:], place]))
+    place = override("checkpoint.path" if "://" in out else "run.dir", out)
+    print(train_command([*settings, place]))
     return 0
 
 

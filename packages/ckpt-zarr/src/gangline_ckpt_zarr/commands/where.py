@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -162,7 +163,7 @@ def tiers_of(run_dir: str) -> tuple[StoreTier, ...]:
         raise UserError(
             f"the checkpoints of {run_dir} are those of checkpoint={part}.",
             "gangline ckpt reads what checkpoint=zarr writes.",
-            f"To go on with the run and save in zarr:  train from={run_dir} checkpoint=zarr",
+            f"To go on with the run and save in zarr:  train from={shlex.quote(str(run_dir))} checkpoint=zarr",
         )
     options: dict[str, Any] = dict(content.get("checkpoint") or {})
     if any("${" in value for value in options.values() if isinstance(value, str)):

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gangline.errors import UserError
+from gangline.cli.terminal import safe_streams
+from gangline.errors import UserError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,10 +18,15 @@ EXIT_INTERRUPTED = 130
 
 def guarded(program: str, body: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """Run a command's body; a user's mistake becomes one message and its exit code, a bug keeps its traceback."""
+    with safe_streams():
+        return _guarded(program, body, argv)
+
+
+def _guarded(program: str, body: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     try:
         return body(argv)
     except UserError as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        print(f"{program}: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -31,7 +37,7 @@ def guarded(program: str, body: Callable[[Sequence[str]], int], argv: Sequence[s
 
 def notes_by(program: str) -> Callable[[str], None]:
     """What prints a note of a command: on stderr, beside what was asked for."""
-    return lambda text: print(f"{program}: note: {text}", file=sys.stderr, flush=True)
+    return lambda text: print(f"{program}: note: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def wide_open() -> Console:

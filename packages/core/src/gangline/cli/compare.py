@@ -12,7 +12,7 @@ from typing import Any
 
 from gangline.cli import notes_by, wide_open
 from gangline.config.suggest import near
-from gangline.errors import UserError
+from gangline.errors import UserError, printable
 from gangline.figure import PALETTE, Figure, PlotArea, number_ticks, room_left
 from gangline.record import StepRecord, numbers, plain, read_records
 from gangline.rundir import RunDirectory
@@ -144,12 +144,16 @@ def picture(names: Sequence[str], curves: Sequence[Curve], metric: str, over: st
 
 
 def _print_differences(names: Sequence[str], different: dict[str, list[Any]]) -> None:
+    from rich.text import Text
+
     if not different:
         print("Their configurations are the same.")
         return
     table = _table("option", names)
     for key, row in different.items():
-        table.add_row(key, *("null" if value is None else str(value) for value in row))
+        table.add_row(
+            *(Text(printable(cell)) for cell in (key, *("null" if value is None else str(value) for value in row)))
+        )
     wide_open().print(table)
 
 

@@ -70,7 +70,7 @@ def conform(offers: Sequence[Offer], verbs: Sequence[str], tests: Path | None) -
     with tempfile.TemporaryDirectory(prefix="gangline-conform-") as folder:
         if tests is None:
             tests = Path(folder, "test_conformance.py")
-            tests.write_text(report.generated(offers, verbs))
+            tests.write_text(report.generated(offers, verbs), encoding="utf-8")
         results = report.run_file(tests.resolve())
     suites = {f"{offer.group}={offer.part.name}": report.suite_of(offer) for offer in offers}
     suites |= {f"gangline {verb}": "gangline.testing:CommandSuite" for verb in verbs}

@@ -92,7 +92,7 @@ def write(name: str, kind: str, where: Path) -> Path:
     for path, text in files(name, kind).items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
+        target.write_text(text, encoding="utf-8")
     return folder
 
 
@@ -160,9 +160,9 @@ def example(kind: Kind) -> dict[str, str]:
         raise LookupError(f"the kind {kind.name} starts from {place}, which is not there")
     entry = Path(spec.origin)
     if spec.submodule_search_locations is None:
-        return {"MODULE.py": entry.read_text()}
+        return {"MODULE.py": entry.read_text(encoding="utf-8")}
     others = sorted(path for path in entry.parent.glob("*.py") if path != entry)
-    return {f"MODULE/{path.name}": path.read_text() for path in (entry, *others)}
+    return {f"MODULE/{path.name}": path.read_text(encoding="utf-8") for path in (entry, *others)}
 
 
 def entry_name(code: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gangline.cli import notes_by, wide_open
+from gangline.errors import printable
 from gangline.record import plain, without_record
 from gangline.runs import STATES, RunSummary, summaries
 
@@ -62,5 +63,6 @@ def _print(found: list[RunSummary], folder: Path) -> None:
         rate = "" if run.tokens_per_second is None else quantity(run.tokens_per_second)
         state = Text(run.state, STYLES.get(run.state, ""))
         words = " ".join(run.words.split())
-        table.add_row(Text(str(shown)), Text(run.name), step, loss, rate, state, Text(words))
+        cells = [Text(printable(cell)) for cell in (str(shown), run.name)]
+        table.add_row(*cells, step, loss, rate, state, Text(printable(words)))
     wide_open().print(table)

@@ -42,6 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def read(argv: Sequence[str]) -> CommandLine:
     """Take a command line apart. Raises UserError for a flag that does not exist."""
     line, rest = CommandLine(), list(argv)
+    for word in rest:
+        if any("\udc80" <= sign <= "\udcff" for sign in word):
+            raise UserError(
+                f"{word!r} is not text in the encoding of this locale ({sys.getfilesystemencoding()}).",
+                "What is set is written to config.yaml, which holds text alone.",
+                "export LC_ALL=C.UTF-8   or, for the name of a file, rename it",
+            )
     while rest:
         word = rest.pop(0)
         if word in ("-h", "--help"):

@@ -177,7 +177,7 @@ def save_cluster(cluster: Cluster, path: Path) -> None:
         "numbers": {name: asdict(quantity) for name, quantity in cluster.numbers.items()},
     }
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(yaml.safe_dump(content, sort_keys=False, width=120))
+    draft.write_text(yaml.safe_dump(content, sort_keys=False, width=120), encoding="utf-8")
     draft.replace(path)
     _read.cache_clear()
 
@@ -186,8 +186,10 @@ def save_cluster(cluster: Cluster, path: Path) -> None:
 def _read(path: Path) -> Cluster:
     import yaml
 
+    from gangline.config.yaml_files import load_yaml
+
     try:
-        found = yaml.safe_load(path.read_text())
+        found = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"cannot read {path}.", str(error).splitlines()[0]) from error
     if not isinstance(found, dict) or found.get("version") != VERSION:

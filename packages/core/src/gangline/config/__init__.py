@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         OrInfinite as OrInfinite,
         PositiveFloat as PositiveFloat,
         PositiveInt as PositiveInt,
+        RunsCode as RunsCode,
         Share as Share,
         ShareBelowOne as ShareBelowOne,
         divisors as divisors,
@@ -74,7 +75,7 @@ __getattr__, __all__ = lazily(
         "gangline.config.sections": "BatchSection Recompute RunSection ValidateSection",
         "gangline.ranges": (
             "AnyNumber AtLeast AtMost LessThan MoreThan NonNegativeFloat NonNegativeInt OneOf OrInfinite "
-            "PositiveFloat PositiveInt Share ShareBelowOne divisors listed_divisors"
+            "PositiveFloat PositiveInt RunsCode Share ShareBelowOne divisors listed_divisors"
         ),
         "gangline.config.check": "layout_problems meaningless world_of",
         "gangline.config.advice": "nearest",

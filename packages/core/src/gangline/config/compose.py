@@ -6,7 +6,10 @@ interpolations. Which parts exist is asked of the registry alone: no `_target_`,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import hydra
@@ -15,9 +18,12 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
 from gangline.config.fields import defaults
+from gangline.config.known_options import KnownOptions
 from gangline.config.preflight import Asked, preflight, sweep
+from gangline.config.programs import refuse_suspects, suspects
 from gangline.config.recipes import read_recipe
 from gangline.config.schema import Run
 from gangline.config.sections import SECTIONS
@@ -27,7 +33,9 @@ from gangline.parts import LISTS
 from gangline.rundir import RunDirectory
 
 _ROOT = "gangline"
-_ENVIRONMENT, _HIDDEN = "${oc.env:", "\0{oc.env:"
+_REFERENCE, _HIDDEN = "${oc.env:", "\0{oc.env:"
+_ENVIRONMENT, _SHOWN = re.compile(r"\$\{\s*oc\.env\s*:"), re.compile(re.escape(_HIDDEN))
+_WHY = "That file may be somebody else's, so only the command line may set this."
 # Hydra below 1.4 wants to be told its version_base, 1.4 warns of being told; 1.4 wants to know that a node is replaced.
 _OLD = tuple(int(number) for number in hydra.__version__.split(".")[:2]) < (1, 4)
 _INITIALIZE: dict[str, Any] = {"version_base": None} if _OLD else {}
@@ -42,14 +50,17 @@ def compose(words: Sequence[str]) -> list[Run]:
     return [compose_one(combination) for combination in sweep(words)]
 
 
-def compose_over(layer: Mapping[str, Any], words: Sequence[str]) -> Run:
-    """One run: `layer` is a run as plain data (`gangline.config.serial.to_dict`), the words change it."""
-    return _run(preflight(words, [layer]))
+def compose_over(layer: Mapping[str, Any], words: Sequence[str], source: str = "", why: str = "") -> Run:
+    """One run: `layer` is a run as plain data (`gangline.config.serial.to_dict`), the words change it.
+
+    source: where the layer comes from, for messages. why: the reason that it may not set what runs code; "": it may.
+    """
+    return _run(preflight(words, [layer]), source, why)
 
 
 def compose_one(words: Sequence[str]) -> Run:
     """The run that the words describe. Raises UserError, also for a word that names several values."""
-    layers, rest = [], []
+    layers, rest, files = [], [], []
     for word in words:
         key, _, value = word.partition("=")
         if key == "recipe":
@@ -58,7 +69,9 @@ def compose_one(words: Sequence[str]) -> Run:
             layers.insert(0, earlier(value))
         else:
             rest.append(word)
-    return _run(preflight(rest, layers))
+            continue
+        files.append(word)
+    return _run(preflight(rest, layers), " or ".join(files), _WHY if files else "")
 
 
 def earlier(path: str) -> dict[str, Any]:
@@ -68,14 +81,25 @@ def earlier(path: str) -> dict[str, Any]:
     return content
 
 
-def _run(asked: Asked) -> Run:
+def _run(asked: Asked, source: str, why: str) -> Run:
+    """The run; a file that is not trusted (`why`) may set what runs as a program only as the command line sets it."""
+    found = _composed(asked)
+    options = KnownOptions(asked.offers).options if why else {}
+    if why and (suspected := suspects(found, options)):
+        with suppress(UserError):  # the command line alone is no run: then it allows nothing
+            suspected = suspects(found, options, _composed(replace(asked, layers=[])))
+        refuse_suspects(suspected, options, source, why)
+    return from_dict({**found, "parts": dict(asked.choices)})
+
+
+def _composed(asked: Asked) -> dict[str, Any]:
+    """Every value, as plain data. Raises UserError."""
     _store(asked)
     try:
-        with hydra.initialize(config_path=None, **_INITIALIZE):
-            found = _resolved(hydra_compose(_ROOT, overrides=asked.values))
+        with hydra.initialize(config_path=None, **_INITIALIZE), _environment_unread():
+            return _resolved(hydra_compose(_ROOT, overrides=asked.values))
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError("the configuration cannot be composed.", str(error).partition("\n")[0]) from error
-    return from_dict({**found, "parts": dict(asked.choices)})
 
 
 def _store(asked: Asked) -> None:
@@ -98,13 +122,27 @@ def _store(asked: Asked) -> None:
 def _resolved(config: Any) -> dict[str, Any]:
     """Interpolations filled in, but references to the environment as written: `serial` looks those up."""
     hidden = _respelled(OmegaConf.to_container(config, resolve=False), _ENVIRONMENT, _HIDDEN)
-    return _respelled(OmegaConf.to_container(OmegaConf.create(hidden), resolve=True), _HIDDEN, _ENVIRONMENT)
+    return _respelled(OmegaConf.to_container(OmegaConf.create(hidden), resolve=True), _SHOWN, _REFERENCE)
 
 
-def _respelled(value: Any, old: str, new: str) -> Any:
-    """The same data with `old` written as `new` in every string."""
+@contextmanager
+def _environment_unread() -> Iterator[None]:
+    """Until the end OmegaConf reads no variable: the value of an odd reference would be written down."""
+    OmegaConf.register_new_resolver("oc.env", _refuse_odd_spelling, replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+
+def _refuse_odd_spelling(*words: Any) -> str:
+    raise ValueError("a variable of the environment is named as ${oc.env:NAME}, in one piece")
+
+
+def _respelled(value: Any, old: re.Pattern[str], new: str) -> Any:
+    """The same data with what matches `old` written as `new` in every string."""
     if isinstance(value, dict):
         return {str(key): _respelled(item, old, new) for key, item in value.items()}
     if isinstance(value, list):
         return [_respelled(item, old, new) for item in value]
-    return value.replace(old, new) if isinstance(value, str) else value
+    return old.sub(lambda _: new, value) if isinstance(value, str) else value

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from gangline.config.values import plain
-from gangline.ranges import choices, words
+from gangline.ranges import choices, runs_code, words
 
 REQUIRED = "???"  # an option without a default, as OmegaConf writes it
 
@@ -42,7 +42,8 @@ class Option:
     def help(self) -> str:
         """The comment, and the values that have a meaning."""
         listed = [] if all(word in self.comment for word in self.choices) else [f"one of {', '.join(self.choices)}"]
-        ranges = "; ".join(filter(None, [*listed, "" if self.choices else words(self.stated)]))
+        alone = "a value that runs code is set on the command line alone" if runs_code(self.stated) else ""
+        ranges = "; ".join(filter(None, [*listed, "" if self.choices else words(self.stated), alone]))
         return f"{self.comment} ({ranges})" if self.comment and ranges else self.comment or ranges
 
 

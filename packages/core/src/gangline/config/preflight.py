@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from hydra.errors import HydraException
 from gangline.config.defaults import DEFAULTS
 from gangline.config.known_options import LAYERS, KnownOptions
 from gangline.config.suggest import near
+from gangline.config.values import quoted
 from gangline.errors import UserError
 from gangline.parts import GROUPS, LISTS
 from gangline.plugins import OFF, Offer, installed
@@ -57,9 +59,9 @@ def parse(word: str) -> Override:
     except HydraException:
         pass
     try:
-        return parser.parse_override(f'{key}="{_escaped(value)}"')
+        return parser.parse_override(f"{key}={quoted(value)}")
     except HydraException as error:
-        raise UserError(f"cannot read {word!r}.", f"As plain text:  '{key}=\"{_escaped(value)}\"'") from error
+        raise UserError(f"cannot read {word!r}.", f"As plain text:  {shlex.quote(f'{key}={quoted(value)}')}") from error
 
 
 def _no_key(key: str, sign: str, value: str) -> list[str]:
@@ -87,10 +89,6 @@ def unclosed(text: str) -> str:
         elif open_now and sign == open_now[-1]:
             open_now.pop()
     return open_now[-1] if open_now else ""
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def sweep(words: Sequence[str]) -> list[list[str]]:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from gangline.config.sections import SECTIONS
 from gangline.config.suggest import near
-from gangline.errors import UserError
+from gangline.config.yaml_files import check_yaml
+from gangline.errors import UserError, printable
 from gangline.plugins import installed
 
 LOCAL = Path("configs")
+LARGEST = 1 << 20  # bytes: OmegaConf reads some 250 kB a second
 
 
 def recipes() -> dict[str, Path]:
@@ -41,8 +44,12 @@ def read_recipe(name: str) -> dict[str, Any]:
         known = recipes()
         listed = f"Recipes: {', '.join(known) or 'none'}.   (YAML files in ./{LOCAL}, and those that packages bring)"
         raise UserError(f"there is no recipe {name!r}.", near(name, known), listed)
+    if (size := path.stat().st_size) > LARGEST:
+        raise UserError(f"the recipe {path} has {size} bytes; a recipe has at most {LARGEST}.")
     try:
-        content = OmegaConf.to_container(OmegaConf.load(path))
+        text = path.read_text(encoding="utf-8")
+        check_yaml(text)
+        content = OmegaConf.to_container(OmegaConf.load(StringIO(text)))
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"the recipe {path} cannot be read: {' '.join(str(error).split())}") from error
     return _checked(content, path)
@@ -50,8 +57,8 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 def summary(path: Path) -> str:
     """A recipe's first line, where it is a comment."""
-    first = path.read_text(errors="replace").partition("\n")[0]
-    return first.lstrip("# ").strip() if first.startswith("#") else ""
+    first = path.read_text(errors="replace", encoding="utf-8").partition("\n")[0]
+    return printable(first.lstrip("# ").strip()) if first.startswith("#") else ""
 
 
 def _checked(content: Any, path: Path) -> dict[str, Any]:

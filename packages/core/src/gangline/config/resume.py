@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gangline.config.compose import compose_over
 from gangline.config.paths import rooted
+from gangline.config.programs import untrusted
 from gangline.config.schema import LISTS, Run
 from gangline.config.serial import from_dict
 from gangline.errors import UserError
@@ -44,9 +46,9 @@ MAY_CHANGE = (
 def continued(path: str, content: Mapping[str, Any], words: Sequence[str]) -> tuple[Run, dict[str, Any]]:
     """The run of `content` with the words on top, and what they changed: path -> [before, now].
 
-    Raises UserError where they would make it another run.
+    Raises UserError where they would make it another run, and where others may have written a program into it.
     """
-    run = compose_over(content, words)
+    run = compose_over(content, words, f"resume={path}", untrusted(path))
     before, now = _leaves(rooted(from_dict(content))), _leaves(rooted(run))
     changed = {
         key: [before.get(key), now.get(key)] for key in {**before, **now} if before.get(key, ...) != now.get(key, ...)
@@ -60,7 +62,7 @@ def continued(path: str, content: Mapping[str, Any], words: Sequence[str]) -> tu
             f"a run that is resumed keeps its {shown}.",
             "With another one it would be another run.",
             f"These may change: {', '.join(free)}.",
-            f"To start afresh with its configuration and your changes:  train from={path} {' '.join(words)}",
+            f"To start afresh with its configuration and your changes:  train {shlex.join([f'from={path}', *words])}",
         )
     return run, changed
 

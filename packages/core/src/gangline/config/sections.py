@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
-from gangline.ranges import AnyNumber, NonNegativeInt, PositiveInt
+from gangline.ranges import AnyNumber, NonNegativeInt, PositiveInt, Printable
 
 
 class Recompute(Enum):
@@ -24,7 +24,7 @@ class Recompute(Enum):
 class RunSection:
     """The run itself."""
 
-    name: str = "run"  # for people: it ends the directory's name
+    name: Annotated[str, Printable()] = "run"  # for people: it ends the directory's name
     dir: str | None = None  # null: runs/<date>-<time>-<name>
     seed: Annotated[int, AnyNumber()] = 0  # weights, the order of data and every other draw follow from it
     steps: PositiveInt = 300  # optimizer steps

@@ -28,7 +28,7 @@ from gangline.parts import GROUPS, LISTS, EditConfig, PartConfig
 from gangline.plugins import OFF, Offer, installed
 from gangline.ranges import choices
 
-ENVIRONMENT = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)\s*(?:,([^}]*))?\}")
+ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*(?:,([^}]*))?\}")
 
 
 def to_dict(run: Run) -> dict[str, Any]:

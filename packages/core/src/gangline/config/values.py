@@ -5,6 +5,7 @@ All that does not fit is collected, so that a user sees every mistake at once.
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -13,6 +14,10 @@ from pathlib import PurePath
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 _WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
+
+_BARE = re.compile(r"(?!(?i:null|true|false|on|off|yes|no|nan|inf)$)(\.{0,2}/|[A-Za-z_])[\w./@%+-]*")  # text in a list
+_WORDS_ONLY = re.compile(rf"{_BARE.pattern}(:[\w./@%+:-]+| +[\w./@%+-]+)*")  # text on its own
+_REFERENCE = re.compile(r"\$\{oc\.env:\w+\}")
 
 _NOUNS = {
     bool: "true or false",
@@ -50,6 +55,29 @@ def written(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "null" if value is None else str(value)
+
+
+def override(path: str, value: Any) -> str:
+    """The override that sets `path` to `value`, by Hydra's grammar; a shell needs `shlex.quote` around it."""
+    return f"{path}={_hydra(value, inside=False)}"
+
+
+def _hydra(value: Any, inside: bool) -> str:
+    """A value in Hydra's grammar. Text is quoted where it would be read as something else."""
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}: {_hydra(item, inside=True)}' for key, item in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(_hydra(item, inside=True) for item in value)}]"
+    text = written(value)
+    if not isinstance(value, str) or _REFERENCE.fullmatch(text) or (_BARE if inside else _WORDS_ONLY).fullmatch(text):
+        return text
+    return quoted(text)
+
+
+def quoted(text: str) -> str:
+    """Text in the double quotes of Hydra's grammar, where a backslash escapes only in front of a quote."""
+    escaped = re.sub(r'(\\+)(?="|\Z)', r"\1\1", text).replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def describe(hint: Any) -> str:

@@ -130,7 +130,7 @@ def write_apart(
         for name, content in adapter.files.items():
             if adapter.base and adapter.base[0] == name and base is not None:
                 content = {**content, adapter.base[1]: str(Path(base).expanduser())}
-            (partial / name).write_text(json.dumps(content, indent=2) + "\n")
+            (partial / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         partial.rename(target)
     except OSError as error:
         raise UserError(f"{target} cannot be written.", error.strerror or str(error)) from error

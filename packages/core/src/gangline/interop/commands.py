@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.weights import add_weights, weights_under
+from gangline.config.values import override, plain
 from gangline.errors import UserError
 from gangline.interop.config import edited_config_from
 from gangline.interop.names import theirs_of
@@ -226,7 +228,7 @@ def import_model(argv: Sequence[str]) -> int:
 
     directory = Path(options.directory).expanduser().resolve()
     model, *settings = words_for(directory)
-    print(" \\\n  ".join([f"train {model}", *settings]))
+    print(train_command([model, *settings]))
     return 0
 
 
@@ -245,7 +247,7 @@ def _check_tensors(directory: Path, config: ModelConfig, edits: Sequence[EditCon
 
 
 def words_for(directory: Path) -> list[str]:
-    """What to type behind `train` for the model in a Hugging Face directory: first `model=...`.
+    """The overrides of `train` for the model in a Hugging Face directory, not quoted for a shell: first `model=...`.
 
     Of the weights the headers alone are read. Raises UserError where `train` would refuse them.
     """
@@ -275,14 +277,14 @@ def _settings(config: PartConfig, place: str, opens: Collection[str] = ()) -> li
         for item in fields(config)
         if item.name not in opens and (value := getattr(config, item.name)) != getattr(defaults, item.name)
     ]
-    return [f"{place}.{name}={_typed(value)}" for name, value in changed]
+    return [override(f"{place}.{name}", plain(value)) for name, value in changed]
 
 
-def _typed(value: object) -> str:
-    """One word of a shell."""
-    return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")
+def train_command(overrides: Sequence[str]) -> str:
+    """The command to paste into a shell, an override a line."""
+    return " \\\n  ".join(["train " + shlex.quote(overrides[0]), *map(shlex.quote, overrides[1:])])
 
 
 def _tokenizer(directory: Path) -> list[str]:
     path = directory / "tokenizer.json"
-    return [f"data.tokenizer={path}"] if path.exists() else []
+    return [override("data.tokenizer", str(path))] if path.exists() else []

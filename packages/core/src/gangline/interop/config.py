@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -46,14 +47,14 @@ def read_config(directory: str | Path) -> dict[str, Any]:
     """The config.json of a directory. Raises UserError where there is none or it is not JSON."""
     path = Path(directory).expanduser() / "config.json"
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if _HUB.fullmatch(str(directory)) and not Path(directory).exists():
             own = str(directory).partition("/")[2]
             raise UserError(
                 f"there is no directory {directory}, and nothing is downloaded here.",
                 f"If it is a model of the hub:  hf download {directory} --local-dir {own}",
-                f"Then  gangline import {own}  prints the command that trains on from it.",
+                f"Then  gangline import {shlex.quote(str(own))}  prints the command that trains on from it.",
             ) from None
         raise UserError(
             f"{directory} is not a Hugging Face model directory.",
@@ -199,7 +200,7 @@ def check_weights(run: Run) -> list[Problem]:
         stored, _ = edited_config_from(directory, [type(options) for options in run.edits.values()])
     except UserError as error:
         return [Problem(f"model.weights: {error.what}", *error.details[:2])]
-    mend = f"gangline import {directory} prints the configuration that fits it."
+    mend = f"gangline import {shlex.quote(str(directory))} prints the configuration that fits it."
     there, here = stored.computed(), config.computed()
     if not isinstance(config, type(stored)):
         other = [f"it is a {', '.join(stored.architectures[:1])}, which {type(config).__name__} does not compute"]

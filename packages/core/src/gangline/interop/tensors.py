@@ -48,7 +48,7 @@ class Tensors:
         index, one = self.directory / INDEX, self.directory / ONE_FILE
         if index.exists():
             try:
-                found = dict(json.loads(index.read_text())["weight_map"])
+                found = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
                 if other := [name for name in found.values() if not isinstance(name, str)]:
                     raise TypeError(f"{other[0]} is no name of a file")
             except (OSError, ValueError, KeyError, TypeError) as error:

@@ -74,7 +74,7 @@ def export(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         _write(partial, arrays, slots, dtype, max_shard_bytes)
-        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for name, content in (beside or {}).items():
             (partial / name).write_bytes(content)
         partial.rename(target)
@@ -127,7 +127,7 @@ def _write(
         where = {slot.theirs.name: name for name, content in files.items() for slot in content}
         size = sum(slot.nbytes for content in files.values() for slot in content)
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 class _Joined:

@@ -10,6 +10,7 @@ import json
 import logging
 import multiprocessing
 import os
+import shlex
 import signal
 import sys
 import time
@@ -268,7 +269,7 @@ def _signalled(starts: Starts, files: RankFiles, signum: int) -> int:
 
 
 def _unmet(starts: Starts, what: str) -> int:
-    print(f"train: {what}\n  To go on:  train resume={starts.run_dir}", file=sys.stderr, flush=True)
+    print(f"train: {what}\n  To go on:  train resume={shlex.quote(str(starts.run_dir))}", file=sys.stderr, flush=True)
     now = generation.progress(starts.run_dir).generation
     end(
         starts.run_dir,

@@ -7,6 +7,7 @@ before it exits, so that whoever watches the ranks meets the culprit first.
 from __future__ import annotations
 
 import json
+import shlex
 import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -108,7 +109,7 @@ def claim(logs: Path, attempt: int, failure: RankFailure) -> bool:
     """
     path = _path(logs, attempt)
     try:
-        with path.open("x") as file:
+        with path.open("x", encoding="utf-8") as file:
             json.dump(asdict(failure), file)
     except FileExistsError:
         return False
@@ -127,7 +128,7 @@ def is_written(logs: Path, attempt: int) -> bool:
 def first(logs: Path, attempt: int) -> RankFailure | None:
     """The first failure of the `attempt`-th start, where a rank lived to write it."""
     try:
-        return RankFailure(**json.loads(_path(logs, attempt).read_text()))
+        return RankFailure(**json.loads(_path(logs, attempt).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return _unwritten.get(_path(logs, attempt))
 
@@ -146,7 +147,7 @@ def seen_at(logs: Path, attempt: int) -> float | None:
 def report(failure: RankFailure, logs: Path) -> str:
     """What the user is shown of a failure that is not theirs."""
     if failure.kind == "restart":
-        again = f"train resume={logs.parent}"
+        again = f"train resume={shlex.quote(str(logs.parent))}"
         return f"train: {failure.what}\n  It asks for new workers, and no restart is left.\n  To go on:  {again}\n"
     if failure.kind == "lost":
         return f"train: {failure.what}\nThe logs: {logs}\n"
@@ -158,7 +159,7 @@ def report(failure: RankFailure, logs: Path) -> str:
 def _tail(log: Path, lines: int = 5) -> str:
     """The last words of a rank that had no time to say more."""
     try:
-        found = log.read_text(errors="replace").splitlines()[-lines:]
+        found = log.read_text(errors="replace", encoding="utf-8").splitlines()[-lines:]
     except OSError:
         return ""
     return "".join(f"  | {line}\n" for line in found)

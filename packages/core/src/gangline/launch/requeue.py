@@ -31,7 +31,7 @@ def earlier(key: str | None, restarts: int) -> RunDirectory | None:
     if key is None or restarts == 0:
         return None
     try:
-        return RunDirectory.open(_note(key).read_text())
+        return RunDirectory.open(_note(key).read_text(encoding="utf-8"))
     except (OSError, UserError):  # it came to no whole run directory
         return None
 
@@ -41,7 +41,7 @@ def remember(key: str | None, run_dir: str | Path) -> None:
     if key is not None:
         with contextlib.suppress(OSError):
             NOTES.mkdir(parents=True, exist_ok=True)
-            _note(key).write_text(str(Path(run_dir).resolve()))
+            _note(key).write_text(str(Path(run_dir).resolve()), encoding="utf-8")
 
 
 def forget(key: str) -> None:

@@ -78,7 +78,7 @@ def _name(pid: int) -> list[int | None]:
 def _left(note: Path, owner: int) -> int | None:
     """The process id of the sidecar that an earlier start for `owner` has left, where it is still that process."""
     try:
-        content = json.loads(note.read_text())
+        content = json.loads(note.read_text(encoding="utf-8"))
         known, pid = content["owner"], int(content["sidecar"][0])
         there = known == _name(owner) and content["sidecar"] == _name(pid) and guard.alive(pid)
         ours = guard.born(pid) is None or os.stat(f"/proc/{pid}").st_uid == os.getuid()  # None: there is no /proc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import signal
 import sys
 import time
@@ -93,7 +94,7 @@ def train(s: Session) -> int:
     with errors_reported(s, began, first):
         if s.step >= s.run.steps and s.comms.rank == 0:
             what = f"train: the run has ended: step {s.step} is done, and run.steps={s.run.steps}."
-            again = f"train resume={s.directory.path} run.steps={2 * s.step}"
+            again = f"train resume={shlex.quote(str(s.directory.path))} run.steps={2 * s.step}"
             print(f"{what}\n  To go on:  {again}", file=sys.stderr, flush=True)
         recover(s)
         tell(s)
@@ -216,7 +217,7 @@ def show_sample(run_dir: str, tokens: int) -> None:
     except Exception as error:  # the run is done, whatever a model on one device comes to
         print(f"train: no sample: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return
-    print(f"\n{text.text}\n\nmore: gangline sample {run_dir} --prompt 'def '", flush=True)
+    print(f"\n{text.text}\n\nmore: gangline sample {shlex.quote(str(run_dir))} --prompt 'def '", flush=True)
 
 
 def summary(s: Session, ending: Ending, seconds: float, steps: int) -> dict:
@@ -248,7 +249,7 @@ def exit_code(s: Session, ending: Ending) -> int:
         raise UserError(
             f"the last checkpoint could not be saved: {s.failed_save}",
             f"The newest whole one is {s.saved}." if s.saved else "There is no earlier one.",
-            f"Make room, then go on: train resume={s.directory.path}",
+            f"Make room, then go on: train resume={shlex.quote(str(s.directory.path))}",
         )
     if s.comms.rank == 0 and (lost := lost_directory(s)):
         raise lost
@@ -264,5 +265,9 @@ def exit_code(s: Session, ending: Ending) -> int:
 def advice(s: Session) -> list[str]:
     """Commands that lead on from a stop: the same run would come to the same step again, another rate may not."""
     directory, rate = s.directory.path, s.run.optimizer.learning_rate
-    lines = [f"To try half the learning rate:  train from={directory} optimizer.learning_rate={rate / 2:g}"]
-    return [*lines, f"To go on from {s.saved} as it is:  train resume={directory}"] if s.saved else lines
+    lines = [
+        f"To try half the learning rate:  train from={shlex.quote(str(directory))} optimizer.learning_rate={rate / 2:g}"
+    ]
+    return (
+        [*lines, f"To go on from {s.saved} as it is:  train resume={shlex.quote(str(directory))}"] if s.saved else lines
+    )

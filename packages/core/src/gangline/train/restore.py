@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 import time
 from collections.abc import Iterable
 from copy import deepcopy
@@ -90,7 +91,7 @@ def restore(session: Session) -> None:
         raise UserError(
             f"no checkpoint in {session.directory.path} can be read.",
             *damage,
-            f"Start afresh:  train from={session.directory.path}",
+            f"Start afresh:  train from={shlex.quote(str(session.directory.path))}",
         )
     if damage:
         session.attempt += 1
@@ -228,7 +229,7 @@ def _places(names: Iterable[str]) -> list[str]:
 
 def _check(session: Session, id: CheckpointId, document: Document) -> None:
     stored, ours = session.checkpointer.arrays(id), session.registry
-    afresh = f"Start a new run with these settings:  train from={session.directory.path}"
+    afresh = f"Start a new run with these settings:  train from={shlex.quote(str(session.directory.path))}"
     if document.model and document.model != fingerprint(ours):
         differ = [name for name in ours if in_model(name) and stored.get(name) != ours[name].shape]
         differ += [name for name in stored if in_model(name) and name not in ours]

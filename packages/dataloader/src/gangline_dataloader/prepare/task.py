@@ -87,7 +87,7 @@ def finished(folder: Path, number: int) -> Finished | None:
     """What an earlier process made of a task, or None."""
     tokens, rows, signatures, note = paths(folder, number)
     try:
-        content = json.loads(note.read_text())
+        content = json.loads(note.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return Finished(tokens, rows, signatures, {source: Count(**count) for source, count in content.items()})

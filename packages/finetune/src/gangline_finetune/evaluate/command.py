@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
     print(f"{options.run_dir}\n{make_table(printable(found))}")
     if options.out is not None:
-        Path(options.out).write_text(json.dumps(found["results"], indent=2, default=str) + "\n")
+        Path(options.out).write_text(json.dumps(found["results"], indent=2, default=str) + "\n", encoding="utf-8")
     return 0
 
 

@@ -7,13 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from gangline import Problem, UserError
-from gangline.config import CallbackConfig, NonNegativeInt, PositiveInt
+from gangline.config import CallbackConfig, NonNegativeInt, PositiveInt, RunsCode
 
 if TYPE_CHECKING:
     from gangline.config import Run
+
+SUFFIXES = (".yaml", ".yml")  # of a file that describes a task
+
+
+def _names(tasks: Any) -> bool:
+    """Whether these are names of tasks alone. A file is a program: lm-eval imports the Python that it names."""
+    return not any(str(task).endswith(SUFFIXES) for task in tasks)
 
 
 @dataclass
@@ -26,8 +33,8 @@ class EvalConfig(CallbackConfig):
     file_options: ClassVar[tuple[str, ...]] = ("files",)
 
     every: PositiveInt = 100  # steps between evaluations
-    tasks: list[str] = field(default_factory=list)  # names of lm-eval's
-    files: list[str] = field(default_factory=list)  # YAML files that describe one task each
+    tasks: Annotated[list[str], RunsCode(data=_names)] = field(default_factory=list)  # names of lm-eval's
+    files: Annotated[list[str], RunsCode()] = field(default_factory=list)  # YAML files that describe one task each
     shots: NonNegativeInt | None = None  # examples before each question; null: as the task has it
     limit: PositiveInt | None = None  # questions of each task; null: all
     batch: PositiveInt = 8  # texts at a time, on each data rank
@@ -62,12 +69,12 @@ def named(tasks: Sequence[str]) -> tuple[list[str], list[str], bool]:
     names, folders, theirs = [], [], False
     for task in tasks:
         path = Path(task)
-        if path.suffix not in (".yaml", ".yml"):
+        if not task.endswith(SUFFIXES):
             names.append(task)
             theirs = True
             continue
         try:
-            found = re.search(r"^task:\s*[\"']?([\w.-]+)", path.read_text(), re.MULTILINE)
+            found = re.search(r"^task:\s*[\"']?([\w.-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
         except OSError as error:
             raise UserError(f"{task} cannot be read.", error.strerror or str(error)) from error
         if found is None:

@@ -150,7 +150,7 @@ def read_config(directory: str) -> dict[str, Any]:
     """adapter_config.json. Raises UserError where there is none, or it is of another kind of adapter."""
     path = Path(directory).expanduser() / CONFIG
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"lora.adapter={directory} holds no adapter.", f"It has no {CONFIG}.") from None
     except (OSError, ValueError) as error:

@@ -64,7 +64,7 @@ class BurnInCheck(HealthCheck):
                 "bad": [{"rank": one.rank, "node": one.node, "why": one.why} for one in bad],
                 "links": links,
             }
-            Path(self.run_dir, LOGS, FILE).write_text(json.dumps(content, indent=1))
+            Path(self.run_dir, LOGS, FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
             small = measure.LARGE[self.device.type][1]
             when = time.strftime("%Y-%m-%d", time.gmtime())
             save_cluster(measured(rows, load_cluster(self.config.base), about, when, small), self.run_dir / CLUSTER)
@@ -142,7 +142,7 @@ def nodes_of(run_dir: Path | None) -> list[str] | None:
     if run_dir is None:
         return None
     try:
-        content = json.loads(Path(run_dir, LOGS, FILE).read_text())
+        content = json.loads(Path(run_dir, LOGS, FILE).read_text(encoding="utf-8"))
         return None if content["bad"] else [row["node"] for row in content["ranks"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None

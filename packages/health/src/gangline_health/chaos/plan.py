@@ -67,7 +67,7 @@ class FaultsDone:
         self._made: set[int] = set()
         began = self.folder / "began"
         try:
-            with began.open("x") as file:
+            with began.open("x", encoding="utf-8") as file:
                 file.write(repr(time.time()))
         except FileExistsError:
             pass

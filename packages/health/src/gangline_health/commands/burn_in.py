@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
     code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
     place = run_dir / "logs" / "burn-in.json"
     if code in (0, 3) and place.exists():
-        found = json.loads(place.read_text())
+        found = json.loads(place.read_text(encoding="utf-8"))
         if asked.json:
             print(json.dumps({**found, "cluster": str(run_dir / "cluster.yaml")}, indent=1))
         else:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from gangline import UserError
 from gangline.tools import notes_by
+from gangline_health.commands.watch import file_text
 from gangline_health.ledger.picture import picture, words
 from gangline_health.ledger.report import Ledger, ledger
 
@@ -28,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
     of = ledger(Path(asked.run_dir).expanduser(), notes_by("gangline health report"))
     if asked.svg:
         try:
-            Path(asked.svg).write_text(picture(of).svg())
+            Path(asked.svg).write_text(picture(of).svg(), encoding="utf-8")
         except OSError as error:
             raise UserError(f"{asked.svg} cannot be written.", error.strerror or str(error)) from error
     if asked.json:
@@ -59,7 +60,9 @@ def show(of: Ledger, console: Console) -> None:
             table.add_column(column, justify=side)  # type: ignore[arg-type]
         for fault in of.faults:
             recovery = "never" if fault.recovery_seconds is None else f"{fault.recovery_seconds:.2f} s"
-            table.add_row(f"{fault.at:.1f} s", f"{fault.found:.2f} s", recovery, f"{fault.kind}: {fault.named}")
+            table.add_row(
+                f"{fault.at:.1f} s", f"{fault.found:.2f} s", recovery, file_text(f"{fault.kind}: {fault.named}")
+            )
         console.print(table)
         recovered = found["recovery_seconds"]
         recovery = f"; recovery {recovered['mean']:.2f} s, at worst {recovered['worst']:.2f} s" if recovered else ""

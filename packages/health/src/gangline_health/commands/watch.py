@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from gangline.tools import printable
 from gangline_health.live.status import RunFollower, Status
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -55,23 +56,23 @@ def head(status: Status) -> Iterable[Text]:
     """The run, its newest step, its loss, its checkpoint."""
     of = f" of {status.steps}" if status.steps else ""
     record = status.record or {}
-    yield Text(f"{status.name}: {status.state}, step {record.get('step', 0)}{of}, in {status.run_dir}", "bold")
+    yield file_text(f"{status.name}: {status.state}, step {record.get('step', 0)}{of}, in {status.run_dir}", "bold")
     if record:
         mfu = record.get("mfu")
         rate = f"{float(record.get('tokens_per_second', 0)):.4g} tokens/s" + (f", MFU {mfu:.1%}" if mfu else "")
-        yield Text(
+        yield file_text(
             f"loss {float(record.get('loss', math.nan)):.4f}, gradient norm {float(record.get('grad_norm', 0)):.3g}, "
             f"{rate}, {float(record.get('step_seconds', 0)):.3g} s a step, "
             f"the newest {status.quiet_seconds or 0:.0f} s ago"
         )
-        yield Text(bars(list(status.losses)))
+        yield file_text(bars(list(status.losses)))
     failed = record.get("failed_save")
     but = f"; the newest save failed: {failed}" if failed else ""
-    yield Text(f"last checkpoint: {status.checkpoint or 'none yet'}{but}")
+    yield file_text(f"last checkpoint: {status.checkpoint or 'none yet'}{but}")
     if status.launches > 1:
-        yield Text(f"started {status.launches} times, the last because: {status.why}")
+        yield file_text(f"started {status.launches} times, the last because: {status.why}")
     if status.ending is not None:
-        yield Text(f"ended: {status.ending.reason}, exit code {status.ending.exit_code}. {status.ending.evidence}")
+        yield file_text(f"ended: {status.ending.reason}, exit code {status.ending.exit_code}. {status.ending.evidence}")
 
 
 def ranks(status: Status) -> Iterable[Table]:
@@ -96,7 +97,12 @@ def verdicts(status: Status) -> Iterable[Text]:
         at = str(line.get("time", ""))[11:19]
         evidence = str(line.get("evidence", ""))
         short = evidence if len(evidence) <= 200 else f"{evidence[:200]}..."
-        yield Text(f"{at} {line.get('suggestion')}: {line.get('kind')} at {line.get('where')}: {short}")
+        yield file_text(f"{at} {line.get('suggestion')}: {line.get('kind')} at {line.get('where')}: {short}")
+
+
+def file_text(text: str, style: str = "") -> Text:
+    """Text of a run's files, which may not steer the terminal, nor seem to be another line."""
+    return Text(printable(text.replace("\n", "\\n")), style)
 
 
 def bars(losses: Sequence[float]) -> str:

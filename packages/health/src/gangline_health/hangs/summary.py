@@ -29,7 +29,7 @@ def this_machine() -> str:
     """
     seen = [os.uname().nodename]
     for what in (
-        lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        lambda: Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip(),
         lambda: os.readlink("/proc/self/ns/pid"),
         lambda: str(Path("/dev/shm").stat().st_dev),
     ):
@@ -46,7 +46,7 @@ def tell(run_dir: Path, machine: str, ranks: list[Watched]) -> None:
     """Write this machine's file, replaced as a whole."""
     file = path(run_dir, machine)
     draft = file.with_name(f"{file.name}.{os.getpid()}")
-    draft.write_text(json.dumps({"time": time.time(), "ranks": [_plain(one) for one in ranks]}))
+    draft.write_text(json.dumps({"time": time.time(), "ranks": [_plain(one) for one in ranks]}), encoding="utf-8")
     draft.replace(file)
 
 
@@ -57,7 +57,7 @@ def told(run_dir: Path, machine: str) -> list[Watched]:
         if file == path(run_dir, machine):
             continue
         try:
-            content = json.loads(file.read_text())
+            content = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         if time.time() - content["time"] < FRESH_SECONDS:

@@ -173,7 +173,9 @@ class Watcher:
         events.close()
         stacks = processes.stacks(self.run_dir, [one.seen for one in own])
         flights = [path.name for path in flight.collect(self.run_dir, [one.seen for one in own])]
-        place.write_text(json.dumps({**report(diagnosis, own, stacks), "flight_recorder": flights}, indent=1))
+        place.write_text(
+            json.dumps({**report(diagnosis, own, stacks), "flight_recorder": flights}, indent=1), encoding="utf-8"
+        )
         print(f"health: {verdict}", flush=True)
         if self.alert and (why := send(self.alert, {"run_dir": str(self.run_dir), **verdict.to_dict()})):
             print(f"health.on.alert ({named(self.alert)}): {why}", flush=True)
@@ -215,7 +217,7 @@ def alone(run_dir: Path, machine: str) -> Iterator[None]:
 
     Where no file can be locked each agent's watches: what one finds is then said as often.
     """
-    with (run_dir / "logs" / f"watch-{machine}.lock").open("w") as file:
+    with (run_dir / "logs" / f"watch-{machine}.lock").open("w", encoding="utf-8") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -31,6 +31,7 @@ INTERVAL = 0.5  # seconds between two looks
 SECONDS = 10.0  # a command or a server that takes longer has failed
 LAST_SECONDS = 7.0  # for all that is to be told when the job ends: less than a sidecar then has
 SLICE = 0.2  # seconds between two looks at whether it is the end
+COMMAND = "GANGLINE_ALERT"  # the variable that hands the command to its shell
 SENT_BY_THEMSELVES = ("alert", "watcher")  # the watch of hangs tells before it kills
 
 Line = dict[str, Any]
@@ -81,7 +82,16 @@ def _run(command: str, body: bytes, seconds: float, until: Callable[[], float]) 
     pipe, late = subprocess.PIPE, time.monotonic() + seconds
     given: bytes | None = body
     with subprocess.Popen(
-        command, shell=True, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, start_new_session=True
+        [
+            "/bin/sh",
+            "-c",
+            f'eval "${COMMAND}"',
+        ],  # every user can read the arguments of a process, and it may hold a secret
+        env={**os.environ, COMMAND: command},
+        stdin=pipe,
+        stdout=subprocess.DEVNULL,
+        stderr=pipe,
+        start_new_session=True,
     ) as process:
         while True:
             try:
@@ -150,7 +160,7 @@ class Alerts:
 
     def _come_to(self) -> int | None:
         try:
-            return int(self.place.read_text())
+            return int(self.place.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
 

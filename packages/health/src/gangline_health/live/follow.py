@@ -32,7 +32,7 @@ class Follower:
             self.offset += len(line)
             try:
                 read = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(read, dict):
                 yield read

@@ -5,6 +5,7 @@ It reads what the run writes anyway, so that nothing in a step waits for who loo
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -93,7 +94,7 @@ class RunFollower:
             for _ in range(min(len(status.losses), status.record["step"] - record["step"] + 1)):
                 status.losses.pop()
         status.record = record
-        status.losses.append(float(record.get("loss", "nan")))
+        status.losses.append(_loss(record))
         status.checkpoint = record.get("saved") or status.checkpoint
 
     def _event(self, line: Line) -> None:
@@ -106,6 +107,14 @@ class RunFollower:
                 status.verdicts.append(line)
             case "order":
                 status.orders[str(line.get("action"))] += 1
+
+
+def _loss(record: Line) -> float:
+    """Also "nan" and "inf", as records have them; not a number where it is none."""
+    try:
+        return float(record["loss"])
+    except (KeyError, TypeError, ValueError):
+        return math.nan
 
 
 def alive(run_dir: Path) -> list[Seen]:

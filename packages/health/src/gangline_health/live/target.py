@@ -6,12 +6,13 @@ import re
 from urllib.parse import urlsplit
 
 URL = ("http://", "https://")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _WITH_PATH = re.compile(r"https?://(?:[^\s/@'\"]*@|[^\s/'\"]+[/?][^\s'\"]+)", re.IGNORECASE)
 
 
-def is_url(target: str) -> bool:
+def is_url(target: object) -> bool:
     """Else it is a command of the shell."""
-    return target.lower().startswith(URL)
+    return str(target).lower().startswith(URL)
 
 
 def named(target: str) -> str:
@@ -28,7 +29,8 @@ def named(target: str) -> str:
 def malformed(target: str) -> str:
     """Why nothing can be posted to this URL; "" where it can, and of a command."""
     if not is_url(target):
-        return ""
+        scheme = _SCHEME.match(target)
+        return f"{scheme[0]} is not supported, only http:// and https://" if scheme else ""
     try:
         parts = urlsplit(target)
         if not parts.hostname:

@@ -48,7 +48,7 @@ class KubernetesLauncher(Launcher):
         job = SubmittedJob.now("kubernetes", f"{self.config.namespace}/{name}", mark=mark)
         with jobs.one_submit(run_dir):
             refuse_second(run_dir)
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
             levels.note(run_dir, self.config.levels)
             clocks.forget(run_dir)
             submit(directory, job, path)

@@ -63,4 +63,4 @@ def place_of(run_dir: Path, name: str) -> str:
 def read(run_dir: Path) -> dict[str, str]:
     """Node -> place; {} where nobody asked."""
     path = Path(run_dir, jobs.FOLDER, FILE)
-    return json.loads(path.read_text()) if path.exists() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -6,10 +6,10 @@ import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from gangline import Problem, UserError
-from gangline.config import NonNegativeInt, PositiveInt
+from gangline.config import NonNegativeInt, PositiveInt, RunsCode
 from gangline_launch.config import ClusterLaunch
 from gangline_launch.slurm import commands
 
@@ -26,7 +26,14 @@ OWN = {
         ("output", "error", "open-mode", "comment", "requeue", "no-requeue", "no-kill", "wrap"), "the launcher itself"
     ),
 }
+# Options of sbatch that say which nodes and when. Others can run a program: --export sets BASH_ENV for the script.
+PLACE = ("reservation", "gres", "mem", "mem-per-gpu", "cpus-per-task", "cpus-per-gpu", "nodelist", "exclude", "nice")
 TIME = re.compile(r"\d+-\d+(:\d+){0,2}|\d+(:\d+){1,2}")
+
+
+def _only_place(value: Any) -> bool:
+    words = value if isinstance(value, list) else [value]
+    return all(isinstance(word, str) and word.partition("=")[0].removeprefix("--") in PLACE for word in words)
 
 
 @dataclass
@@ -42,12 +49,16 @@ class SlurmLaunch(ClusterLaunch):
     constraint: str | None = None  # features that the nodes must have, in Slurm's words: 'h100&ib'
     exclusive: bool = True  # whole nodes
     container: Literal["pyxis", "apptainer"] = "pyxis"  # what runs launch.image on a node
-    mounts: list[str] = field(default_factory=list)  # what an image sees beside the run directory: /data or /from:/to
+    mounts: Annotated[list[str], RunsCode()] = field(
+        default_factory=list
+    )  # what an image sees beside the run directory: /data or /from:/to
     switches: PositiveInt | None = None  # the most leaf switches that the nodes may lie under (topology/tree)
     switches_wait: str | None = None  # how long such nodes are waited for, as a time; null: the site's most
     segment: PositiveInt | None = None  # so many nodes each lie in one block (topology/block, Slurm 23.11 and newer)
     drain: bool = False  # tell Slurm to give nodes that were found bad to nobody; takes an operator's rights
-    options: list[str] = field(default_factory=list)  # more of sbatch, as a site asks for: --reservation=night
+    options: Annotated[list[str], RunsCode(data=_only_place)] = field(
+        default_factory=list
+    )  # more of sbatch, as a site asks for: --reservation=night
     futile_requeues: NonNegativeInt = 3  # so many starts of the job in a row without a new step end it
     most_running: PositiveInt | None = None  # runs of a sweep at the same time; null: all
 

@@ -65,7 +65,7 @@ class SlurmLauncher(Launcher):
         self._refuse_storage(above, zip(runs, paths, strict=True))
         try:
             with jobs.one_submit(above):
-                (jobs.folder(above) / "runs").write_text("".join(f"{path}\n" for path in paths))
+                (jobs.folder(above) / "runs").write_text("".join(f"{path}\n" for path in paths), encoding="utf-8")
                 number = self._submit(above, paths, range(len(paths)))
         except SlurmAway as error:
             return [unknown(error, directories)] * len(paths)
@@ -77,7 +77,7 @@ class SlurmLauncher(Launcher):
     def _submit(self, above: Path, run_dirs: Sequence[Path], tasks: Sequence[int] = ()) -> str:
         """What an earlier job left behind is no word on this one."""
         path = jobs.folder(above) / script.FILE
-        path.write_text(script.render(self.config, self.run, above, len(tasks)))
+        path.write_text(script.render(self.config, self.run, above, len(tasks)), encoding="utf-8")
         path.chmod(0o755)
         out = [excluded(run_dir, self.config.excluded_hours) for run_dir in run_dirs]
         names = sorted({name for each in out for name in each})

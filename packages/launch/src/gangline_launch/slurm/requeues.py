@@ -48,7 +48,7 @@ def append(run_dir: Path, line: JobRequeue) -> None:
     """On a line of its own, also after a torn one."""
     path = jobs.folder(run_dir) / FILE
     torn = path.exists() and not path.read_bytes().endswith(b"\n")
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         file.write("\n" * torn + json.dumps(asdict(line)) + "\n")
 
 

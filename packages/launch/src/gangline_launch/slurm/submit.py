@@ -70,7 +70,7 @@ def found(run_dir: Path) -> SubmittedJob | None:
     """The newest job of a run, also one whose sbatch had no answer or was killed. Raises SlurmAway."""
     path = Path(run_dir, jobs.FOLDER, FILE)
     if path.exists():
-        asked = json.loads(path.read_text())
+        asked = json.loads(path.read_text(encoding="utf-8"))
         number = commands.job_with(asked["mark"])
         if number is not None:
             jobs.write_job(run_dir, SubmittedJob("slurm", number, path.stat().st_mtime, asked["task"]))

@@ -120,7 +120,7 @@ class FamilyConfig(ModelConfig):
     def _special_tokens(self) -> dict[str, Any]:
         """Those of the directory that the model began with; without one, none: not what transformers would take."""
         there = Path(self.weights or ".") / "config.json"
-        held = json.loads(there.read_text()) if self.weights and there.is_file() else {}
+        held = json.loads(there.read_text(encoding="utf-8")) if self.weights and there.is_file() else {}
         return {name: held.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
     def more_json(self, max_position: int) -> dict[str, Any]:

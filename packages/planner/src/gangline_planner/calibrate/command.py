@@ -93,14 +93,14 @@ def _measured(processes: int, threads: int, rounds: int) -> dict[str, float]:
         environment["OMP_NUM_THREADS"] = str(threads)
         if told(words, environment, log) or not found.is_file():
             raise UserError(f"the measurement with {processes} processes failed.", *said(log))
-        return {name: float(value) for name, value in json.loads(found.read_text()).items()}
+        return {name: float(value) for name, value in json.loads(found.read_text(encoding="utf-8")).items()}
 
 
 def told(words: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
     """Runs it: how far it is goes to stderr, all else that it prints to `log`. Its exit code."""
     pipe, both = subprocess.PIPE, subprocess.STDOUT
     with (
-        log.open("w") as written,
+        log.open("w", encoding="utf-8") as written,
         subprocess.Popen(words, stdout=pipe, stderr=both, env=environment, text=True, errors="replace") as ranks,
     ):
         assert ranks.stdout is not None
@@ -114,6 +114,6 @@ def told(words: Sequence[str], environment: Mapping[str, str], log: Path) -> int
 
 def said(log: Path) -> list[str]:
     """What went wrong: the first error that a rank printed (torchrun prints its own behind it); else its last lines."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in log.read_text(errors="replace", encoding="utf-8").splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(\[rank\d+\]:\s*)?[\w.]*(Error|Exception|Exit)\b", line)]
     return errors[:1] or lines[-3:] or ["It said nothing."]

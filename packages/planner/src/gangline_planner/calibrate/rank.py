@@ -30,7 +30,7 @@ def main(path: str, threads: int, rounds: int) -> None:
     try:
         found = measured(comms, device, rounds)
         if comms.rank == 0:
-            Path(path).write_text(json.dumps(found))
+            Path(path).write_text(json.dumps(found), encoding="utf-8")
         comms.world.barrier()
     finally:
         comms.close()

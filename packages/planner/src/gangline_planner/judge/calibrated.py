@@ -43,7 +43,7 @@ def identity(row: Mapping[str, Any]) -> str:
 
 @cache
 def _kept() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(FILE.read_text())
+    found: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return found
 
 

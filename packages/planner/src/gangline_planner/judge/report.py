@@ -32,7 +32,7 @@ class Report:
 def rows_of(path: str) -> list[Row]:
     """Rows of a JSON file: a list of objects, or an object with such a list as `rows`. Raises UserError."""
     try:
-        found = json.loads(Path(path).read_text())
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}.", str(error)) from error
     except json.JSONDecodeError as error:

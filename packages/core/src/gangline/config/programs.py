@@ -1,0 +1,109 @@
+"""Refuse a file that runs a program: options marked `RunsCode` are set on the command line alone. Torch-free.
+
+A recipe and the configuration of another run are files that somebody else may have written. What they set is compared
+with what the command line alone would set: a program, and a variable of the environment that a URL could carry away,
+must be the same in both.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import shlex
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gangline.config.fields import Option
+from gangline.config.serial import ENVIRONMENT
+from gangline.config.values import override
+from gangline.errors import Problem, UserError, printable
+from gangline.ranges import runs_code
+
+
+def suspects(
+    content: Mapping[str, Any], options: Mapping[str, Option], typed: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Option -> value of a composed run, where the value runs as a program or sends the environment to a URL.
+
+    typed: the run that the command line alone composes; what it has is left out.
+    """
+    own = dict(_values(typed or {}, options))
+    values = {path: value for path, value in _values(content, options) if path not in own or own[path] != value}
+    sends = any(text.lower().startswith(("http://", "https://")) for value in values.values() for text in _texts(value))
+    return {
+        path: value
+        for path, value in values.items()
+        if (path in options and runs_code(options[path].stated, value)) or _reads_environment(value, sends)
+    }
+
+
+def refuse_suspects(found: Mapping[str, Any], options: Mapping[str, Option], source: str, why: str) -> None:
+    """Raise UserError that lists what `found` holds, each with the override to type.
+
+    source: the words that name the files. why: the reason that these files are not trusted.
+    """
+    problems = []
+    for path, value in found.items():
+        runs = path in options and runs_code(options[path].stated, value)
+        shown = override(path, value)
+        what = "runs as a program" if runs else "sends a variable of the environment to a URL"
+        empty = options[path].default if path in options else None
+        again = f"To allow it, type it too:  {shlex.quote(shown)}"
+        problems.append(
+            Problem(
+                printable(f"{source} sets {shown}, which {what}."),
+                why,
+                printable(f"{again}\nTo leave it out:  {shlex.quote(override(path, empty))}"),
+            )
+        )
+    if problems:
+        raise UserError.of(problems)
+
+
+def untrusted(run_dir: str | Path) -> str:
+    """The reason that others may have written the config.yaml of a run directory; "" where only this user could."""
+    for path in (Path(run_dir), Path(run_dir) / "config.yaml"):
+        try:
+            found = path.stat()
+        except OSError as error:
+            return f"{path} cannot be looked at: {error.strerror}."
+        if found.st_uid != os.geteuid():
+            return f"{path} belongs to another user."
+        if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _private(found.st_gid)):
+            return f"Other users can write {path}:  chmod go-w {shlex.quote(str(path))}"
+    return ""
+
+
+def _private(group: int) -> bool:
+    """Whether a group is this user's own, as many systems make one for each user: same name, no other member."""
+    try:
+        user, found = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+    except KeyError:
+        return False
+    return found.gr_name == user and set(found.gr_mem) <= {user}
+
+
+def _values(content: Mapping[str, Any], options: Mapping[str, Option], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, value) of every option, and of every key inside an option that is a mapping."""
+    for key, value in content.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and not (path in options and runs_code(options[path].stated)):
+            yield from _values(value, options, f"{path}.")
+        else:
+            yield path, value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
+    elif isinstance(value, str):
+        yield value
+
+
+def _reads_environment(value: Any, sends: bool) -> bool:
+    """Whether a value holds a variable of the environment and a URL; `sends`: a URL of the run is enough."""
+    return any(ENVIRONMENT.search(text) and (sends or "://" in text) for text in _texts(value))

@@ -1,0 +1,101 @@
+"""Keep secrets out of the run directory: refuse options that hold one, hide those of a command line. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gangline.config.serial import ENVIRONMENT
+from gangline.errors import UserError
+
+HIDDEN = "***"
+_NAMES = (
+    r"((api|access|secret|private)[_-]?key|(api|access|auth)?token|secret|password|passwd|pwd|passphrase|bearer|"
+    r"credentials?)"
+)
+_SECRET = re.compile(rf"(^|[_.-]){_NAMES}$", re.IGNORECASE)
+_MAYBE = re.compile(r"([_.-](key|auth)|^auth)$", re.IGNORECASE)  # sort_key is none: its value has to look like one
+_RANDOM = re.compile(r"(?=[^\d]*\d)(?=[^A-Za-z]*[A-Za-z])[\w+/=-]{16,}")
+# Texts that hold a secret, whatever their option is called; the group `secret` is what is hidden.
+_FORMS = [
+    re.compile(r"\w+://[^/\s:@]*:(?P<secret>[^/\s@]*[^/\s@\0][^/\s@]*)@"),  # user:password@host
+    re.compile(r"\w+://(?P<secret>(?=[^/\s@]*\d)[^/\s:@\0]{16,})@"),  # token@host
+    re.compile(rf"[?&;]([\w-]*[_-])?({_NAMES}|key|sig|signature)=(?P<secret>[^&\s\0$'\"]+)", re.IGNORECASE),
+    re.compile(r"\b(?P<secret>hf_\w{16,}|AKIA[0-9A-Z]{16}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,})"),
+    re.compile(r"\b(?P<secret>sk-((proj|ant|live|test)-)?\w{16,}|xox[abprs]-[\w-]{10,}|eyJ[\w-]+\.eyJ[\w-]+\.[\w-]+)"),
+    re.compile(  # a line of shell; the path of a file and another variable are none
+        r"\b([A-Z0-9_]*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE)|password|passwd|passphrase|api_?key)="
+        r"(?P<secret>[\"']?[^\s\"'$`\0/~.][^\s\"']*)"
+    ),
+    re.compile(r"\bBearer\s+(?P<secret>[\w.~+/-]{12,}=*)", re.IGNORECASE),
+    re.compile(r"(?<!\S)(-u|--user)[=\s]\s*[\"']?[^\s:\"'/]+:(?P<secret>(?!\d+(\s|$))[^\s\"'$\0/][^\s\"'\0]*)"),
+    re.compile(r"--(api-?key|token|password|passwd|secret)[=\s]\s*[\"']?(?P<secret>[^\s\"'$`\0/~.-][^\s\"']*)"),
+]
+_IN_MAPPING = re.compile(rf"(?<![^\W_]){_NAMES}[\"']?\s*:\s*[\"']?(?P<secret>[^\s,}}\"'\0][^,}}\"']*)", re.IGNORECASE)
+_IN_LIST = (
+    "Programs and stores read their credentials from the environment: leave it out here.",
+    "A line of shell can read a file that only you can read:  . FILE   (chmod 600 FILE)",
+)
+
+
+def looks_secret(key: str) -> bool:
+    """Whether an option's name says that its value is secret (api_key, token, password)."""
+    return _SECRET.search(key) is not None
+
+
+def refuse_secrets(content: Mapping[str, Any], prefix: str = "") -> None:
+    """Raise UserError where a configuration that is about to be written down holds a secret as it is.
+
+    That is text under an option whose name looks so, and text that looks so itself, such as a password in a URL;
+    references to the environment are written as such.
+    """
+    for key, value in content.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            refuse_secrets(value, f"{path}.")
+        elif isinstance(value, list):
+            for item in value:
+                if isinstance(item, Mapping | list):
+                    refuse_secrets({key: item} if isinstance(item, list) else item, prefix)
+                elif _exposes(path, item):
+                    raise _refusal(path, *_IN_LIST)
+        elif _exposes(path, value):
+            reference = f"'{path}=${{oc.env:{str(key).upper()}}}'"
+            raise _refusal(
+                path, "Set it in the environment and name it here; the value is then not written:", reference
+            )
+
+
+def _refusal(path: str, *mend: str) -> UserError:
+    return UserError(f"{path} holds a secret, and what is set is written to the run directory.", *mend)
+
+
+def _exposes(path: str, value: Any) -> bool:
+    """Whether a value is text that is secret, by the name of its option or by itself."""
+    return isinstance(value, str) and (_named_secret(path, value) or next(_secrets(value, _FORMS), None) is not None)
+
+
+def _named_secret(option: str, text: str) -> bool:
+    """Whether an option's name says that its text is secret; a reference to the environment is none."""
+    literal = ENVIRONMENT.sub(lambda found: (found[2] or "").strip(), text)
+    if _MAYBE.search(option) and not looks_secret(option):
+        return _RANDOM.fullmatch(literal) is not None
+    return looks_secret(option) and bool(literal)
+
+
+def redact(word: str) -> str:
+    """A command-line word without what may be secret: the value of a key that looks so, a password within a URL."""
+    key, _, value = word.partition("=")
+    if _named_secret(key.strip("+~'\" "), value.strip("'\"")):
+        return f"{key}={HIDDEN}"
+    hidden = {place for span in _secrets(word, [*_FORMS, _IN_MAPPING]) for place in range(*span)}
+    signs = [sign if place not in hidden else "" if place - 1 in hidden else HIDDEN for place, sign in enumerate(word)]
+    return "".join(signs)
+
+
+def _secrets(text: str, forms: Sequence[re.Pattern[str]]) -> Iterator[tuple[int, int]]:
+    """(start, stop) of each secret in a text; references to the environment are none."""
+    masked = ENVIRONMENT.sub(lambda found: "\0" * len(found[0]), text)
+    for form in forms:
+        yield from (found.span("secret") for found in form.finditer(masked))

@@ -1,0 +1,177 @@
+"""Recipes and runs of other people run nothing: an option that is a program is set on the command line alone."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, strategies as st
+
+from gangline.config.compose import compose_one
+from gangline.config.preflight import parse
+from gangline.config.programs import untrusted
+from gangline.config.resume import continued
+from gangline.config.values import override
+from gangline.errors import UserError, printable
+from gangline.plugins import installed
+from gangline.rundir import RunDirectory
+
+PLUGIN = """
+from dataclasses import dataclass, field
+from typing import Annotated
+from gangline import Part, hookimpl
+from gangline.config import RunsCode
+from gangline.parts import TrackConfig
+
+@dataclass
+class Notify(TrackConfig):
+    command: Annotated[str, RunsCode(data=lambda value: str(value).startswith("http://"))] = ""
+    setup: Annotated[list[str], RunsCode()] = field(default_factory=list)
+
+@hookimpl
+def gangline_parts():
+    yield Part(group="track", name="notify", config=Notify, build="gangline_notify:build", summary="Runs a command")
+"""
+
+
+@pytest.fixture
+def notify(core_alone, strangers, tmp_path, monkeypatch):
+    strangers.add("gangline-notify", PLUGIN)
+    monkeypatch.syspath_prepend(str(strangers.site))
+    monkeypatch.chdir(tmp_path)
+    installed.cache_clear()
+    yield
+    installed.cache_clear()
+    sys.modules.pop("gangline_notify", None)
+
+
+def recipe(**options: str) -> str:
+    lines = "".join(f"    {name}: {value}\n" for name, value in options.items())
+    Path("r.yaml").write_text(f"parts: {{track: [notify]}}\ntrack:\n  notify:\n{lines}")
+    return "recipe=r.yaml"
+
+
+def refused(*words: str) -> str:
+    with pytest.raises(UserError) as caught:
+        compose_one(words)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "typed"),
+    [
+        ("command", "touch x", "'track.notify.command=touch x'"),
+        ("command", "'say \"it''s, $5\"'", None),
+        ("command", "'${oc.env:HOME}'", "'track.notify.command=${oc.env:HOME}'"),
+        ("command", "'${run.name}'", "track.notify.command=run"),
+        ("setup", "[module load cuda, 'a, b']", '\'track.notify.setup=["module load cuda","a, b"]\''),
+        ("command", "'http://x/${oc.env:HOME}'", "'track.notify.command=\"http://x/${oc.env:HOME}\"'"),
+    ],
+)
+def test_recipe_with_a_program_needs_the_printed_word(notify, option, value, typed):
+    file = recipe(**{option: value})
+    message = refused(file)
+    assert f"recipe=r.yaml sets track.notify.{option}=" in message
+    (line,) = [line for line in message.splitlines() if "type it too:" in line]
+    (word,) = shlex.split(line.partition("type it too:")[2])
+    assert typed is None or shlex.split(typed) == [word]
+    compose_one([file, word])
+    (line,) = [line for line in message.splitlines() if "leave it out:" in line]
+    (word,) = shlex.split(line.partition("leave it out:")[2])
+    assert not getattr(compose_one([file, word]).track["notify"], option)
+
+
+def test_recipe_with_another_program_than_typed_is_overridden(notify):
+    assert compose_one([recipe(command="evil"), "track.notify.command=good"]).track["notify"].command == "good"
+
+
+def test_typed_program_with_a_value_of_a_recipe_is_refused(notify):
+    Path("r.yaml").write_text("run: {name: '$(touch x)'}\n")
+    assert "$(touch x)" in refused("recipe=r.yaml", "track=[notify]", "track.notify.command=echo ${run.name}")
+
+
+def test_recipe_that_names_a_url_or_nothing_is_data(notify):
+    assert compose_one([recipe(command="http://host/x", setup="[]")]).track["notify"].command == "http://host/x"
+    assert compose_one([recipe(command="''")]).track["notify"].command == ""
+
+
+def test_recipe_with_a_url_may_not_read_the_environment(notify, monkeypatch):
+    monkeypatch.setenv("OWN", "secret")
+    file = recipe(command="http://host/x")
+    assert compose_one([file, "run.name=${oc.env:OWN}"]).run.name == "secret"
+    Path("r.yaml").write_text(Path("r.yaml").read_text() + "run: {name: '${oc.env:OWN}'}\n")
+    assert "recipe=r.yaml sets run.name=${oc.env:OWN}, which sends" in refused(file)
+
+
+@pytest.mark.parametrize("word", ["track.notify.command=notify-send hi", "track.notify.setup=[module load x]"])
+def test_new_run_of_an_earlier_one_needs_the_program_again(notify, word):
+    RunDirectory.create(compose_one(["track=[notify]", word, "run.dir=out"])).unlock()
+    assert "from=out sets track.notify" in refused("from=out")
+    compose_one(["from=out", word])
+
+
+def test_resume_runs_the_programs_of_an_own_directory_alone(notify):
+    word = "track.notify.command=notify-send hi"
+    directory = RunDirectory.create(compose_one(["track=[notify]", word, "run.dir=out"]))
+    directory.unlock()
+    out = directory.path
+    run, changed = continued(str(out), directory.content(), ["run.steps=500"])
+    assert (run.track["notify"].command, list(changed)) == ("notify-send hi", ["run.steps"])
+    for path in (out, out / "config.yaml"):
+        mode = path.stat().st_mode
+        path.chmod(0o777)
+        with pytest.raises(UserError) as caught:
+            continued(str(out), directory.content(), [])
+        assert f"chmod go-w {path}" in str(caught.value)
+        assert f"type it too:  '{word}'" in str(caught.value)
+        assert continued(str(out), directory.content(), [word])[1] == {}
+        path.chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(out / "config.yaml", 65534, -1)
+        assert untrusted(out) == f"{out / 'config.yaml'} belongs to another user."
+
+
+TEXTS = st.text(alphabet="ab1 ,:=$'\"\\[]{}()~*#-\n.", max_size=8)
+
+
+@given(TEXTS.filter(lambda text: "${" not in text) | st.lists(TEXTS.filter(lambda text: "${" not in text), max_size=3))
+@example("null")
+@example(["1e4", "true", ""])
+def test_printed_override_has_the_value_when_read(value):
+    from hydra.core.override_parser.types import QuotedString
+
+    def plain(read):
+        return [plain(item) for item in read] if isinstance(read, list) else getattr(read, "text", read)
+
+    (word,) = shlex.split(shlex.quote(override("a.b", value)))
+    read = parse(word).value()
+    assert plain(read) == value
+    assert isinstance(read, str | list | QuotedString)
+
+
+def test_printable_text_steers_no_terminal():
+    assert printable("a\x1b]0;x\x07\n\u202eb\té") == "a\\x1b]0;x\\x07\n\\u202eb\té"
+
+
+# --- the environment -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["${ oc.env:OWN}", "${\toc.env : OWN}", "${oc.env:OWN}"])
+def test_reference_in_any_spacing_stays_a_reference(monkeypatch, name):
+    from gangline.config import to_dict
+
+    monkeypatch.setenv("OWN", "secret")
+    run = compose_one([f"run.name={name}"])
+    assert run.run.name == "secret"
+    assert to_dict(run)["run"]["name"].replace(" ", "") == "${oc.env:OWN}"
+
+
+@pytest.mark.parametrize("words", [["run.name=oc.env", "data.path=${${run.name}:OWN}"]])
+def test_reference_made_of_pieces_is_refused(monkeypatch, words):
+    monkeypatch.setenv("OWN", "secret")
+    with pytest.raises(UserError, match=r"named as \$\{oc.env:NAME\}, in one piece") as caught:
+        compose_one(words)
+    assert "secret" not in str(caught.value)

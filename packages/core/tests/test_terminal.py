@@ -1,0 +1,103 @@
+"""Text of files reaches the terminal, and steers it in no way."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gangline.cli import guarded
+from gangline.cli.main import main
+from gangline.cli.terminal import TerminalStream
+from gangline.cli.train import read
+from gangline.config import default_run
+from gangline.config.check import problems
+from gangline.errors import UserError
+from gangline.rundir import RunDirectory
+
+TITLE = "\x1b]0;pwn\x07"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal(monkeypatch):
+    """Called in the test: pytest puts its own streams in place before that."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        (TITLE, "\\x1b]0;pwn\\x07"),
+        ("\x1bP+q\x9b1m\x7f\u202e", "\\x1bP+q\\x9b1m\\x7f\\u202e"),
+        ("\x1b[1;31mred\x1b[0m\x1b[2K\r\ta\n", "\x1b[1;31mred\x1b[0m\x1b[2K\r\ta\n"),
+    ],
+)
+def test_terminal_stream_escapes_all_but_colors_and_moves(text, written):
+    stream = io.StringIO()
+    assert TerminalStream(stream).write(text) == len(text)
+    TerminalStream(stream).writelines([text])
+    assert stream.getvalue() == written * 2
+    assert TerminalStream(Terminal()).isatty()
+
+
+def test_command_escapes_prints_and_errors_on_a_terminal(monkeypatch):
+    stream = terminal(monkeypatch)
+
+    def body(argv):
+        print(TITLE)
+        raise UserError("\x1b[31mred", TITLE)
+
+    assert guarded("train", body, []) == 2
+    assert sys.stdout is stream
+    assert stream.getvalue() == "\\x1b]0;pwn\\x07\ntrain: \\x1b[31mred\n  \\x1b]0;pwn\\x07\n"
+
+
+def test_tables_of_runs_escape_their_names(core_alone, monkeypatch, tmp_path):
+    for name in ("a", "b"):
+        directory = RunDirectory.create(default_run(run={"dir": str(tmp_path / name), "name": f"{name}\x1b[8m"}))
+        directory.unlock()
+    stream = terminal(monkeypatch)
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "a\\x1b[8m" in stream.getvalue()
+    assert "\x1b[8m" not in stream.getvalue()
+
+
+def test_run_name_is_printable():
+    (problem,) = problems(default_run(run={"name": TITLE}))
+    assert "must be printable text in one line" in problem.what
+
+
+def test_encoding_without_a_letter_shows_its_escape(tmp_path):
+    RunDirectory.create(default_run(run={"dir": str(tmp_path / "a"), "name": "é"})).unlock()
+    command = [sys.executable, "-m", "gangline", "runs", str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=240)
+    assert b"\\xe9" in done.stdout, done.stderr
+
+
+def test_files_of_a_run_are_utf8_in_every_locale(tmp_path):
+    code = (
+        "import sys; from gangline.config import default_run; from gangline.rundir import RunDirectory\n"
+        "RunDirectory.create(default_run(run={'dir': sys.argv[1], 'name': '\\xe9'}), ['\\xe9'])"
+    )
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a")], env={**os.environ, **locale}, check=True, timeout=240
+    )
+    assert "name: é" in (tmp_path / "a" / "config.yaml").read_text(encoding="utf-8")
+    assert RunDirectory.open(tmp_path / "a").run().run.name == "é"
+
+
+def test_word_that_is_no_text_is_refused():
+    with pytest.raises(UserError, match="is not text in the encoding of this locale") as caught:
+        read(["run.name=\udcc3\udca9"])
+    assert "\udcc3" not in str(caught.value)
