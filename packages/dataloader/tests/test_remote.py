@@ -318,25 +318,13 @@ def test_a_shard_that_makes_room_at_once_is_still_read(server, store, tmp_path, 
 
     def opened(self, *words):
         found = real(self, *words)
-        for path in self.folder.glob("[!.]*"):
+        for path in self.folder.glob("*.npy"):
             path.unlink(missing_ok=True)  # the next shard arrives in another thread meanwhile
         return found
 
     monkeypatch.setattr(FileCache, "open", opened)
     for i in range(40):
         assert np.array_equal(mine.sample(i)["tokens"], reference.sample(i)["tokens"])
-
-
-def test_what_arrives_damaged_takes_its_place_in_the_cache_once(tmp_path):
-    cache = FileCache(tmp_path / "cache", 1000)
-    whole = {name: bytes([ord(name)]) * 500 for name in "ab"}
-    sums = {name: xxhash.xxh3_128(content).hexdigest() for name, content in whole.items()}
-    tries = iter([b"?" * 500, whole["b"]])
-    with cache.open("a.npy", 500, sums["a"], lambda path: path.write_bytes(whole["a"])):
-        pass
-    with cache.open("b.npy", 500, sums["b"], lambda path: path.write_bytes(next(tries))) as file:
-        assert file.read() == whole["b"]
-    assert cache.held() == 1000
 
 
 @pytest.mark.parametrize("status", [401, 403])

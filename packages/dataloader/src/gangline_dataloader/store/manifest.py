@@ -223,12 +223,12 @@ def parse(content: Any, path: str) -> Manifest:
 
 def _shards(said: JsonFields) -> Shards:
     tokens, documents = said.each("tokens", int), said.each("documents", int)
-    sums, ends = said.each("xxh3", str), said.each("ends_xxh3", str)
+    sums, ends = said.checksums("xxh3"), said.checksums("ends_xxh3")
     if not len(tokens) == len(documents) == len(sums) == len(ends) > 0:
         raise said.wrong("tokens", "expected lists of one length, with something in them")
     if not all(0 < d <= t < 1 << 32 for t, d in zip(tokens, documents, strict=True)):
         raise said.wrong("documents", "each shard has a document, none is empty, and all have under 2^32 tokens")
-    loss = said.maybe("loss_xxh3", lambda key: said.each(key, str)) or []
+    loss = said.maybe("loss_xxh3", said.checksums) or []
     if loss and len(loss) != len(tokens):
         raise said.wrong("loss_xxh3", "expected one for each shard, or none")
     return Shards(tokens, documents, sums, ends, loss)
