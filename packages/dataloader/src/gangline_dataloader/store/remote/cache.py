@@ -1,7 +1,7 @@
 """A directory of fetched files that never holds more than so many bytes, for all processes of a machine.
 
-A file's name holds its checksum. The file that was used longest ago is removed first; a process that has it mapped keeps
-its bytes until it closes the map.
+A file's name holds its checksum. The file that was used longest ago is removed first; a process that has it mapped
+keeps its bytes until it closes the map.
 """
 
 from __future__ import annotations
