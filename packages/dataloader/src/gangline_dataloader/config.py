@@ -63,10 +63,10 @@ class SequenceConfig(DataConfig, ABC):
         return tokenizer_files(codec.path, run.model.pretrained()) if isinstance(codec, TokenizerCodec) else {}
 
     def notices(self, run: Run) -> list[str]:
-        from gangline_dataloader.sources.codec import cut_texts, old_masks, stores_of
+        from gangline_dataloader.sources.codec import cut_texts, glued_texts, old_masks, stores_of
 
         stores = stores_of(self)
-        return [*old_masks(stores), *cut_texts(stores)]
+        return [*old_masks(stores), *cut_texts(stores), *glued_texts(stores)]
 
 
 @dataclass

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gangline.data.named_tokens import special_tokens
 from gangline.errors import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# What tokenizers call the end of a text; a tokenizer.json does not say which of its tokens that is.
-END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
+# What tokenizers call the end of a text; a tokenizer.json does not say which of its tokens that is. The first names
+# mean nothing else, and come before the eos_token beside it, which may be the end of an answer (<|im_end|>).
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>")
+ENDS = ("</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
 CHUNK = 1 << 18  # characters that are tokenized at a time; longer texts are cut at a line's end
 
 
@@ -81,7 +84,7 @@ class TokenizerCodec(TextCodec):
         self.vocab_size = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self.identity = blake2b(content, digest_size=8).hexdigest()
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.int32)
-        names = END_OF_TEXT if separator is None else (separator,)
+        names = _ends_of_text(path) if separator is None else (separator,)
         found = [id for name in names if (id := self.tokenizer.token_to_id(name)) is not None]
         if separator is not None and not found:
             raise UserError(f"data.separator={separator} is no token of {path}.")
@@ -156,6 +159,12 @@ def _tokenizer(path: str, content: bytes) -> Tokenizer:
     opened.no_truncation()
     opened.no_padding()
     return opened
+
+
+def _ends_of_text(path: str) -> tuple[str, ...]:
+    """Names that the end of a text may have, the likeliest first."""
+    named = special_tokens(Path(path).expanduser().parent).get("eos_token")
+    return (*END_OF_TEXT, *([] if named is None else [named]), *ENDS)
 
 
 def chunks(text: str) -> list[str]:

@@ -27,8 +27,7 @@ def codec(store: Tokens) -> TextCodec | None:
     if about.file is None:
         return ByteCodec(chr(about.end_of_text or 0))
     found = TokenizerCodec(str(store.folder / about.file), None, "replace")
-    if about.end_of_text is not None:
-        found.separator = about.end_of_text
+    found.separator = about.end_of_text
     return found
 
 
@@ -87,6 +86,16 @@ def cut_texts(stores: Sequence[StoreTokens]) -> list[str]:
         "stores once heeded. Prepare it anew, to another --out, to have them whole."
         for store, cut in told
         if cut
+    ]
+
+
+def glued_texts(stores: Sequence[StoreTokens]) -> list[str]:
+    """A line for each store without an end of text."""
+    return [
+        f"{store.name} has no end-of-text token: documents follow one another with no token between them. Prepare it "
+        "again with --end-of-text TOKEN to change that."
+        for store in stores
+        if store.end_of_text is None
     ]
 
 
