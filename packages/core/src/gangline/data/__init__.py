@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from gangline.data.compressed import COMPRESSED as COMPRESSED, decompressed as decompressed
     from gangline.data.corpus import FilePart as FilePart, TextFile as TextFile, listing as listing, split as split
+    from gangline.data.formats import binary_bytes as binary_bytes
     from gangline.data.named_tokens import special_tokens as special_tokens
     from gangline.data.read_ahead import ReadAhead as ReadAhead
     from gangline.data.reader import BatchReader as BatchReader, ReadPlace as ReadPlace, StoredBatch as StoredBatch
@@ -61,6 +62,7 @@ __getattr__, __all__ = lazily(
         "gangline.data.codec": "ByteCodec TextCodec TokenizerCodec chunks open_codec",
         "gangline.data.compressed": "COMPRESSED decompressed",
         "gangline.data.corpus": "FilePart TextFile listing split",
+        "gangline.data.formats": "binary_bytes",
         "gangline.data.read_ahead": "ReadAhead",
         "gangline.data.reader": "BatchReader ReadPlace StoredBatch",
         "gangline.data.sample_reader": "KeptMemory use_device",
