@@ -27,6 +27,12 @@ def codec(store: Tokens) -> TextCodec | None:
     if about.file is None:
         return ByteCodec(chr(about.end_of_text or 0))
     found = TokenizerCodec(str(store.folder / about.file), None, "replace")
+    if found.identity != about.identity:
+        raise UserError(
+            f"{store.folder / about.file} is not the tokenizer that made the tokens of {store.name}.",
+            f"Its identity is {found.identity}, and the manifest says {about.identity}.",
+            f"gangline data verify {store.name}, and copy the file again",
+        )
     found.separator = about.end_of_text
     return found
 

@@ -13,7 +13,7 @@ from gangline import UserError
 from gangline_dataloader.packing.pack_plan import PackedRows, plan_of
 from gangline_dataloader.store.foreign import is_foreign, opened
 from gangline_dataloader.store.local import LocalTokens
-from gangline_dataloader.store.manifest import FILE, VALIDATION
+from gangline_dataloader.store.manifest import FILE, VALIDATION, check_without_validation
 from gangline_dataloader.store.remote.cache import RemoteCache
 from gangline_dataloader.store.remote.fetch import Remote
 from gangline_dataloader.store.remote.tokens import RemoteTokens, is_remote
@@ -131,6 +131,8 @@ def split_rows(
         store = opened(root, vocab_size, column)
     else:
         store = LocalTokens(held_out if apart and split == "validation" else root)
+    if not apart and isinstance(store, StoreTokens):
+        check_without_validation(store.manifest, folder, held_out.exists())
     plan = None
     if best_fit:
         if not isinstance(store, StoreTokens):
