@@ -76,7 +76,9 @@ class TokensConfig(SequenceConfig):
     file_options: ClassVar[tuple[str, ...]] = ("path", "cache")
 
     path: str | None = None  # a store's directory; or Megatron-LM's or nanoGPT's .bin, MDS, Arrow or Parquet (or DIR/*)
-    column: str | None = None  # with the tokens, of MDS, Arrow or Parquet (MDS bytes: NAME:DTYPE); null: the usual
+    column: str | None = (
+        None  # with the tokens, of MDS, Arrow or Parquet (MDS bytes: NAME:DTYPE; .bin: :DTYPE); null: the usual
+    )
     shuffle_span: PositiveInt | None = None  # tokens that the shuffle reaches over; null: the whole corpus
     order: Literal["shuffled", "text"] = "shuffled"  # text: as data=text visits the same tokens, to compare the two
     validation_fraction: ShareBelowOne = 0.01  # where nothing was held out when it was prepared: of each shard, its end
