@@ -103,7 +103,7 @@ def _built_in() -> list[Input]:
 def _local(word: str) -> list[Input]:
     path = os.path.expanduser(word)
     if os.path.isdir(path):
-        root, files = path, _walk(path)
+        root, files = path, corpus.files_below(path, NEVER)
     elif os.path.exists(path):
         root, files = os.path.dirname(path), [path]
     elif glob.has_magic(path):
@@ -117,14 +117,6 @@ def _local(word: str) -> list[Input]:
         name = Path(os.path.relpath(file, root or ".")).as_posix()
         described.append(_described(os.path.abspath(file), name, word, about.st_size, about.st_mtime))
     return described
-
-
-def _walk(root: str) -> list[str]:
-    found = []
-    for folder, inside, files in os.walk(root):
-        inside[:] = [name for name in inside if name not in NEVER and not name.startswith(".")]
-        found += [os.path.join(folder, name) for name in files if not name.startswith(".")]
-    return [file for file in found if os.path.isfile(file)]
 
 
 def _remote(word: str) -> list[Input]:
