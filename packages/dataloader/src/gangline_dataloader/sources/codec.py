@@ -10,7 +10,7 @@ from gangline import UserError
 from gangline.data import LEARNT_RULE, ByteCodec, ChatTemplate, TextCodec, TokenizerCodec, template_of
 from gangline_dataloader.store.foreign import is_foreign
 from gangline_dataloader.store.local import LocalTokens
-from gangline_dataloader.store.manifest import TEMPLATE, cuts
+from gangline_dataloader.store.manifest import TEMPLATE, VALIDATION, cuts
 from gangline_dataloader.store.remote.tokens import RemoteTokens, is_remote
 from gangline_dataloader.store.stored import StoreTokens
 from gangline_dataloader.store.tokens import Tokens
@@ -102,6 +102,16 @@ def glued_texts(stores: Sequence[StoreTokens]) -> list[str]:
         "again with --end-of-text TOKEN to change that."
         for store in stores
         if store.end_of_text is None
+    ]
+
+
+def unused_fraction(stores: Sequence[StoreTokens], share: float, default: float) -> list[str]:
+    """A line for each store whose validation part was held out by prepare, where the option asks for another."""
+    return [
+        f"data.validation_fraction={share:g} has no effect on {store.name}: prepare held out a part of its documents, "
+        f"which is read from {store.name}/{VALIDATION}."
+        for store in stores
+        if store.manifest.held_out and share not in (default, 1)
     ]
 
 

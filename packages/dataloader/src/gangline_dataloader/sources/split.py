@@ -119,19 +119,20 @@ def split_rows(
     """
     root = Path(folder).expanduser()
     held_out = root / VALIDATION
-    apart = (held_out / FILE).exists()
+    whole_set = validation_fraction == 1  # all of it is a validation set, whatever was held out of it
+    apart = not whole_set and (held_out / FILE).exists()
     store: Tokens
     if is_remote(folder):
         assert cache is not None, "options of a source name a cache"
         plans = (plan_of(sequence_length),) if best_fit else ()
         there = f"{folder.rstrip('/')}/{VALIDATION}"
-        apart = Remote(there, cache.deadline).small(FILE, optional=True) is not None
+        apart = not whole_set and Remote(there, cache.deadline).small(FILE, optional=True) is not None
         store = RemoteTokens(there if apart and split == "validation" else folder, cache.files(), cache.deadline, plans)
     elif vocab_size is not None and is_foreign(root):
         store = opened(root, vocab_size, column)
     else:
         store = LocalTokens(held_out if apart and split == "validation" else root)
-    if not apart and isinstance(store, StoreTokens):
+    if not apart and not whole_set and isinstance(store, StoreTokens):
         check_without_validation(store.manifest, folder, held_out.exists())
     plan = None
     if best_fit:
