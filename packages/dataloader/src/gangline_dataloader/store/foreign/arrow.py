@@ -113,7 +113,7 @@ def _files(path: Path) -> list[Path]:
         try:
             state = json.loads((path / "state.json").read_bytes())
             names = [one["filename"] for one in state["_data_files"]]
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"{path / 'state.json'} is damaged.", str(error)) from error
         return [path / Path(name).name for name in names]
     return files_of(path)
