@@ -39,7 +39,6 @@ if TYPE_CHECKING:
         ByteCodec as ByteCodec,
         TextCodec as TextCodec,
         TokenizerCodec as TokenizerCodec,
-        chunks as chunks,
         open_codec as open_codec,
     )
     from gangline.data.compressed import COMPRESSED as COMPRESSED, decompressed as decompressed
@@ -59,7 +58,7 @@ __getattr__, __all__ = lazily(
         "gangline.data.chat": "ChatTemplate TemplateRefusal template_of",
         "gangline.data.chat_rows": "messages_of tools_of without_nulls",
         "gangline.data.chat_tokens": "ChatEncoder LEARNT_RULE MaskedTokens",
-        "gangline.data.codec": "ByteCodec TextCodec TokenizerCodec chunks open_codec",
+        "gangline.data.codec": "ByteCodec TextCodec TokenizerCodec open_codec",
         "gangline.data.compressed": "COMPRESSED decompressed",
         "gangline.data.corpus": "FilePart TextFile listing split",
         "gangline.data.formats": "binary_bytes",
