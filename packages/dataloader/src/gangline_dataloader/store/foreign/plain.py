@@ -28,13 +28,13 @@ def opened(file: Path, vocab_size: int, column: str | None) -> Vector:
         head = np.frombuffer(stream.read(HEADER), "<i4") if size >= HEADER else np.zeros(3, "<i4")
     magic, version, tokens = head[:3].tolist()
     if magic not in {known for known, _ in MAGIC}:
-        dtype = _raw(file, vocab_size) if column is None else DTYPES[column]
-        itemsize = np.dtype(dtype).itemsize
+        raw = _raw(file, vocab_size) if column is None else DTYPES[column]
+        itemsize = np.dtype(raw).itemsize
         if size % itemsize:
             raise UserError(
                 f"{file} has {size} bytes, which is no number of uint{8 * itemsize} tokens.", "It may be torn."
             )
-        return Vector(file, dtype, 0, size // itemsize, vocab_size, None)
+        return Vector(file, raw, 0, size // itemsize, vocab_size, None)
     dtype = MAGIC.get((magic, version))
     if dtype is None:
         raise UserError(f"{file} is a token file of llm.c of version {version}, which is not known here.")
