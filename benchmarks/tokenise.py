@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gangline.data.codec import TokenizerCodec, chunks
+from gangline.data.codec import TokenizerCodec
 from gangline_dataloader.commands import tokenizer as trainer
 from gangline_dataloader.prepare.fast_bpe import FastBpe, fast
 from gangline_dataloader.prepare.inputs import listing
@@ -68,7 +68,7 @@ def main() -> None:
 
     ways: dict[str, Callable[[], list[np.ndarray]]] = {
         "tokenizers' encode": lambda: [
-            np.concatenate([np.asarray(encode(part, add_special_tokens=False).ids) for part in chunks(text)])
+            np.concatenate([np.asarray(encode(part, add_special_tokens=False).ids) for part in slow.pieces(text)])
             for text in texts
         ],
         "encode_batch_fast": lambda: [slow.encode_file(content, "it") for content in documents],

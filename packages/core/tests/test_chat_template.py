@@ -69,6 +69,19 @@ def test_whatever_a_template_raises_is_its_refusal():
             of(source).render(ASKED)
 
 
+HOSTILE = {
+    "a huge number": "{{ (10**(10**5))|length }}",
+    "brackets": "{{ " + "(" * 5000 + ")" * 5000 + " }}",
+    "no end": "{% for m in messages %}",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_template_that_cannot_be_compiled_is_refused(kind):
+    with pytest.raises(UserError, match="mine is no chat template"):
+        ChatTemplate(HOSTILE[kind], {}, "mine")
+
+
 def test_a_template_that_asks_for_the_date_is_told_why_not():
     with pytest.raises(TemplateRefusal, match=r"asks for the date.*data\.template=FILE"):
         of("{{ strftime_now('%Y-%m-%d') }}").render(ASKED)

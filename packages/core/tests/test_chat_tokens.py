@@ -130,17 +130,19 @@ def test_an_answer_that_comes_first_is_learnt_where_a_template_looks_at_the_firs
 CALL = [USER, {"role": "assistant", "content": "x", "tool_calls": ["f(1)"]}, {"role": "tool", "content": "2"}]
 TURN = "{% for m in messages %}{{ '<|turn|>' + m.role + '\n' }}ANSWER{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}{{ '<|turn|>assistant\n' }}{% endif %}"
+FIRST = "(m.tool_calls or [''])[0]"
 CALLED = "{% if m.tool_calls %}THEN{% else %}{{ m.content }}{% endif %}"
 # what stands in the place of ANSWER -> what is learnt of CALL and of a plain answer behind it
 ENDS = {
-    "a filter changes the words": ("{{ m.content | upper }}<|end|>{{ '\n' }}", "X<|end|>DONE<|end|>"),
+    "a filter changes the words": (f"{{{{ (m.content ~ {FIRST}) | upper }}}}<|end|>{{{{ '\n' }}}}",
+        "XF(1)<|end|>DONE<|end|>"),
     "a call in the place of words": (CALLED.replace("THEN", "<s>{{ m.tool_calls[0] }}<s>") + "<|end|>{{ '\n' }}",
         "<s>f(1)<s><|end|>done<|end|>"),
     "a call that nothing ends": ("{{ m.content }}{% if m.tool_calls %}<s>{{ m.tool_calls[0] }}{% else %}<|end|>"
         "{% endif %}{{ '\n' }}", "x<s>f(1)\ndone<|end|>"),
     "a call behind words": ("{{ m.content }}{% if m.tool_calls %}<s>{{ m.tool_calls[0] }}{% endif %}<|end|>{{ '\n' }}",
         "x<s>f(1)<|end|>done<|end|>"),
-    "the next turn's begin": ("{{ m.content }}<|end|><|turn|>", "x<|end|>done<|end|>"),
+    "the next turn's begin": (f"{{{{ m.content ~ {FIRST} }}}}<|end|><|turn|>", "xf(1)<|end|>done<|end|>"),
 }  # fmt: skip
 
 
@@ -153,6 +155,24 @@ def test_an_answer_ends_where_plain_answers_do(tokenizer, shape):
     assert codec.decode_special(found.tokens[found.learnt].tolist()) == wanted
 
 
+@pytest.mark.parametrize("marks", [False, True])
+def test_a_conversation_whose_calls_the_template_leaves_out_is_refused(marks):
+    """An empty answer would be learnt in the place of the call."""
+    answer = "{% generation %}{{ m.content }}<|end|>{% endgeneration %}" if marks else "{{ m.content }}<|end|>"
+    silent = {"role": "assistant", "content": "", "tool_calls": ["f(1)"]}
+    chat = [USER, silent, {"role": "tool", "content": "2"}, {"role": "assistant", "content": "done"}]
+    template = ChatTemplate(TURN.replace("ANSWER", answer) + PROMPT, {}, "mine")
+    for calls in (CALL, chat, [*CALL, *chat]):
+        with pytest.raises(TemplateRefusal, match="leaves out calls of tools"):
+            render_chat(template, calls)
+    assert render_chat(template, [{**one, "tool_calls": None} for one in chat]).answers
+    strict = "{% if not m.content and not m.tool_calls %}{{ raise_exception('no words') }}{% endif %}" + CALLED
+    template = ChatTemplate(
+        TURN.replace("ANSWER", strict.replace("THEN", "{{ m.tool_calls[0] }}")) + PROMPT, {}, "mine"
+    )
+    assert "f(1)" in render_chat(template, chat).text
+
+
 def test_an_end_token_that_is_added_and_not_special_ends_an_answer(tokenizer, tmp_path):
     made = Tokenizer.from_file(str(tokenizer))
     made.add_tokens([AddedToken("<|stop|>", special=False), AddedToken("   ", special=False)])
@@ -160,7 +180,7 @@ def test_an_end_token_that_is_added_and_not_special_ends_an_answer(tokenizer, tm
     codec = TokenizerCodec(str(tmp_path / "tokenizer.json"), None, "replace")
     for behind, learnt in (("<|stop|>{{ '\n' }}", "x<|stop|>"), ("{{ '\n   \n' }}", "x\n   \n")):
         template = ChatTemplate(TURN.replace("ANSWER", "{{ m.content }}" + behind) + PROMPT, {}, "mine")
-        (found,) = ChatEncoder(codec, template)([render_chat(template, CALL[:2])])
+        (found,) = ChatEncoder(codec, template)([render_chat(template, [USER, {"role": "assistant", "content": "x"}])])
         assert codec.decode_special(found.tokens[found.learnt].tolist()) == learnt
 
 

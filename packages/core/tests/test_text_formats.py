@@ -12,7 +12,7 @@ import pytest
 
 from gangline.config import default_run
 from gangline.data.config import TextConfig
-from gangline.data.formats import lines_of
+from gangline.data.formats import lines_of, read
 from gangline.data.text import build
 from gangline.errors import UserError
 
@@ -110,6 +110,36 @@ def test_a_damaged_file_is_refused(tmp_path):
     for name in ("a.txt.gz", "b.txt.xz"):
         with pytest.raises(UserError, match="is damaged, or not what its name says"):
             source(TextConfig(path=str(tmp_path / name)))
+
+
+@pytest.fixture
+def zstd():
+    """A compressor of Zstandard frames that name no size, as a stream's are."""
+    return pytest.importorskip("zstandard").ZstdCompressor(level=1, write_content_size=False).compress
+
+
+def test_zstandard_frames_are_one_text(tmp_path, zstd):
+    """Also an empty one, and one to be skipped, larger than what is read at once."""
+    noise = np.random.default_rng(0).integers(32, 127, 1 << 19, dtype=np.uint8).tobytes()
+    skipped = (0x184D2A50).to_bytes(4, "little") + (1 << 17).to_bytes(4, "little") + bytes(1 << 17)
+    parts = [zstd(b"x" * 5_000_000), zstd(b""), skipped, zstd(noise), skipped]
+    (tmp_path / "a.txt.zst").write_bytes(b"".join(parts))
+    assert read(str(tmp_path / "a.txt.zst")) == b"x" * 5_000_000 + noise
+    assert read(str(tmp_path / "a.txt.zst"), 5_000_010) == b"x" * 5_000_000 + noise[:10]
+    (tmp_path / "empty.zst").write_bytes(b"")
+    assert read(str(tmp_path / "empty.zst")) == b""
+
+
+@pytest.mark.parametrize("lines", [False, True])
+@pytest.mark.parametrize("of_last", [0.001, 0.5, 0.999])
+@pytest.mark.parametrize("frames", [1, 10])
+def test_truncated_zstandard_is_refused(tmp_path, zstd, lines, of_last, frames):
+    """Between two lines, too: what is read of it would be JSON."""
+    path = tmp_path / ("a.jsonl.zst" if lines else "a.txt.zst")
+    *before, last = [zstd(LINES if lines else PLAIN)] * frames
+    path.write_bytes(b"".join(before) + last[: max(1, int(of_last * len(last)))])
+    with pytest.raises(UserError, match=r"zst is damaged(.*\n)*.*last Zstandard frame"):
+        source(TextConfig(path=str(path), validation_fraction=0.0))
 
 
 def test_zstandard_names_its_package(tmp_path, monkeypatch):

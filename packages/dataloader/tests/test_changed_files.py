@@ -124,19 +124,6 @@ def test_one_that_changed_before_it_was_first_read_is_named(store):
         samples(now)
 
 
-def test_a_file_of_others_that_changed_under_a_run_is_named(tmp_path, monkeypatch):
-    path = tmp_path / "train.bin"
-    np.arange(4000, dtype="<u2").tofile(path)
-    run = small_run("model.vocab_size=4096", "batch.sequence_length=32", "data=tokens", f"data.path={path}")
-    now = build.tokens(run.data, run, "train")
-    now.sample(0)
-    os.utime(path, (1, 1))
-    clock = watch.time.monotonic() + watch.EVERY
-    monkeypatch.setattr(watch.time, "monotonic", lambda: clock)
-    with pytest.raises(UserError, match=r"train\.bin has changed since the run began"):
-        now.sample(0)
-
-
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 def test_a_token_beyond_the_vocabulary_is_named_when_it_is_taken(store, packing):
     """A store whose checksums are right, and whose manifest says less of its tokens than they are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
+from gangline_dataloader.store import watch
 from gangline_dataloader.store.foreign import opened
 from gangline_dataloader.store.local import LocalTokens
 
@@ -164,6 +166,7 @@ LIES = {
     "samples": (of_index(lambda one: one.update(samples=3)), "does not begin with 3"),
     "columns": (of_index(lambda one: one["column_sizes"].pop()), "column_sizes"),
     "a size": (of_index(lambda one: one.update(column_sizes=[None, None, 4])), "Sample 0 has"),
+    "a size of 2^63": (of_index(lambda one: one.update(column_sizes=[1 << 63, None, 8])), "column_sizes"),
     "elsewhere": (of_index(lambda one: one["raw_data"].update(basename="../shard")), "basename"),
     "compressed": (of_index(lambda one: one.update(compression="zstd")), "Compressed shards"),
     "a place": (of_shard(8, 9), "do not ascend"),
@@ -264,6 +267,50 @@ def test_a_null_inside_a_row_is_no_token(suffix, dtype, tmp_path):
         opened(tmp_path / f"null{suffix}", 100).shard(0)
 
 
+@pytest.mark.parametrize("length", [100, 4000, 1 << 22])
+@pytest.mark.parametrize("lie", ["tokens", "offsets", "both"])
+def test_arrow_file_with_a_length_beyond_its_buffers_is_refused(lie, length, tmp_path):
+    """pyarrow would return the memory that follows them, or end the process."""
+    pa, path = pytest.importorskip("pyarrow"), tmp_path / "a.arrow"
+    table = pa.table({"tokens": pa.array([[1, 2, 3]], pa.list_(pa.int32()))})
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+    content = bytearray(path.read_bytes())
+    for name, kind, old in (("tokens", "<i8", [3, 0]), ("offsets", "<i4", [0, 3])):
+        there = np.array(old, kind).tobytes()
+        if lie in (name, "both"):
+            at = content.rindex(there)
+            content[at : at + len(there)] = np.array([length if one else 0 for one in old], kind).tobytes()
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.arrow cannot be read"):
+        opened(path, 200)
+
+
+def test_parquet_column_whose_name_has_a_dot_is_read(tmp_path):
+    """Also beside a column with a field of that name, which Parquet writes in the same way."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    tokens, other = pa.array([[1, 2], [3]]), pa.array([{"x": [7]}, {"x": [8, 9, 10]}])
+    for name, table in (("one", {"tokens.x": tokens}), ("two", {"tokens": other, "tokens.x": tokens})):
+        path = tmp_path / f"{name}.parquet"
+        parquet.write_table(pa.table(table), path)
+        store = opened(path, 200, "tokens.x")
+        assert (store.total, store.shard(0).tolist()) == (3, [1, 2, 3])
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".parquet"])
+@pytest.mark.parametrize("asked", [None, "tokens"])
+def test_two_columns_of_one_name_are_refused(suffix, asked, tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table, path = pa.Table.from_arrays([pa.array([[1, 2]])] * 2, ["tokens"] * 2), tmp_path / f"a{suffix}"
+    if suffix == ".parquet":
+        parquet.write_table(table, path)
+    else:
+        with pa.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table)
+    with pytest.raises(UserError, match="has 2 columns called tokens"):
+        opened(path, 200, asked)
+
+
 def test_an_exported_store_is_the_same_tokens_and_documents(texts, make_store, tmp_path):
     folder = make_store(texts, clean=(), shard_tokens=4000)
     assert commands.main(["export", str(folder), "--out", str(tmp_path / "out.bin")]) == 0
@@ -276,3 +323,45 @@ def test_an_exported_store_is_the_same_tokens_and_documents(texts, make_store, t
     assert found[0] == found[1]
     with pytest.raises(UserError, match="there already"):
         commands.main(["export", str(folder), "--out", str(tmp_path / "out")])
+
+
+def external(folder: Path, kind: str, tokens: np.ndarray) -> Path:
+    """A file of tokens in a format of others."""
+    if kind == "bin":
+        tokens.astype("<u2").tofile(folder / "train.bin")
+        return folder / "train.bin"
+    if kind == "mds":
+        mds(folder, "ndarray:int32", [tokens] * 6)
+        return folder / "shard.00000.mds"
+    return arrow(folder, f".{kind}", [tokens.tolist()] * 6)
+
+
+@pytest.mark.parametrize("change", ["in place", "replaced", "removed"])
+@pytest.mark.parametrize("kind", ["bin", "mds", "arrow", "parquet"])
+@pytest.mark.parametrize("read_before", [True, False])
+def test_an_external_file_that_changed_under_a_run_is_named(kind, change, read_before, tmp_path, monkeypatch):
+    """It was read before, or is opened for the first time after the change."""
+    (tmp_path / "there").mkdir()
+    path = external(tmp_path / "there", kind, np.arange(900))
+    root = path.parent if kind == "mds" else path
+    run = small_run("model.vocab_size=4096", "batch.sequence_length=32", "data=tokens", f"data.path={root}")
+    now = build.tokens(run.data, run, "train")
+    if read_before:
+        now.fill(np.arange(now.length()))
+    content = path.read_bytes()
+    if change == "in place":
+        path.write_bytes(content[:500] + content[504:508] + content[504:])
+        os.utime(path, (1, 1))
+    elif change == "replaced":
+        external(tmp_path / "there", kind, np.arange(1, 901))
+        os.utime(path, (1, 1))
+    else:
+        path.unlink()
+    if read_before:
+        clock = watch.time.monotonic() + watch.EVERY
+        monkeypatch.setattr(watch.time, "monotonic", lambda: clock)
+    with pytest.raises(UserError, match=rf"{path.name} has changed since the run began") as error:
+        now.fill(np.arange(now.length()))
+    assert "gangline data verify" not in str(error.value), "no store of ours"
+    if change != "removed":
+        assert "at 1970-01-01" in str(error.value) or path.stat().st_size != len(content)

@@ -137,6 +137,44 @@ def test_a_header_that_lies_is_refused(tmp_path):
         opened(tmp_path / "none.bin", 200)
 
 
+def test_raw_tokens_of_uint32_are_read_where_they_are_named(tmp_path):
+    path, tokens = tmp_path / "u32.bin", RNG.integers(0, 100_000, 5000)
+    tokens.astype("<u4").tofile(path)
+    for vocab_size, why in ((100_000, "model.vocab_size=100000"), (50_304, "Every second uint16 is almost 0")):
+        with pytest.raises(UserError, match="uint16 or uint32") as error:
+            opened(path, vocab_size)
+        assert why in str(error.value)
+        assert "data.column=:uint32" in str(error.value)
+    store = opened(path, 100_000, ":uint32")
+    assert np.array_equal(store.shard(0), tokens)
+    assert opened(path, 100_000, ":uint16").total == 10_000
+    with pytest.raises(UserError, match="has no columns"):
+        opened(path, 100_000, "tokens")
+
+
+def test_raw_tokens_of_uint16_are_read_unnamed(tmp_path):
+    """Also a few, and those of the smallest vocabulary."""
+    path = tmp_path / "train.bin"
+    for tokens in (np.zeros(300, int), RNG.integers(0, 16, 300), RNG.integers(0, 50_257, 5000), np.array([300, 1])):
+        tokens.astype("<u2").tofile(path)
+        assert np.array_equal(opened(path, 50_304).shard(0), tokens)
+
+
+def test_an_npy_file_with_another_name_is_refused(tmp_path):
+    with (tmp_path / "train.bin").open("wb") as file:
+        np.save(file, TOKENS.astype("<u2"))
+    with pytest.raises(UserError, match=r"is a \.npy file"):
+        opened(tmp_path / "train.bin", 200)
+
+
+@pytest.mark.parametrize("write", [llm_c, llama, megatron])
+def test_a_dtype_beside_the_file_s_own_is_refused(write, tmp_path):
+    path = tmp_path / "train.bin"
+    write(path)
+    with pytest.raises(UserError, match="says"):
+        opened(path, 200, ":uint16" if write is llama else ":uint32")
+
+
 def test_verbs_of_stores_say_that_it_is_none(tmp_path):
     path = tmp_path / "train.bin"
     nanogpt(path)

@@ -66,12 +66,16 @@ def test_the_share_that_is_rearranged_is_the_rate():
 
 @pytest.fixture
 def store(texts, make_store, tmp_path) -> Path:
-    """Words by their letters, and the three marks."""
+    return letters(texts, make_store, tmp_path, "<|endoftext|>")
+
+
+def letters(texts, make_store, tmp_path, *end: str) -> Path:
+    """A store of words by their letters, with the three marks and an end of text, or none."""
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     vocabulary = {letter: n for n, letter in enumerate(sorted(alphabet))}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.add_special_tokens(["<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"])
+    tokenizer.add_special_tokens([*end, "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     folder = make_store(texts, tokenizer=str(tmp_path / "tokenizer.json"), validation=0.2)
     assert commands.main(["prepare", "--out", str(folder), "--pack", "48"]) == 0
@@ -98,6 +102,25 @@ def test_a_sample_is_the_same_whenever_it_is_asked_for(store, packing):
     assert marks > 10
     held_out = build.tokens(run.data, run, "validation")
     assert not any((held_out.sample(i)["tokens"] > 256).any() for i in range(held_out.length()))
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+def test_tokens_stay_in_their_document_without_an_end_of_text(texts, make_store, tmp_path, packing):
+    """Letters of each document, as often as before, but for those that make room for the marks."""
+    store = letters(texts, make_store, tmp_path)
+    asked = (*SIZES, f"data.path={store}", f"data.packing={packing}", "data.documents=true")
+    plain, run = small_run(*asked), small_run(*asked, "data.fim_rate=1")
+    without, source = (build.tokens(one.data, one, "train") for one in (plain, run))
+    changed = 0
+    for i in range(60):
+        before, after = without.sample(i), source.sample(i)
+        for document in range(int(before["document"].max()) + 1):
+            here = np.flatnonzero(before["document"] == document)
+            old, new = before["tokens"][here], after["tokens"][here]
+            gone = np.bincount(old, minlength=260) - np.bincount(new, minlength=260)
+            assert gone[:256].min() >= 0, "letters of another document"
+            changed += bool(gone.any())
+    assert changed >= 60
 
 
 def test_a_tokenizer_without_the_marks_is_refused(store, texts, make_store):

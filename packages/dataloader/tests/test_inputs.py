@@ -61,3 +61,15 @@ def test_what_is_named_itself_or_has_no_training_beside_it_is_read(tmp_path):
     rows(tmp_path / "a/train.jsonl", "train")
     assert [file.name for file in listing([str(tmp_path / "a")])] == ["train.jsonl"]
     assert len(listing([str(tmp_path / "a/train.jsonl"), str(tmp_path / "a/test.jsonl")])) == 2
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.csv", "a.tsv.gz"])
+def test_a_table_that_is_read_as_plain_text_is_named(name, tmp_path):
+    told: list[str] = []
+    (tmp_path / "b.txt").write_text("text")
+    listing([str(tmp_path)], say=told.append)
+    assert told == []
+    (tmp_path / name).write_bytes(b"x")
+    listing([str(tmp_path)], say=told.append)
+    (line,) = told
+    assert line.startswith(f"{tmp_path}: {name}: read as plain text")

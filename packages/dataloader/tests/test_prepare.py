@@ -136,6 +136,62 @@ def test_half_of_a_surrogate_pair_is_no_text(tmp_path, make_store):
     assert texts_of(make_store(tmp_path / "a.jsonl", clean=(), validation=0)) == ["a?b"]
 
 
+def test_text_in_another_encoding_is_dropped_or_counted(tmp_path, make_store):
+    """As data=text has it: most of it no UTF-8, or some letters of a text that is."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    contents = {
+        "cp1251.txt": ("съешь ещё этих мягких булок " * 40).encode("cp1251"),
+        "utf16.txt": ("語" * 600).encode("utf-16-le"),
+        "noise.txt": np.random.default_rng(0).integers(1, 256, 20_000, dtype=np.uint8).tobytes(),
+        "latin1.txt": ("a naïve text, with an � of its own " * 10).encode("latin-1", errors="xmlcharrefreplace"),
+        "utf8.txt": ("a naïve text, with an � of its own" * 11).encode(),
+    }
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    store = make_store(folder, validation=0)
+    count = read(store).report["by_source"][str(folder)]
+    assert (count["kept"], count["dropped"]) == (2, {"not text": 3})
+    assert count["replaced"] == {"bytes that are not UTF-8": 10}
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("clean", [(), ("unicode", "length")])
+def test_a_row_whose_text_is_null_is_dropped_and_counted(tmp_path, make_store, form, clean):
+    path = tmp_path / f"a.{form}"
+    if form == "jsonl":
+        path.write_text('{"text": "one"}\n{"text": null}\n{"text": "two"}\n')
+    else:
+        pa = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pa.table({"text": ["one", None, "two"]}), path)
+    store = make_store(path, validation=0, clean=clean)
+    assert texts_of(store) == ["one", "two"]
+    assert read(store).report["by_source"][str(path)]["dropped"] == {"no text": 1}
+
+
+@pytest.mark.parametrize("near", [None, 0.8])
+def test_bytes_of_the_report_are_those_of_the_documents_kept(tmp_path, make_store, near):
+    if near:
+        pytest.importorskip("rensa")
+    folder = tmp_path / "in"
+    folder.mkdir()
+    words = " ".join(f"word{n}" for n in range(200))
+    for name, text in {"a": words, "b": words, "c": f"{words} more", "d": "something else, ö"}.items():
+        (folder / name).write_text(text)
+    store = make_store(folder, validation=0, near=near)
+    count = read(store).report["by_source"][str(folder)]
+    assert count["nbytes"] == sum(len(text.encode()) for text in texts_of(store)) == count["tokens"] - count["kept"]
+
+
+def test_a_store_whose_only_document_is_held_out_says_so(tmp_path, make_store):
+    path = tmp_path / "a.txt"
+    path.write_text("a text")
+    with pytest.raises(UserError, match="nothing is left to train on") as error:
+        make_store(path, validation=1 - 1e-9)
+    assert "All 1 documents that were kept are held out for validation (--validation 1)" in str(error.value)
+    assert "--validation 0" in str(error.value)
+
+
 BAD = {
     "no.jsonl": (b'{"text": 5}\n', "line 1"),
     "half.jsonl": (b'{"text": "a"}\n{"text"', "line 2"),

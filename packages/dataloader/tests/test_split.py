@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from gangline.config.check import check, problems
+from gangline.config.validation import validation_sets
 from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
@@ -101,3 +103,38 @@ def test_nor_where_what_is_held_out_has_got_a_folder_of_its_own(store, tmp_path)
     assert (store / VALIDATION).exists()
     with pytest.raises(UserError, match=f"other rows .* held out(.|\n)*{VALIDATION}"):
         source(store, "train", "data.validation_fraction=0.1").continues(was.fingerprint(), 5, was.state(5))
+
+
+def settled(store: Path, *words: str, data: str = "tokens"):
+    """A run of a store, and the words that it is given."""
+    stores = [f"data.path={store}"] if data == "tokens" else [f"data.sources.one={store}"]
+    sizes = ("model.vocab_size=256", "batch.sequence_length=16", "validate.every=5")
+    return small_run(*sizes, f"data={data}", *stores, *words)
+
+
+@pytest.mark.parametrize("data", ["tokens", "mix"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_whole_store_may_be_a_validation_set(store, tmp_path, data, apart):
+    """Also one of which prepare held a part out."""
+    path = tmp_path / "more"
+    prepared(letters(tmp_path / "b", "b"), "--out", path, "--validation", "0.3" if apart else "0")
+    named = f"path: {path}" if data == "tokens" else f"sources: {{one: {path}}}"
+    run = settled(store, f"validate.sets.more={{{named}, validation_fraction: 1}}", data=data)
+    check(run)
+    config = validation_sets(run)["more"]
+    whole = getattr(build, data)(config, run, "validation")
+    assert whole.length() == whole.stores[0].rows(16)
+    assert rows_of(whole) == set(range(whole.length()))
+    (problem,) = problems(settled(path, "data.validation_fraction=1", data=data))
+    assert "leaves no sequences to train on" in problem.what
+
+
+def test_a_fraction_that_has_no_effect_is_reported(store, tmp_path):
+    path = tmp_path / "more"
+    prepared(letters(tmp_path / "b", "b"), "--out", path, "--validation", "0.3")
+    for share, told in ((0, 1), (0.5, 1), (0.01, 0)):
+        run = settled(path, f"data.validation_fraction={share}")
+        notices = run.data.notices(run)
+        assert len(notices) == told
+        assert all(f"data.validation_fraction={share:g} has no effect on {path}" in notice for notice in notices)
+        assert settled(store, f"data.validation_fraction={share}").data.notices(run) == []

@@ -105,7 +105,7 @@ LIES = {
     "dtype": "<f4",
     "vocab_size": 1 << 20,
     "tokenizer": [],
-    "shards": {"tokens": [5], "documents": [6], "xxh3": [""], "ends_xxh3": [""]},
+    "shards": {"tokens": [5], "documents": [6], "xxh3": ["0" * 32], "ends_xxh3": ["0" * 32]},
 }
 
 

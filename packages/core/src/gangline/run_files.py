@@ -19,7 +19,7 @@ _FOLDERS = ("logs", "launch", "tensorboard", "track", ".meeting", ".memory")
 
 def open_own(path: Path, mode: str, buffering: int = -1) -> IO[Any]:
     """Open a file of a run directory for writing. Raises OSError where a symbolic link is in its place."""
-    return open(path, mode, buffering, opener=_no_follow)
+    return open(path, mode, buffering, None if "b" in mode else "utf-8", opener=_no_follow)
 
 
 def _no_follow(path: str, flags: int) -> int:

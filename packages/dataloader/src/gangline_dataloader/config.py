@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gangline import Part, Problem, UserError
-from gangline.config import DataConfig, NonNegativeFloat, PositiveFloat, PositiveInt, Share, ShareBelowOne
+from gangline.config import DataConfig, NonNegativeFloat, PositiveFloat, PositiveInt, Share
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gangline_dataloader.store.remote.cache import RemoteCache
 
 
+FRACTION = 0.01  # of a store that holds nothing out itself
 CACHE = ("cache", "cache_bytes", "deadline")
 
 
@@ -30,6 +31,9 @@ class SequenceConfig(DataConfig, ABC):
     fim_spm_rate: Share = 0.5  # of those in the order suffix, prefix, middle; the others prefix, suffix, middle
     fim_tokens: list[str] = field(  # of the store's tokenizer: before the prefix, the middle, the suffix
         default_factory=lambda: ["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"]
+    )
+    validation_fraction: Share = (
+        FRACTION  # where prepare held nothing out: of each shard, its end; 1: all, a validation set
     )
     cache: str = "~/.cache/gangline/data"  # where shards of a store behind a URL are kept
     cache_bytes: PositiveInt = 100_000_000_000  # of them, for all ranks of a machine
@@ -63,10 +67,23 @@ class SequenceConfig(DataConfig, ABC):
         return tokenizer_files(codec.path, run.model.pretrained()) if isinstance(codec, TokenizerCodec) else {}
 
     def notices(self, run: Run) -> list[str]:
-        from gangline_dataloader.sources.codec import cut_texts, old_masks, stores_of
+        from gangline_dataloader.sources.codec import cut_texts, glued_texts, old_masks, stores_of, unused_fraction
 
         stores = stores_of(self)
-        return [*old_masks(stores), *cut_texts(stores)]
+        unused = unused_fraction(stores, self.validation_fraction, FRACTION)
+        return [*old_masks(stores), *cut_texts(stores), *glued_texts(stores), *unused]
+
+    def check_fraction(self, run: Run) -> list[Problem]:
+        """Refuse to hold out all that the run trains on."""
+        if self.validation_fraction < 1 or self is not run.data:
+            return []
+        return [
+            Problem(
+                "data.validation_fraction=1 leaves no sequences to train on.",
+                "It is the part of the store that is held out; all of it may be, of a validation set.",
+                "Choose 0 <= data.validation_fraction < 1.",
+            )
+        ]
 
 
 @dataclass
@@ -76,10 +93,11 @@ class TokensConfig(SequenceConfig):
     file_options: ClassVar[tuple[str, ...]] = ("path", "cache")
 
     path: str | None = None  # a store's directory; or Megatron-LM's or nanoGPT's .bin, MDS, Arrow or Parquet (or DIR/*)
-    column: str | None = None  # with the tokens, of MDS, Arrow or Parquet (MDS bytes: NAME:DTYPE); null: the usual
+    column: str | None = (
+        None  # with the tokens, of MDS, Arrow or Parquet (MDS bytes: NAME:DTYPE; .bin: :DTYPE); null: the usual
+    )
     shuffle_span: PositiveInt | None = None  # tokens that the shuffle reaches over; null: the whole corpus
     order: Literal["shuffled", "text"] = "shuffled"  # text: as data=text visits the same tokens, to compare the two
-    validation_fraction: ShareBelowOne = 0.01  # where nothing was held out when it was prepared: of each shard, its end
 
     def paths(self) -> list[str]:
         return [self.path] if isinstance(self.path, str) else []
@@ -97,6 +115,8 @@ class TokensConfig(SequenceConfig):
                     "gangline data prepare INPUT --out DIR, then data.path=DIR",
                 )
             ]
+        if problems := self.check_fraction(run):
+            return problems
         if is_foreign(self.path):
             return self._check_foreign(run)
         if is_remote(self.path):
@@ -166,7 +186,7 @@ class TokensConfig(SequenceConfig):
         from gangline_dataloader.sources.build import tokens
 
         try:
-            source = tokens(self, run, "train")
+            source = tokens(self, run, "train" if self is run.data else "validation")
         except UserError as error:
             return [error.problem()]
         if self.documents and source.stores[0].documents is None:
@@ -192,7 +212,6 @@ class MixConfig(SequenceConfig):
     epochs: dict[str, PositiveInt] = field(default_factory=dict)  # after so many a source is used up: {code: 4}
     stages: list[dict[str, Any]] = field(default_factory=list)  # other weights: [{from: SAMPLE, weights: {...}}]
     shuffle_span: PositiveInt | None = None  # tokens of a source that its shuffle reaches over; null: all of it
-    validation_fraction: ShareBelowOne = 0.01  # where nothing was held out of a store: of each shard, its end
 
     def paths(self) -> list[str]:
         return [path for _, path in sorted(self.sources.items())]

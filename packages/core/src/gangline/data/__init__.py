@@ -39,11 +39,11 @@ if TYPE_CHECKING:
         ByteCodec as ByteCodec,
         TextCodec as TextCodec,
         TokenizerCodec as TokenizerCodec,
-        chunks as chunks,
         open_codec as open_codec,
     )
     from gangline.data.compressed import COMPRESSED as COMPRESSED, decompressed as decompressed
     from gangline.data.corpus import FilePart as FilePart, TextFile as TextFile, listing as listing, split as split
+    from gangline.data.formats import binary_bytes as binary_bytes
     from gangline.data.named_tokens import special_tokens as special_tokens
     from gangline.data.read_ahead import ReadAhead as ReadAhead
     from gangline.data.reader import BatchReader as BatchReader, ReadPlace as ReadPlace, StoredBatch as StoredBatch
@@ -58,9 +58,10 @@ __getattr__, __all__ = lazily(
         "gangline.data.chat": "ChatTemplate TemplateRefusal template_of",
         "gangline.data.chat_rows": "messages_of tools_of without_nulls",
         "gangline.data.chat_tokens": "ChatEncoder LEARNT_RULE MaskedTokens",
-        "gangline.data.codec": "ByteCodec TextCodec TokenizerCodec chunks open_codec",
+        "gangline.data.codec": "ByteCodec TextCodec TokenizerCodec open_codec",
         "gangline.data.compressed": "COMPRESSED decompressed",
         "gangline.data.corpus": "FilePart TextFile listing split",
+        "gangline.data.formats": "binary_bytes",
         "gangline.data.read_ahead": "ReadAhead",
         "gangline.data.reader": "BatchReader ReadPlace StoredBatch",
         "gangline.data.sample_reader": "KeptMemory use_device",

@@ -45,9 +45,24 @@ def render_chat(template: ChatTemplate, messages: Messages, first: int = 0) -> R
     no tokenizer takes.
     """
     found = (_marked if template.marks else _found)(template, messages, first)
+    _check_calls(template, messages, found.text)
     if _HALF.search(found.text):
         raise TemplateRefusal("it has half a character (of a surrogate pair)")
     return found
+
+
+def _check_calls(template: ChatTemplate, messages: Messages, text: str) -> None:
+    """Raises TemplateRefusal where the text leaves out calls of tools: training would teach an answer without them."""
+    for number, message in enumerate(messages):
+        if not message.get("tool_calls"):
+            continue
+        without = {name: value for name, value in message.items() if name != "tool_calls"}
+        try:
+            same = template.render([*messages[:number], without, *messages[number + 1 :]]) == text
+        except TemplateRefusal:  # it takes no message with neither words nor calls
+            continue
+        if same:
+            raise TemplateRefusal("the template leaves out calls of tools")
 
 
 def _found(template: ChatTemplate, messages: Messages, first: int) -> RenderedChat:

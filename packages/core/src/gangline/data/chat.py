@@ -46,8 +46,8 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         try:
             self._template = environment.from_string(source)
-        except TemplateError as error:
-            raise UserError(f"{name} is no chat template.", str(error)) from error
+        except Exception as error:  # what it computes is computed here, and too deep a nesting is a RecursionError
+            raise UserError(f"{name} is no chat template.", f"{type(error).__name__}: {error}") from error
         tag = environment.extensions[GenerationTag.identifier]
         self.marks = isinstance(tag, GenerationTag) and tag.seen
 

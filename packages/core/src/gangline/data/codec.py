@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gangline.data.named_tokens import special_tokens
+from gangline.data.pieces import TextPieces
 from gangline.errors import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# What tokenizers call the end of a text; a tokenizer.json does not say which of its tokens that is.
-END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
-CHUNK = 1 << 18  # characters that are tokenized at a time; longer texts are cut at a line's end
+# What tokenizers call the end of a text; a tokenizer.json does not say which of its tokens that is. The first names
+# mean nothing else, and come before the eos_token beside it, which may be the end of an answer (<|im_end|>).
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>")
+ENDS = ("</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
 
 
 class TextCodec(ABC):
@@ -71,17 +74,18 @@ class ByteCodec(TextCodec):
 class TokenizerCodec(TextCodec):
     """A tokenizer.json, without the special tokens it may add by itself, and without what it may cut or pad.
 
+    pieces  splits a long text
     Raises UserError for a file that cannot be read, a separator that is no token, and text that is not UTF-8.
     """
 
     def __init__(self, path: str, separator: str | None, errors: str) -> None:
         content = _read(path)
         self.tokenizer = _tokenizer(path, content)
-        self.path, self.errors = path, errors
+        self.path, self.errors, self.pieces = path, errors, TextPieces(self.tokenizer, content)
         self.vocab_size = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self.identity = blake2b(content, digest_size=8).hexdigest()
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.int32)
-        names = END_OF_TEXT if separator is None else (separator,)
+        names = _ends_of_text(path) if separator is None else (separator,)
         found = [id for name in names if (id := self.tokenizer.token_to_id(name)) is not None]
         if separator is not None and not found:
             raise UserError(f"data.separator={separator} is no token of {path}.")
@@ -97,7 +101,7 @@ class TokenizerCodec(TextCodec):
                 "data.encoding_errors=replace reads it all the same; without a tokenizer any bytes will do.",
             ) from error
         with self._named(name):
-            encoded = self.tokenizer.encode_batch_fast(chunks(text), add_special_tokens=False)
+            encoded = self.tokenizer.encode_batch_fast(self.pieces(text), add_special_tokens=False)
         return np.concatenate([np.empty(0, self.dtype), *(np.asarray(part.ids, self.dtype) for part in encoded)])
 
     def encode(self, text: str) -> list[int]:
@@ -158,11 +162,7 @@ def _tokenizer(path: str, content: bytes) -> Tokenizer:
     return opened
 
 
-def chunks(text: str) -> list[str]:
-    """A text in pieces of at least CHUNK characters, cut at the ends of lines."""
-    found, start = [], 0
-    while start < len(text):
-        stop = text.find("\n", start + CHUNK) + 1 or len(text)
-        found.append(text[start:stop])
-        start = stop
-    return found
+def _ends_of_text(path: str) -> tuple[str, ...]:
+    """Names that the end of a text may have, the likeliest first."""
+    named = special_tokens(Path(path).expanduser().parent).get("eos_token")
+    return (*END_OF_TEXT, *([] if named is None else [named]), *ENDS)

@@ -14,12 +14,45 @@ from typing import Any, BinaryIO, cast
 from gangline.errors import UserError
 
 
+class _ZstdFrames(io.RawIOBase):
+    """The content of Zstandard frames, one after another. Raises EOFError where the last one is incomplete.
+
+    zstandard's own reader returns what it has of an incomplete frame as if the file ended there.
+    """
+
+    def __init__(self, raw: BinaryIO) -> None:
+        import zstandard
+
+        self._raw, self._open = raw, zstandard.ZstdDecompressor().decompressobj
+        self._frame: Any = None
+        self._input = self._output = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._output:
+            self._input = self._input or self._raw.read(_PIECE)
+            if not self._input and self._frame is None:
+                return 0
+            if not self._input:
+                raise EOFError("Compressed file ended before the end of its last Zstandard frame")
+            self._frame = self._frame or self._open()
+            self._output = self._frame.decompress(self._input)
+            self._input = self._frame.unused_data
+            if self._frame.eof:
+                self._frame = None
+        size = min(len(buffer), len(self._output))
+        buffer[:size], self._output = self._output[:size], self._output[size:]
+        return size
+
+
 def _zstd(raw: BinaryIO) -> BinaryIO:
-    import zstandard
-
-    return cast(BinaryIO, io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)))
+    return cast(BinaryIO, io.BufferedReader(_ZstdFrames(raw), _BUFFER))
 
 
+_PIECE = 1 << 14  # compressed bytes at once: what they expand to is in memory
+_BUFFER = 1 << 18
 _READERS: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
     ".bz2": bz2.BZ2File,

@@ -33,7 +33,9 @@ class TextConfig(DataConfig):
     tokenizer: str | None = None  # a tokenizer.json; null: one token for each byte, vocabulary 256
     text_field: str = "text"  # of a .jsonl, each line of which is a document: the field with its text
     binary: bool = False  # read what does not look like text, too
-    separator: str | None = None  # the token between files; null: the tokenizer's own end of text, or byte 0
+    separator: str | None = (
+        None  # the token between files; null: the tokenizer's own end of text or eos_token, or byte 0
+    )
     documents: bool = False  # each file, or line of a .jsonl, stands alone: no attention across, positions start anew
     validation_fraction: Share = 0.02  # of the files (of one file: its end) is held out; 1, of a validation set: all
     encoding_errors: Literal["replace", "ignore", "strict"] = "replace"  # of text that is not UTF-8, with a tokenizer
@@ -48,6 +50,14 @@ class TextConfig(DataConfig):
         from gangline.interop.tokenizer_files import tokenizer_files
 
         return tokenizer_files(self.tokenizer, run.model.pretrained()) if self.tokenizer else {}
+
+    def notices(self, run: Run) -> list[str]:
+        if self.tokenizer is None or self.codec(run).separator is not None:
+            return []
+        return [
+            f"data.tokenizer={self.tokenizer} names no end of text: files follow one another with no token between "
+            "them. data.separator=TOKEN names one."
+        ]
 
     def check(self, run: Run) -> list[Problem]:
         """Everything that names, sizes and beginnings of files can tell."""

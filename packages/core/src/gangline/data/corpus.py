@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import sysconfig
+from collections.abc import Set
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -69,7 +70,7 @@ def listing(path: str | list[str] | None, mend: str = "data.path=null takes the 
 
 def _expand(path: str, mend: str) -> list[str]:
     if os.path.isdir(path):
-        found = _walk(path, skip={"__pycache__"})
+        found = files_below(path, skip={"__pycache__"})
         why = "The directory has no files (hidden ones do not count)."
     elif os.path.exists(path):
         return [path]
@@ -89,6 +90,44 @@ def _walk(root: str, skip: set[str], suffix: str = "") -> list[str]:
         folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
         found += [os.path.join(folder, name) for name in names if name.endswith(suffix) and not name.startswith(".")]
     return found
+
+
+def files_below(root: str, skip: Set[str]) -> list[str]:
+    """Every regular file below a folder, without hidden ones and without folders of the names `skip`.
+
+    Raises UserError for a link that leads out of the folder or to nothing, for what is no regular file, and for a
+    folder that cannot be read. A folder that is a link is not entered: its files are read where they are.
+    """
+    inside, found, folders = os.path.realpath(root), [], [root]
+    try:
+        while folders:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_symlink():
+                        _check_link(entry.path, inside, root)
+                    if entry.is_file():
+                        found.append(entry.path)
+                    elif not entry.is_dir():
+                        raise UserError(f"{entry.path} is no regular file.", f"It is below {root}.", "Move it away.")
+                    elif not entry.is_symlink() and entry.name not in skip:
+                        folders.append(entry.path)
+    except OSError as error:
+        raise UserError(f"{error.filename or root} cannot be read.", error.strerror or str(error)) from error
+    return found
+
+
+def _check_link(path: str, inside: str, root: str) -> None:
+    target = os.path.realpath(path)
+    if not os.path.exists(target):
+        raise UserError(f"{path} is a link to {target}, which is missing.", "", f"Fetch that file, or remove {path}")
+    if os.path.commonpath([inside, target]) != inside:
+        raise UserError(
+            f"{path} is a link out of {root}: to {target}.",
+            "A folder stands for the files in it, and a link could add any file of this machine.",
+            f"Name {target} as well, or copy it there; a pattern such as '{root.rstrip(os.sep)}/*' follows links.",
+        )
 
 
 def _files(paths: list[str], asked: str | list[str] | None, root: str | None = None) -> list[TextFile]:

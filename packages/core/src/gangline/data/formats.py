@@ -33,17 +33,23 @@ def check_head(path: str, field: str, binary: bool) -> None:
         refuse_binary(head, path)
 
 
-def refuse_binary(content: bytes, path: str) -> None:
-    """Raises UserError for bytes that are no text."""
+def binary_bytes(content: bytes) -> str:
+    """Count and kind of the bytes that no text has, in the beginning of a file; "" where it looks like text."""
     head = content[:HEAD]
     nuls, invalid = head.count(0), head[:-4].decode(errors="replace").count("�")  # its end may cut a character
-    if nuls <= NULS * len(head) and invalid <= INVALID * len(head):
+    if nuls > NULS * len(head):
+        return f"{nuls} NUL bytes"
+    return f"{invalid} bytes that are not UTF-8" if invalid > INVALID * len(head) else ""
+
+
+def refuse_binary(content: bytes, path: str) -> None:
+    """Raises UserError for bytes that are no text."""
+    if not (what := binary_bytes(content)):
         return
-    what = f"{nuls} NUL bytes" if nuls > NULS * len(head) else f"{invalid} bytes that are not UTF-8"
     endings = ", ".join(COMPRESSED)
     raise UserError(
         f"data.path: {path} does not look like text.",
-        f"Its first {len(head)} bytes have {what}.",
+        f"Its first {min(len(content), HEAD)} bytes have {what}.",
         f"Read are text and {LINES[0]}, as they are or compressed ({endings}).",
         "data.binary=true takes the bytes as they are.",
     )

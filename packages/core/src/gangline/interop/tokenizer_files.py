@@ -50,7 +50,7 @@ def tokenizer_files(tokenizer: str | None, weights: str | None, template: str | 
             generation.setdefault(name, token)
         if generation:
             found[GENERATION] = (json.dumps(generation, indent=2) + "\n").encode()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError("a file of the tokenizer cannot be read.", str(error)) from error
     except (KeyError, TypeError, AttributeError) as error:  # JSON of another shape
         raise UserError(

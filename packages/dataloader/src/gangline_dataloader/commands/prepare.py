@@ -42,7 +42,7 @@ def parser(known: Settings | None = None) -> argparse.ArgumentParser:
     words.add_argument("--append", action="store_true", help=more)
     what = "a tokenizer.json (default: bytes)"
     words.add_argument("--tokenizer", default=default.tokenizer, metavar="bytes|FILE", help=what)
-    what = "behind each document (default: the tokenizer's own)"
+    what = "behind each document (default: <|endoftext|>, else eos_token of tokenizer_config.json, else a usual name)"
     words.add_argument("--end-of-text", default=default.end_of_text, metavar="TOKEN", help=what)
     what = "before each document (default: none)"
     words.add_argument("--begin-of-text", default=default.begin_of_text, metavar="TOKEN", help=what)
@@ -225,5 +225,7 @@ def report(manifest: Manifest, out: str) -> str:
         lines.append(f"  {source}: {count['files']} files, {count['documents']} documents, {count['kept']} kept")
         lines += [f"    {number} dropped: {why}" for why, number in count["dropped"].items()]
         lines += [f"    {number} replaced: {what}" for what, number in count["replaced"].items()]
+    if manifest.tokenizer.end_of_text is None:
+        lines.append("  no end of text: no token between documents; --end-of-text TOKEN names one")
     size = "" if manifest.vocab_size == 256 else f" model.vocab_size={manifest.vocab_size}"
     return "\n".join([*lines, f"train data=tokens data.path={out}{size}"])

@@ -58,6 +58,7 @@ def corpus(store: StoreFiles) -> dict[str, Any]:
         "dtype": manifest.dtype,
         "vocab_size": manifest.vocab_size,
         "tokenizer": manifest.tokenizer.kind,
+        "end_of_text": manifest.tokenizer.end_of_text,
         "validation": held_out,
         "sources": manifest.report.get("by_source", {}),
         "lengths": lengths(store, manifest),
@@ -85,6 +86,7 @@ def shown_corpus(about: dict[str, Any]) -> str:
         f"{about['path']}: {about['documents']} documents, {about['tokens'] / 1e6:.4g} M tokens in "
         f"{about['shards']} shards of {about['dtype']}",
         f"  {about['tokenizer']}, a vocabulary of {about['vocab_size']}, identity {about['identity']}",
+        f"  end of text: {'none' if about['end_of_text'] is None else about['end_of_text']}",
     ]
     if other := about["validation"]:
         lines.append(f"  held out: {other['documents']} documents, {other['tokens'] / 1e6:.4g} M tokens")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
 
 import numpy as np
+import xxhash
 
 from gangline import UserError
-from gangline_dataloader.packing.pack_plan import pieces_of, planned, read as read_plan, rows_of
+from gangline_dataloader.packing.pack_plan import pieces_of, plan_of, planned, read as read_plan, rows_of
 from gangline_dataloader.store.files import StoreFiles, files_at
-from gangline_dataloader.store.manifest import Manifest, ends_of, file_of, loss_of, read
+from gangline_dataloader.store.manifest import Manifest, Tokenizer, ends_of, file_of, loss_of, read
 from gangline_dataloader.store.npy import checksum, mapped, nbytes_of
 
 
@@ -22,22 +24,42 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("store", metavar="DIR|URL")
     found = 0
     with files_at(words.parse_args(list(argv)).store) as whole:
-        for one in filter(None, (whole, whole.held_out())):
+        try:
+            stores = [one for one in (whole, whole.held_out()) if one is not None]
+        except UserError as error:
+            stores, found = [whole], 1
+            print(_line(error))
+        for one in stores:
             manifest = read(one.folder)
-            bad = [*damage(one, manifest), *(line for T in planned(one.folder) for line in damage_of_plan(one, T))]
+            bad = [*damage_of_tokenizer(one, manifest.tokenizer), *damage(one, manifest)]
+            bad += [line for T in planned(one.folder) for line in damage_of_plan(one, manifest, T)]
             found += len(bad)
             good = f"{one.name}: {len(manifest.shards)} shards, {manifest.tokens} tokens, all as written"
             print("\n".join(bad) or good)
     return 1 if found else 0
 
 
-def damage_of_plan(store: StoreFiles, sequence_length: int) -> Iterator[str]:
+def damage_of_tokenizer(store: StoreFiles, about: Tokenizer) -> Iterator[str]:
+    """A line for each file of the tokenizer that is not as it was written."""
+    files = [(about.file, about.identity)] if about.file is not None else []
+    for name, wanted in [*files, *zip(about.beside, about.beside_xxh3, strict=False)]:
+        content = store.small(name)
+        if content is None:
+            yield f"{store.name}/{name}: it is missing"
+        elif wanted not in (xxhash.xxh3_128_hexdigest(content), blake2b(content, digest_size=8).hexdigest()):
+            yield f"{store.name}/{name}: its bytes are not those that were written"
+
+
+def damage_of_plan(store: StoreFiles, manifest: Manifest, sequence_length: int) -> Iterator[str]:
     """A line for each file of a plan that is not as it was written."""
     try:
-        columns = read_plan(store.folder, sequence_length, store.name).shards
+        plan = read_plan(store.folder, sequence_length, store.name)
     except UserError as error:
         yield _line(error)
         return
+    columns = plan.shards
+    if plan.store != manifest.identity() and manifest.grew_from(plan.store) is None:
+        yield f"{store.name}/{plan_of(sequence_length)}: it is a plan of another store, {plan.store}"
     for number, (pieces, rows) in enumerate(zip(columns.pieces, columns.rows, strict=True)):
         yield from damage_of(store, pieces_of(number, sequence_length), "<u4", 2 * pieces, columns.xxh3[number])
         yield from damage_of(store, rows_of(number, sequence_length), "<u4", rows, columns.rows_xxh3[number])

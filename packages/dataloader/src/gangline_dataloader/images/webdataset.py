@@ -78,14 +78,20 @@ def listed(folder: str) -> ImageTexts:
 def _members(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     found: dict[str, dict[str, tuple[int, int]]] = {}
     try:
+        size = path.stat().st_size
         with tarfile.open(path, "r:") as tar:
             for member in tar:
                 folder, _, name = member.name.rpartition("/")
                 key, _, kind = name.partition(".")
                 if member.isfile():
+                    if member.offset_data + member.size > size:
+                        raise UserError(
+                            f"{path} is damaged: {member.name} has {member.size} bytes, it says.",
+                            f"The file has {size} bytes. It may be torn.",
+                        )
                     kind = "image" if kind.lower() in IMAGES else kind.lower()
                     found.setdefault(f"{folder}/{key}", {})[kind] = (member.offset_data, member.size)
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, tarfile.TarError, ValueError, OverflowError) as error:
         raise UserError(f"{path} cannot be read.", str(error)) from error
     for key, parts in found.items():
         for kind in ("image", "txt"):

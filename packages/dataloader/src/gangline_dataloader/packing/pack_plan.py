@@ -138,7 +138,7 @@ def read(folder: Path, sequence_length: int, name: str = "") -> PackPlan:
         raise said.wrong("sequence_length", f"expected {sequence_length}")
     inside = said.inside("shards")
     columns = PackedShards(
-        inside.each("pieces", int), inside.each("rows", int), inside.each("xxh3", str), inside.each("rows_xxh3", str)
+        inside.each("pieces", int), inside.each("rows", int), inside.checksums("xxh3"), inside.checksums("rows_xxh3")
     )
     if len({len(column) for column in asdict(columns).values()}) != 1:
         raise inside.wrong("pieces", "expected lists of one length")

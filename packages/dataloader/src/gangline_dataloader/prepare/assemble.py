@@ -103,7 +103,8 @@ def publish(plan: PreparePlan) -> None:
         _drop_from(folder, after)
         tokenizer, rule = copy_tokenizer(settings, folder), LEARNT_RULE if settings.chat else None
         dtype, size = dtype_for(codec.vocab_size), codec.vocab_size
-        Manifest(dtype, size, tokenizer, shards, sources, report, rule, whole_texts=True).write(folder)
+        held_out = not split and bool(plan.base.shards[VALIDATION] or chosen.shards[VALIDATION])
+        Manifest(dtype, size, tokenizer, shards, sources, report, rule, True, held_out).write(folder)
     shutil.rmtree(plan.work)
 
 

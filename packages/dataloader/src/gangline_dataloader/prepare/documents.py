@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, BinaryIO, cast
 
 from gangline import UserError
-from gangline.data import decompressed, messages_of, tools_of, without_nulls
+from gangline.data import binary_bytes, decompressed, messages_of, tools_of, without_nulls
 from gangline_dataloader.prepare.inputs import Input
 
 PROBE = 1 << 13  # bytes that are looked at to tell text from what is not
@@ -23,6 +23,8 @@ class TextDocument:
     name: str
     messages: list[dict[str, Any]] | None = None  # a conversation, which is no text yet
     tools: list[Any] | None = None  # that it may call
+    invalid: int = 0  # sequences of bytes that are not UTF-8, each of which is U+FFFD in the text
+    absent: bool = False  # a row whose field is null
 
 
 class NotText(Exception):
@@ -44,9 +46,10 @@ def documents(file: Input, field: str, chat: bool = False) -> Iterator[TextDocum
             yield from _lines(file, stream, field, chat)
         else:
             content = stream.read()
-            if b"\0" in content[:PROBE]:
+            if b"\0" in content[:PROBE] or binary_bytes(content):
                 raise NotText(file.path)
-            yield TextDocument(content.decode(errors="replace"), file.name)
+            text = content.decode(errors="replace")
+            yield TextDocument(text, file.name, invalid=text.count("\ufffd") - content.count("\ufffd".encode()))
 
 
 def _remote(path: str) -> BinaryIO:
@@ -91,17 +94,20 @@ def _rows(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iterator[Tex
 
 def _document(row: object, field: str, chat: bool, where: str, name: str) -> TextDocument:
     if not chat:
-        return TextDocument(_text(row, field, where), name)
+        text = _text(row, field, where)
+        return TextDocument(text or "", name, absent=text is None)
     if not isinstance(row, dict) or field not in row:
         raise _no_field(where, field, list(row) if isinstance(row, dict) else [])
     return TextDocument("", name, messages_of(row[field], where), tools_of(row, where))
 
 
-def _text(row: object, field: str, where: str) -> str:
+def _text(row: object, field: str, where: str) -> str | None:
     if not isinstance(row, dict):
         raise UserError(f"{where} is no object with fields.")
     if field not in row:
         raise _no_field(where, field, list(row))
+    if row[field] is None:
+        return None
     if not isinstance(row[field], str):
         raise UserError(f"{where} has no text in its field {field!r}: {row[field]!r:.60}.")
     return cast(str, row[field]).encode(errors="replace").decode()  # half of a surrogate pair is no text

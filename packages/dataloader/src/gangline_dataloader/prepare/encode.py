@@ -15,6 +15,8 @@ from gangline_dataloader.prepare.private import replaced
 from gangline_dataloader.prepare.rule import Dropped
 from gangline_dataloader.prepare.settings import TOKENIZERS, Settings
 
+NOT_UTF8 = "bytes that are not UTF-8"  # in the report, with how many U+FFFD stand in their place
+
 
 @dataclass(frozen=True)
 class EncodedDocument:
@@ -50,7 +52,11 @@ class DocumentEncoder:
 
     def __call__(self, document: TextDocument) -> EncodedDocument | Dropped:
         counts: dict[str, int] = {}
+        if document.absent:
+            return Dropped("no text")
         if document.messages is None:
+            if document.invalid:
+                counts[NOT_UTF8] = document.invalid
             text = self._cleaned(document.text, counts)
             if isinstance(text, Dropped):
                 return text

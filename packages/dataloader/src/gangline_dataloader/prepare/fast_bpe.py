@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from gangline import UserError
-from gangline.data import TextCodec, TokenizerCodec, chunks
+from gangline.data import TextCodec, TokenizerCodec
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -39,7 +39,7 @@ class FastBpe(TextCodec):
         text = content.decode(errors=self.slow.errors)
         if any(start in text for start in self._starts):  # perhaps a token that is not made by merging
             return self.slow.encode_file(content, name)
-        parts = [self.encoding.encode_to_numpy(part, disallowed_special=()) for part in chunks(text)]
+        parts = [self.encoding.encode_to_numpy(part, disallowed_special=()) for part in self.slow.pieces(text)]
         found = self.ids[np.concatenate([np.empty(0, np.uint32), *parts])]
         if xxhash.xxh3_64_intdigest(content) % SAMPLED == 0 and not np.array_equal(
             found, self.slow.encode_file(content, name)

@@ -13,6 +13,7 @@ from gangline.data import COMPRESSED, corpus
 from gangline_dataloader.store.foreign.splits import OTHERS, split_of
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
+TABLES = {".json", ".csv", ".tsv", ".arrow"}  # endings of files that have rows, and are read as plain text
 BUILT_IN = "Python's standard library"
 TEXTS = "texts about it"
 NEVER = {"__pycache__", ".git", "node_modules"}
@@ -54,6 +55,10 @@ def listing(words: Sequence[str], out: str | Path | None = None, say: Callable[[
             raise UserError(
                 f"{word} names no files.", "Hidden files, and what lies in __pycache__ or .git, do not count."
             )
+        tables = [file for file in files if file.kind == "text" and _suffix(file) in TABLES]
+        if tables:
+            example = f"{tables[0].name} and {len(tables) - 1} more" if tables[1:] else tables[0].name
+            say(f"{word}: {example}: read as plain text, one document a file; rows are read of .jsonl and .parquet.")
         found += by_split(word, sorted(files, key=lambda file: file.name), say)
     seen: dict[str, Input] = {}
     for file in found:
@@ -103,7 +108,7 @@ def _built_in() -> list[Input]:
 def _local(word: str) -> list[Input]:
     path = os.path.expanduser(word)
     if os.path.isdir(path):
-        root, files = path, _walk(path)
+        root, files = path, corpus.files_below(path, NEVER)
     elif os.path.exists(path):
         root, files = os.path.dirname(path), [path]
     elif glob.has_magic(path):
@@ -117,14 +122,6 @@ def _local(word: str) -> list[Input]:
         name = Path(os.path.relpath(file, root or ".")).as_posix()
         described.append(_described(os.path.abspath(file), name, word, about.st_size, about.st_mtime))
     return described
-
-
-def _walk(root: str) -> list[str]:
-    found = []
-    for folder, inside, files in os.walk(root):
-        inside[:] = [name for name in inside if name not in NEVER and not name.startswith(".")]
-        found += [os.path.join(folder, name) for name in files if not name.startswith(".")]
-    return [file for file in found if os.path.isfile(file)]
 
 
 def _remote(word: str) -> list[Input]:
@@ -143,6 +140,11 @@ def _remote(word: str) -> list[Input]:
             name = path.removeprefix(root).lstrip("/") or path.rpartition("/")[2]
             described.append(_described(store.unstrip_protocol(path), name, word, int(about.get("size") or 0), 0.0))
     return described
+
+
+def _suffix(file: Input) -> str:
+    """The ending of a file's name, without that of its compression."""
+    return os.path.splitext(file.name.lower().removesuffix(file.compression))[1]
 
 
 def _described(path: str, name: str, source: str, size: int, modified: float) -> Input:

@@ -32,7 +32,7 @@ def work(plan: PreparePlan, number: int) -> None:
     found, alike, start = [], [], 0
     for end in ends:
         digest = xxhash.xxh3_128_intdigest(tokens[start:end].data)
-        found.append((end, digest >> 64, digest & (1 << 64) - 1, split != "", 0))
+        found.append((end, digest >> 64, digest & (1 << 64) - 1, split != "", 0, 0))
         if near:
             alike.append(signature(codec.decode(tokens[start : end - ends_with].tolist())))
         start = end

@@ -97,6 +97,8 @@ def begun(
     """The plan of a call, written; where the same call was interrupted, that one's."""
     base = Base()
     if append:
+        if not _whole(store / VALIDATION):
+            manifests.check_without_validation(manifests.read(store), str(store), (store / VALIDATION).exists())
         shards = {split: len(manifests.read(store / split).shards) for split in SPLITS if _whole(store / split)}
         base = Base(_digest(store), {**base.shards, **shards})
     plan = PreparePlan(store, identity, settings, engine, files, base)

@@ -10,6 +10,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from gangline import UserError
 from gangline.data import LEARNT_RULE, ByteCodec, ChatTemplate, TextCodec, TokenizerCodec, template_of
 from gangline_dataloader.prepare import language, near
@@ -146,4 +148,5 @@ def copy_tokenizer(settings: Settings, folder: Path) -> Tokenizer:
         found[TEMPLATE] = template.source.encode()
     for name, content in found.items():
         replace_bytes(folder / name, content)
-    return Tokenizer(kind, codec.identity, file, codec.separator, sorted(found))
+    sums = [xxhash.xxh3_128_hexdigest(found[name]) for name in sorted(found)]
+    return Tokenizer(kind, codec.identity, file, codec.separator, sorted(found), sums)

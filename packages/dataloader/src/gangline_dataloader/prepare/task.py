@@ -27,9 +27,11 @@ from gangline_dataloader.prepare.settings import Settings, dtype_for
 from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.npy import NpyWriter, durable
 
-# A row for each document that passed: where its tokens end, the hash of them, whether it is held out, and which
-# of the task's sources it is of.
-ROW = np.dtype([("end", "<i8"), ("high", "<u8"), ("low", "<u8"), ("held_out", "?"), ("source", "<u4")])
+# A row for each document that passed: where its tokens end, the hash of them, whether it is held out, which of the
+# task's sources it is of, and the bytes of its text.
+ROW = np.dtype(
+    [("end", "<i8"), ("high", "<u8"), ("low", "<u8"), ("held_out", "?"), ("source", "<u4"), ("nbytes", "<u8")]
+)
 _LOW = (1 << 64) - 1
 
 
@@ -41,7 +43,7 @@ class Count:
     documents: int = 0
     kept: int = 0
     tokens: int = 0
-    nbytes: int = 0  # of text, after cleaning
+    nbytes: int = 0  # of text that is kept, after cleaning
     dropped: dict[str, int] = field(default_factory=dict)  # why -> how many documents
     replaced: dict[str, int] = field(default_factory=dict)  # what (`prepare.private`) -> how often, before doubles fall
 
@@ -132,7 +134,7 @@ def work(folder: Path, number: int, files: Sequence[Input], settings: Settings, 
                 if not file.split:
                     share = xxhash.xxh3_64_intdigest(made.content) if side is None else side
                     held = share < settings.validation * 2**64
-                found.append((writer.length, digest >> 64, digest & _LOW, held, source))
+                found.append((writer.length, digest >> 64, digest & _LOW, held, source, len(made.content)))
                 if settings.near is not None:
                     alike.append(signature(made.text))
                 count.kept += 1

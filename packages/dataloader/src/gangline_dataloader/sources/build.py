@@ -59,6 +59,8 @@ def tokens(config: TokensConfig, run: Run, split: Split, reader: MakeReader | No
 def parts_of(config: TokensConfig, run: Run) -> list[SplitRows]:
     """Those of all splits that a run of `data=tokens` reads. Raises UserError as `tokens`."""
     splits: tuple[Split, ...] = ("train", "validation") if run.validate.every else ("train",)
+    if config is not run.data:  # of a validation set
+        splits = ("validation",)
     return [part for split in splits for part in tokens(config, run, split).parts]
 
 

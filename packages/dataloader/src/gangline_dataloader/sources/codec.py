@@ -10,7 +10,7 @@ from gangline import UserError
 from gangline.data import LEARNT_RULE, ByteCodec, ChatTemplate, TextCodec, TokenizerCodec, template_of
 from gangline_dataloader.store.foreign import is_foreign
 from gangline_dataloader.store.local import LocalTokens
-from gangline_dataloader.store.manifest import TEMPLATE, cuts
+from gangline_dataloader.store.manifest import TEMPLATE, VALIDATION, cuts
 from gangline_dataloader.store.remote.tokens import RemoteTokens, is_remote
 from gangline_dataloader.store.stored import StoreTokens
 from gangline_dataloader.store.tokens import Tokens
@@ -27,8 +27,13 @@ def codec(store: Tokens) -> TextCodec | None:
     if about.file is None:
         return ByteCodec(chr(about.end_of_text or 0))
     found = TokenizerCodec(str(store.folder / about.file), None, "replace")
-    if about.end_of_text is not None:
-        found.separator = about.end_of_text
+    if found.identity != about.identity:
+        raise UserError(
+            f"{store.folder / about.file} is not the tokenizer that made the tokens of {store.name}.",
+            f"Its identity is {found.identity}, and the manifest says {about.identity}.",
+            f"gangline data verify {store.name}, and copy the file again",
+        )
+    found.separator = about.end_of_text
     return found
 
 
@@ -87,6 +92,26 @@ def cut_texts(stores: Sequence[StoreTokens]) -> list[str]:
         "stores once heeded. Prepare it anew, to another --out, to have them whole."
         for store, cut in told
         if cut
+    ]
+
+
+def glued_texts(stores: Sequence[StoreTokens]) -> list[str]:
+    """A line for each store without an end of text."""
+    return [
+        f"{store.name} has no end-of-text token: documents follow one another with no token between them. Prepare it "
+        "again with --end-of-text TOKEN to change that."
+        for store in stores
+        if store.end_of_text is None
+    ]
+
+
+def unused_fraction(stores: Sequence[StoreTokens], share: float, default: float) -> list[str]:
+    """A line for each store whose validation part was held out by prepare, where the option asks for another."""
+    return [
+        f"data.validation_fraction={share:g} has no effect on {store.name}: prepare held out a part of its documents, "
+        f"which is read from {store.name}/{VALIDATION}."
+        for store in stores
+        if store.manifest.held_out and share not in (default, 1)
     ]
 
 

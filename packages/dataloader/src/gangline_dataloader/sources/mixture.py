@@ -190,6 +190,8 @@ def problems(config: MixConfig, run: Run) -> list[Problem]:
     """What can be refused before a process starts; reads manifests, no tokens."""
     if not config.sources:
         return [Problem("data=mix needs data.sources.", "It mixes token stores, each under a name.", EXAMPLE)]
+    if refused := config.check_fraction(run):
+        return refused
     found, read = [], []
     training = config is run.data
     for split in [*(["train"] if training else []), *(["validation"] if run.validate.every else [])]:

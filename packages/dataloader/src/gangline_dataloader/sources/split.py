@@ -13,7 +13,7 @@ from gangline import UserError
 from gangline_dataloader.packing.pack_plan import PackedRows, plan_of
 from gangline_dataloader.store.foreign import is_foreign, opened
 from gangline_dataloader.store.local import LocalTokens
-from gangline_dataloader.store.manifest import FILE, VALIDATION
+from gangline_dataloader.store.manifest import FILE, VALIDATION, check_without_validation
 from gangline_dataloader.store.remote.cache import RemoteCache
 from gangline_dataloader.store.remote.fetch import Remote
 from gangline_dataloader.store.remote.tokens import RemoteTokens, is_remote
@@ -119,18 +119,21 @@ def split_rows(
     """
     root = Path(folder).expanduser()
     held_out = root / VALIDATION
-    apart = (held_out / FILE).exists()
+    whole_set = validation_fraction == 1  # all of it is a validation set, whatever was held out of it
+    apart = not whole_set and (held_out / FILE).exists()
     store: Tokens
     if is_remote(folder):
         assert cache is not None, "options of a source name a cache"
         plans = (plan_of(sequence_length),) if best_fit else ()
         there = f"{folder.rstrip('/')}/{VALIDATION}"
-        apart = Remote(there, cache.deadline).small(FILE, optional=True) is not None
+        apart = not whole_set and Remote(there, cache.deadline).small(FILE, optional=True) is not None
         store = RemoteTokens(there if apart and split == "validation" else folder, cache.files(), cache.deadline, plans)
     elif vocab_size is not None and is_foreign(root):
         store = opened(root, vocab_size, column)
     else:
         store = LocalTokens(held_out if apart and split == "validation" else root)
+    if not apart and not whole_set and isinstance(store, StoreTokens):
+        check_without_validation(store.manifest, folder, held_out.exists())
     plan = None
     if best_fit:
         if not isinstance(store, StoreTokens):

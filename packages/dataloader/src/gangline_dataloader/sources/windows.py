@@ -153,8 +153,8 @@ class WindowSource(DataSource, ABC):
         self.copy(place.source, starts, starts + T + 1, tokens.reshape(-1), at)
         self.check(tokens, place)
         if self.infill is not None:
-            self.infill.apply(tokens, numbers)
-        ends = self.ends(place.source, starts) if self.documents else np.empty(0, np.int32)
+            self.infill.apply(tokens, numbers, self.ends(place.source, starts, T + 1))
+        ends = self.ends(place.source, starts, T) if self.documents else np.empty(0, np.int32)
         if not self.masked:
             return StoredRows(tokens, ends)
         learnt = np.empty((len(numbers), T + 1), np.uint8)
@@ -240,11 +240,10 @@ class WindowSource(DataSource, ABC):
             copy = store.copy_learnt if learnt else store.copy
             copy(starts[here], stops[here], out, at[here])
 
-    def ends(self, source: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """`StoredRows.ends` of windows (N,) of T tokens."""
-        T = self.sequence_length
-        at = np.arange(len(source)) * T
-        found = [store.borders(starts[here], T, at[here]) for store, here in self._by_store(source)]
+    def ends(self, source: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
+        """`StoredRows.ends` of windows (N,) of `length` tokens."""
+        at = np.arange(len(source)) * length
+        found = [store.borders(starts[here], length, at[here]) for store, here in self._by_store(source)]
         return (found[0] if len(found) == 1 else np.sort(np.concatenate(found))).astype(np.int32)
 
     def _by_store(self, source: np.ndarray) -> list[tuple[Tokens, np.ndarray | slice]]:

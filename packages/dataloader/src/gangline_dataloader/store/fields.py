@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from gangline import UserError
+
+_XXH3 = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,13 @@ class JsonFields:
         if not isinstance(value, list) or any(type(one) is not kind for one in value):
             raise self.wrong(key, f"expected a list of {'numbers' if kind is int else 'words'}")
         return value
+
+    def checksums(self, key: str) -> list[str]:
+        """XXH3-128 of files, in hex: they become a part of file names, so nothing else may stand there."""
+        values: list[str] = self.each(key, str)
+        if not all(map(_XXH3.fullmatch, values)):
+            raise self.wrong(key, "expected checksums of 32 hex digits")
+        return values
 
 
 def _is_name(value: str) -> bool:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gangline import UserError
-from gangline_dataloader.store.manifest import FILE, VALIDATION
+from gangline_dataloader.store.manifest import FILE, VALIDATION, check_without_validation, read
 from gangline_dataloader.store.remote.fetch import Remote
 from gangline_dataloader.store.remote.tokens import is_remote
 
@@ -32,8 +32,12 @@ class StoreFiles(ABC):
         """A file of `nbytes` bytes, local as long as the context lasts. Raises UserError where it cannot be had."""
 
     @abstractmethod
+    def small(self, name: str) -> bytes | None:
+        """All of a small file; None where it is missing."""
+
+    @abstractmethod
     def held_out(self) -> StoreFiles | None:
-        """What was held out of it for validation, if anything."""
+        """Its validation part, if it has one. Raises UserError where that part is missing or incomplete."""
 
 
 class LocalFiles(StoreFiles):
@@ -46,9 +50,18 @@ class LocalFiles(StoreFiles):
     def file(self, name: str, nbytes: int) -> Iterator[Path]:
         yield self.folder / name
 
+    def small(self, name: str) -> bytes | None:
+        try:
+            return (self.folder / name).read_bytes()
+        except OSError:
+            return None
+
     def held_out(self) -> LocalFiles | None:
         inside = LocalFiles(self.folder / VALIDATION)
-        return inside if (inside.folder / FILE).exists() else None
+        if (inside.folder / FILE).exists():
+            return inside
+        check_without_validation(read(self.folder), self.name, inside.folder.exists())
+        return None
 
 
 class RemoteFiles(StoreFiles):
@@ -81,11 +94,15 @@ class RemoteFiles(StoreFiles):
         finally:
             path.unlink(missing_ok=True)
 
+    def small(self, name: str) -> bytes | None:
+        return self.remote.small(name)
+
     def held_out(self) -> RemoteFiles | None:
         url = f"{self.name}/{VALIDATION}"
-        if Remote(url, DEADLINE).small(FILE, optional=True) is None:
-            return None
-        return RemoteFiles(url, self.folder / VALIDATION)
+        if Remote(url, DEADLINE).small(FILE, optional=True) is not None:
+            return RemoteFiles(url, self.folder / VALIDATION)
+        check_without_validation(read(self.folder), self.name, False)
+        return None
 
 
 @contextmanager

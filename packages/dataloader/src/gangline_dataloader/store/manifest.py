@@ -2,9 +2,9 @@
 
     {"format": "gangline-tokens", "version": 1, "dtype": "<u2", "vocab_size": 32000,
      "tokenizer": {"kind": "tokenizer.json", "identity": "9f...", "file": "tokenizer.json", "end_of_text": 0,
-                   "beside": ["chat_template.jinja", "tokenizer_config.json"]},
+                   "beside": ["chat_template.jinja", "tokenizer_config.json"], "beside_xxh3": ["...", "..."]},
      "shards": {"tokens": [67108800, ...], "documents": [91022, ...], "xxh3": ["...", ...], "ends_xxh3": ["...", ...]},
-     "sources": {...}, "report": {...}, "learnt_rule": null, "whole_texts": true}
+     "sources": {...}, "report": {...}, "learnt_rule": null, "whole_texts": true, "held_out": true}
 
 Shard number 3 is shard-00003.npy, and shard-00003.ends.npy beside it. The lists are columns, because a store of 10^12
 tokens has 15,000 shards and is opened before every run.
@@ -90,6 +90,7 @@ class Tokenizer:
     file: str | None = None  # a copy of it, beside the manifest
     end_of_text: int | None = None  # the token behind each document
     beside: list[str] = field(default_factory=list)  # files with what else is known of it, beside the manifest
+    beside_xxh3: list[str] = field(default_factory=list)  # XXH3-128 of each; empty in older stores
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Manifest:
     report: dict[str, Any] = field(default_factory=dict)  # what was kept and dropped, by rule
     learnt_rule: int | None = None  # by which it is said what is learnt of conversations (`gangline.data.LEARNT_RULE`)
     whole_texts: bool = False  # a tokenizer.json that says truncation or padding was not heeded, as stores once did
+    held_out: bool | None = None  # whether a folder `validation` belongs to it; None: an older store does not say
 
     @property
     def tokens(self) -> int:
@@ -146,6 +148,19 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Make the store whole: the manifest appears at once, or not at all."""
         replace_json(folder / FILE, {"format": FORMAT, "version": VERSION, **asdict(self)})
+
+
+def check_without_validation(manifest: Manifest, name: str, folder: bool) -> None:
+    """Raises UserError where a store should have a validation part, and none is complete.
+
+    name: of the store, for messages; folder: whether a folder `validation` is there.
+    """
+    if manifest.held_out or (manifest.held_out is None and folder):
+        raise UserError(
+            f"{name}/{VALIDATION} is missing or incomplete: it has no {FILE}.",
+            "A part of the documents was held out when the store was prepared, and lies there.",
+            f"Copy the folder {VALIDATION} again, or prepare the store again.",
+        )
 
 
 def cuts(manifest: Manifest, folder: Path) -> str:
@@ -206,7 +221,10 @@ def parse(content: Any, path: str) -> Manifest:
         of.maybe("file", of.name),
         of.maybe("end_of_text", of.number),
         of.maybe("beside", of.names) or [],
+        of.maybe("beside_xxh3", of.checksums) or [],
     )
+    if len(tokenizer.beside_xxh3) not in (0, len(tokenizer.beside)):
+        raise of.wrong("beside_xxh3", "expected one for each file, or none")
     shards = _shards(said.inside("shards"))
     sources, report = content.get("sources"), content.get("report")
     return Manifest(
@@ -218,17 +236,18 @@ def parse(content: Any, path: str) -> Manifest:
         report if isinstance(report, dict) else {},
         said.maybe("learnt_rule", said.number),
         said.maybe("whole_texts", said.flag) or False,
+        said.maybe("held_out", said.flag),
     )
 
 
 def _shards(said: JsonFields) -> Shards:
     tokens, documents = said.each("tokens", int), said.each("documents", int)
-    sums, ends = said.each("xxh3", str), said.each("ends_xxh3", str)
+    sums, ends = said.checksums("xxh3"), said.checksums("ends_xxh3")
     if not len(tokens) == len(documents) == len(sums) == len(ends) > 0:
         raise said.wrong("tokens", "expected lists of one length, with something in them")
     if not all(0 < d <= t < 1 << 32 for t, d in zip(tokens, documents, strict=True)):
         raise said.wrong("documents", "each shard has a document, none is empty, and all have under 2^32 tokens")
-    loss = said.maybe("loss_xxh3", lambda key: said.each(key, str)) or []
+    loss = said.maybe("loss_xxh3", said.checksums) or []
     if loss and len(loss) != len(tokens):
         raise said.wrong("loss_xxh3", "expected one for each shard, or none")
     return Shards(tokens, documents, sums, ends, loss)

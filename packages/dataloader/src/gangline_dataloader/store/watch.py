@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import datetime
 from pathlib import Path
 
 from gangline import UserError
@@ -45,19 +46,38 @@ class WatchedFiles:
         if (now := time.monotonic()) < self._next:
             return
         try:
-            for path, (size, when, xxh3) in list(self._files.items()):
-                about = _stat(path)
-                if about is not None and (about.st_size, about.st_mtime_ns) == (size, when):
-                    continue
-                if about is None or about.st_size != size or xxh3 is None:
-                    raise _another(path, "It is gone." if about is None else f"{size} bytes then, {about.st_size} now.")
-                _compare(path, xxh3)
-                self._files[path] = (size, about.st_mtime_ns, xxh3)
+            for path in list(self._files):
+                self._look_at(path)
         except UserError as error:
             self._changed = error
             raise
         done = time.monotonic()
         self._next = done + min(EVERY, max(OFTEN, (done - now) / COST))
+
+    def look_at(self, path: Path) -> None:
+        """Look at one file now: for a file that is opened again for each read. Raises UserError as `look`."""
+        try:
+            self._look_at(path)
+        except UserError as error:
+            self._changed = error
+            raise
+
+    def _look_at(self, path: Path) -> None:
+        size, when, xxh3 = self._files[path]
+        about = _stat(path)
+        if about is not None and (about.st_size, about.st_mtime_ns) == (size, when):
+            return
+        if about is None:
+            raise _another(path, "It is gone.", xxh3)
+        if about.st_size != size:
+            raise _another(path, f"{size} bytes then, {about.st_size} now.", xxh3)
+        if xxh3 is None:
+            times = (
+                datetime.fromtimestamp(ns / 1e9).isoformat(" ", "milliseconds") for ns in (when, about.st_mtime_ns)
+            )
+            raise _another(path, "Of the same size, written at {} then and at {} now.".format(*times), xxh3)
+        _compare(path, xxh3)
+        self._files[path] = (size, about.st_mtime_ns, xxh3)
 
 
 def _stat(path: Path) -> os.stat_result | None:
@@ -69,8 +89,9 @@ def _stat(path: Path) -> os.stat_result | None:
 
 def _compare(path: Path, xxh3: str) -> None:
     if (found := checksum(path)) != xxh3:
-        raise _another(path, f"Its checksum is {found}, and the manifest says {xxh3}.")
+        raise _another(path, f"Its checksum is {found}, and the manifest says {xxh3}.", xxh3)
 
 
-def _another(path: Path, why: str) -> UserError:
-    return UserError(f"{path} has changed since the run began.", why, verify(path))
+def _another(path: Path, why: str, xxh3: str | None) -> UserError:
+    fix = "Restore the file as it was, or start a new run." if xxh3 is None else verify(path)
+    return UserError(f"{path} has changed since the run began.", why, fix)

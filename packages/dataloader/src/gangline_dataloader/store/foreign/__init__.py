@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gangline import UserError
 from gangline_dataloader.store.foreign.splits import ARROW, folders_below, is_pattern
 from gangline_dataloader.store.foreign.vector import ForeignTokens
 from gangline_dataloader.store.manifest import FILE
@@ -28,7 +29,7 @@ def has_columns(path: str | Path) -> bool:
 def opened(path: str | Path, vocab_size: int, column: str | None = None) -> ForeignTokens:
     """The tokens in a file or folder; one that is not below `vocab_size` is refused when it is read.
 
-    column  of MDS, Arrow and Parquet: its name, and for raw bytes NAME:DTYPE; None: the one that is usual
+    column  of MDS, Arrow and Parquet: its name, and for raw bytes NAME:DTYPE, of a raw .bin :DTYPE; None: the usual one
     Raises UserError where it, or the index beside it, is not what it says.
     """
     from gangline_dataloader.store.foreign import arrow, mds, megatron, plain
@@ -38,4 +39,8 @@ def opened(path: str | Path, vocab_size: int, column: str | None = None) -> Fore
         return mds.opened(file, vocab_size, column)
     if has_columns(file):
         return arrow.opened(file, vocab_size, column)
-    return (megatron if file.with_suffix(".idx").exists() else plain).opened(file, vocab_size)
+    if not file.with_suffix(".idx").exists():
+        return plain.opened(file, vocab_size, column)
+    if column is not None:
+        raise UserError(f"data.column={column}: {file} has no columns, and its .idx says the dtype.")
+    return megatron.opened(file, vocab_size)

@@ -20,6 +20,7 @@ from gangline import UserError
 from gangline_dataloader.store.foreign.columns import chosen
 from gangline_dataloader.store.foreign.splits import files_of, is_pattern
 from gangline_dataloader.store.foreign.vector import ForeignTokens, sample
+from gangline_dataloader.store.watch import WatchedFiles
 
 KEPT = 32  # row groups of Parquet that are decoded at once
 
@@ -28,6 +29,7 @@ KEPT = 32  # row groups of Parquet that are decoded at once
 class _Part:
     """A record batch, or a row group: how many tokens and rows, and how to come by the column."""
 
+    file: Path
     tokens: int
     rows: int
     column: Callable[[], Any]
@@ -36,8 +38,16 @@ class _Part:
 class ArrowTokens(ForeignTokens):
     """The rows of a column, one behind another."""
 
-    def __init__(self, path: Path, files: list[Path], parts: list[_Part], dtype: np.dtype, vocab_size: int) -> None:
-        self.name, self._parts = str(path), parts
+    def __init__(
+        self,
+        path: Path,
+        files: list[Path],
+        parts: list[_Part],
+        dtype: np.dtype,
+        vocab_size: int,
+        watched: WatchedFiles,
+    ) -> None:
+        self.name, self._parts, self.watched = str(path), parts, watched
         digest = blake2b(repr([(one.tokens, one.rows) for one in parts]).encode(), digest_size=16)
         for file in files:
             sample(file, digest, 16)
@@ -53,6 +63,7 @@ class ArrowTokens(ForeignTokens):
 
     def open(self, shard: int) -> np.ndarray:
         part = self._parts[shard]
+        self.watched.look_at(part.file)
         found = _values(self.name, part.column())
         if len(found) != part.tokens:
             raise UserError(f"{self.name}: part {shard} has {len(found)} tokens, and its header says {part.tokens}.")
@@ -74,9 +85,10 @@ def opened(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
         raise UserError(f"{path} needs pyarrow.", "", "pip install 'gangline-dataloader[parquet]'") from error
     files = _files(path)
     parts: list[_Part] = []
-    dtypes = set()
+    dtypes, watched = set(), WatchedFiles()
     for file in files:
         try:
+            watched.add(file, None)
             table = _parquet if file.suffix == ".parquet" else _stream
             found, kind = table(file, column)
         except pyarrow.ArrowException as error:
@@ -91,7 +103,7 @@ def opened(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
         raise UserError(
             f"{path} has tokens of {' and '.join(sorted(map(str, dtypes)))}.", "All have to be of one dtype."
         )
-    return ArrowTokens(path, files, parts, dtypes.pop(), vocab_size)
+    return ArrowTokens(path, files, parts, dtypes.pop(), vocab_size, watched)
 
 
 def _files(path: Path) -> list[Path]:
@@ -101,14 +113,14 @@ def _files(path: Path) -> list[Path]:
         try:
             state = json.loads((path / "state.json").read_bytes())
             names = [one["filename"] for one in state["_data_files"]]
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"{path / 'state.json'} is damaged.", str(error)) from error
         return [path / Path(name).name for name in names]
     return files_of(path)
 
 
 def _stream(file: Path, asked: str | None) -> tuple[list[_Part], Any]:
-    """An Arrow stream, or an Arrow file, mapped."""
+    """An Arrow stream, or an Arrow file, mapped. Raises ArrowInvalid where a length reaches beyond its buffer."""
     import pyarrow
     from pyarrow import ipc
 
@@ -121,10 +133,11 @@ def _stream(file: Path, asked: str | None) -> tuple[list[_Part], Any]:
         reader = ipc.open_stream(memory)
         batches = list(reader)
     column = chosen(str(file), reader.schema.names, asked)
-    found = [batch.column(column) for batch in batches]
-    return [_Part(len(_values(str(file), one)), len(one), partial(_same, one)) for one in found], reader.schema.field(
-        column
-    ).type
+    parts = []
+    for values in (batch.column(column) for batch in batches):
+        values.validate(full=True)  # pyarrow reads what stands behind the buffers of a file that lies about a length
+        parts.append(_Part(file, len(_values(str(file), values)), len(values), partial(_same, values)))
+    return parts, reader.schema.field(column).type
 
 
 def _same(values: Any) -> Any:
@@ -146,12 +159,14 @@ def _parquet(file: Path, asked: str | None) -> tuple[list[_Part], Any]:
     parts = []
     for group in range(table.metadata.num_row_groups):
         about = table.metadata.row_group(group)
-        leaf = next(n for n in range(about.num_columns) if about.column(n).path_in_schema.split(".")[0] == column)
-        values = about.column(leaf)
-        tokens = values.num_values
-        if values.statistics is None or values.statistics.null_count != 0:
-            tokens = len(_values(str(file), read(group)))  # empty and absent rows may count as values in Parquet
-        parts.append(_Part(tokens, about.num_rows, partial(read, group)))
+        leaves = [about.column(n) for n in range(about.num_columns)]
+        leaves = [one for one in leaves if f"{one.path_in_schema}.".startswith(f"{column}.")]
+        # Empty and absent rows may count as values, and a name with a dot may stand for a field of another column.
+        if len(leaves) == 1 and leaves[0].statistics is not None and leaves[0].statistics.null_count == 0:
+            tokens = leaves[0].num_values
+        else:
+            tokens = len(_values(str(file), read(group)))
+        parts.append(_Part(file, tokens, about.num_rows, partial(read, group)))
     return parts, kind
 
 

@@ -21,6 +21,7 @@ from gangline import UserError
 from gangline_dataloader.store.fields import JsonFields
 from gangline_dataloader.store.foreign.columns import chosen
 from gangline_dataloader.store.foreign.vector import ForeignTokens, sample, size_of
+from gangline_dataloader.store.watch import WatchedFiles
 
 INDEX = "index.json"
 DTYPES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 32: "uint32", 33: "int32", 64: "uint64", 65: "int64"}
@@ -40,8 +41,10 @@ class _ShardLayout:
 class MdsTokens(ForeignTokens):
     """The tokens of every sample, one behind another. A shard is put together when it is read."""
 
-    def __init__(self, folder: Path, layouts: list[_ShardLayout], dtype: np.dtype, vocab_size: int) -> None:
-        self.name, self._layouts, self._dtype = str(folder), layouts, dtype
+    def __init__(
+        self, folder: Path, layouts: list[_ShardLayout], dtype: np.dtype, vocab_size: int, watched: WatchedFiles
+    ) -> None:
+        self.name, self._layouts, self._dtype, self.watched = str(folder), layouts, dtype, watched
         digest = blake2b((folder / INDEX).read_bytes() + str(dtype).encode(), digest_size=16)
         for one in layouts:
             sample(one.file, digest, 8)
@@ -57,6 +60,7 @@ class MdsTokens(ForeignTokens):
 
     def open(self, shard: int) -> np.ndarray:
         layout, size = self._layouts[shard], self._dtype.itemsize
+        self.watched.look_at(layout.file)
         content = np.memmap(layout.file, np.uint8, "r")
         pairs = zip(layout.at.tolist(), (layout.count * size).tolist(), strict=True)
         return np.concatenate([content[at : at + nbytes] for at, nbytes in pairs]).view(self._dtype)
@@ -75,19 +79,19 @@ def opened(folder: Path, vocab_size: int, column: str | None) -> MdsTokens:
     entries = content.get("shards") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries:
         raise UserError(f"{path} is no index of MDS: it has no list of shards.")
-    dtypes, layouts = set(), []
+    dtypes, layouts, watched = set(), [], WatchedFiles()
     for number, entry in enumerate(entries):
-        dtype, layout = _shard(folder, JsonFields(entry, f"{path}, shard {number}"), column)
+        dtype, layout = _shard(folder, JsonFields(entry, f"{path}, shard {number}"), column, watched)
         dtypes.add(dtype)
         layouts.append(layout)
     if len(dtypes) > 1:
         raise UserError(
             f"{folder} has tokens of {' and '.join(sorted(map(str, dtypes)))}.", "All have to be of one dtype."
         )
-    return MdsTokens(folder, layouts, dtypes.pop(), vocab_size)
+    return MdsTokens(folder, layouts, dtypes.pop(), vocab_size, watched)
 
 
-def _shard(folder: Path, said: JsonFields, column: str | None) -> tuple[np.dtype, _ShardLayout]:
+def _shard(folder: Path, said: JsonFields, column: str | None, watched: WatchedFiles) -> tuple[np.dtype, _ShardLayout]:
     if said.text("format") != "mds":
         raise said.wrong("format", "expected 'mds'")
     if said.content.get("compression"):
@@ -101,6 +105,7 @@ def _shard(folder: Path, said: JsonFields, column: str | None) -> tuple[np.dtype
     about = said.inside("raw_data")
     file, count = folder / about.name("basename"), said.number("samples")
     size = size_of(file)
+    watched.add(file, None)
     if size != about.number("bytes"):
         raise UserError(f"{file} has {size} bytes, and {folder / INDEX} says {about.number('bytes')}.", "It is torn.")
     content = np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
@@ -115,8 +120,8 @@ def _shard(folder: Path, said: JsonFields, column: str | None) -> tuple[np.dtype
     if starts[0] < head or starts[-1] != size or (np.diff(starts) < 0).any():
         raise lies(f"The places of its samples do not ascend to its {size} bytes.")
     free = [n for n, fixed in enumerate(sizes) if fixed is None]
-    if any(not isinstance(fixed, int) or fixed < 0 for fixed in sizes if fixed is not None):
-        raise said.wrong("column_sizes", "expected whole numbers, or null")
+    if any(not isinstance(fixed, int) or not 0 <= fixed <= size for fixed in sizes if fixed is not None):
+        raise said.wrong("column_sizes", f"expected whole numbers up to the {size} bytes of the shard, or null")
     if (starts[:-1] + 4 * len(free) > starts[1:]).any():
         raise lies("A sample is too short for the sizes of its columns.")
     each = np.empty((count, len(names)), np.int64)

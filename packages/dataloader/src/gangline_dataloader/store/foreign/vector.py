@@ -21,9 +21,15 @@ class ForeignTokens(Sharded, ABC):
 
     Nobody wrote down a checksum or a vocabulary: the identity is a hash of sizes and of some pieces of each file, so
     that a change between them is not seen, and each token is held against the model's vocabulary when it is read.
+
+    watched  its files, as they were when it was opened
     """
 
     ranged = True
+    watched: WatchedFiles
+
+    def look_again(self) -> None:
+        self.watched.look()
 
     def copy(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
         super().copy(starts, stops, out, at)
@@ -63,7 +69,8 @@ class Vector(ForeignTokens):
         if not length:
             raise UserError(f"{file} holds no tokens.")
         self.file, self.name, self.offset, self._ends = file, str(file), offset, ends
-        self._watched = WatchedFiles()
+        self.watched = WatchedFiles()
+        self.watched.add(file, None)
         digest = blake2b(f"{dtype} {offset} {length}".encode(), digest_size=16)
         digest.update(b"" if ends is None else ends.tobytes())
         sample(file, digest, PIECES)
@@ -77,12 +84,8 @@ class Vector(ForeignTokens):
         )
 
     def open(self, shard: int) -> np.ndarray:
-        found = np.memmap(self.file, self.dtype, "r", self.offset, (self.total,))
-        self._watched.add(self.file, None)
-        return found
-
-    def look_again(self) -> None:
-        self._watched.look()
+        self.watched.look_at(self.file)
+        return np.memmap(self.file, self.dtype, "r", self.offset, (self.total,))
 
     def open_ends(self, shard: int) -> np.ndarray | None:
         return self._ends

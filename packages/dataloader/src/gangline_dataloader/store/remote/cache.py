@@ -1,13 +1,15 @@
 """A directory of fetched files that never holds more than so many bytes, for all processes of a machine.
 
-A file's name holds its checksum, so what is there is right. The one that was used longest ago goes first; who has it
-mapped keeps it until he lets go.
+A file's name holds its checksum. The file that was used longest ago is removed first; a process that has it mapped
+keeps its bytes until it closes the map.
 """
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,34 +18,55 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gangline import UserError
+from gangline_dataloader.store.durable import replace_bytes, sync_folder
 from gangline_dataloader.store.npy import checksum
 
 ABANDONED = 3600.0  # seconds without a byte after which a file that is being fetched belongs to nobody
 TRIES = 3  # times that a file is fetched whose bytes are not those that were written
+FOLDER = "gangline-shards"  # below the directory that the user names: every file in it is the cache's own
+MARKER = "CACHEDIR.TAG"  # https://bford.info/cachedir/: backups skip a directory that has one
+SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55\n# Shards of token stores, fetched by gangline.\n"
+_NAME = re.compile(r"[0-9a-f]{32}-shard-\d{5,}[\w.-]*\.npy")  # only files of such a name are ever removed
+_FETCHED = re.compile(rf"\.{_NAME.pattern}\.\d+")
+
+log = logging.getLogger(__name__)
+_checked: set[tuple[int, int, int, int]] = set()  # device, inode, size, modified: compared with their checksum already
 
 
 class FileCache:
-    """Files below `folder`, `limit` bytes of them."""
+    """Files in `FOLDER` below `place`, `limit` bytes of them; the folder is created where it is missing.
 
-    def __init__(self, folder: Path, limit: int) -> None:
-        self.folder, self.limit = folder, limit
-        folder.mkdir(parents=True, exist_ok=True)
+    Raises UserError where `FOLDER` holds files and no `MARKER` of gangline: it belongs to somebody else.
+    """
+
+    def __init__(self, place: Path, limit: int) -> None:
+        self.folder, self.limit = place / FOLDER, limit
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not _marked(self.folder):
+            if any(self.folder.glob("[!.]*")) and not _marked(self.folder):  # another process may have marked it now
+                raise UserError(
+                    f"data.cache={place}: {self.folder} is not a cache that gangline created.",
+                    f"It holds files and no {MARKER}. A cache removes old files, so it needs a folder of its own.",
+                    "Choose another data.cache, or move that folder away.",
+                )
+            replace_bytes(self.folder / MARKER, SIGNATURE, f".{os.getpid()}")
 
     def open(self, name: str, size: int, xxh3: str, fetch: Callable[[Path], None]) -> BinaryIO:
-        """A file with that checksum, open to be read, fetched where it is not there.
+        """A file with that checksum, open to be read, fetched where it is missing.
 
-        One process fetches it, the others wait. Whoever has it open keeps it when it makes room for another.
+        One process fetches it, the others wait. A process that has it open keeps it when the cache removes it.
         Raises UserError where it does not fit, or arrives damaged again and again.
         """
         path = self.folder / f"{xxh3}-{Path(name).name}"
-        if (file := _used(path)) is not None:
+        assert _NAME.fullmatch(path.name), f"{path.name} is not a name that the cache may remove"
+        if (file := _used(path, xxh3)) is not None:
             return file
         if size > self.limit:
             raise UserError(
                 f"data.cache_bytes={self.limit} is too small for {name}.", f"It has {size} bytes.", f"{size} or more"
             )
         with _locked(self.folder / f".{path.name}.lock"):
-            if (file := _used(path)) is not None:
+            if (file := _used(path, xxh3)) is not None:
                 return file
             waiting = path.with_name(f".{path.name}.{os.getpid()}")
             try:
@@ -55,9 +78,13 @@ class FileCache:
                             os.ftruncate(empty.fileno(), size)  # so that others see what it will take
                     fetch(waiting)
                     if checksum(waiting) == xxh3:
+                        _sync(waiting)
                         with _locked(self.folder / ".lock"):
                             waiting.replace(path)
-                            return path.open("rb")
+                            file = path.open("rb")
+                            sync_folder(self.folder)
+                            _checked.add(_version(file))
+                            return file
             finally:
                 waiting.unlink(missing_ok=True)
         raise UserError(
@@ -65,47 +92,74 @@ class FileCache:
         )
 
     def held(self) -> int:
-        """Bytes of whole files."""
-        return sum(size for _, size, _ in self._files())
+        """Bytes of complete files."""
+        return sum(about.st_size for about, _ in self._files(_NAME))
 
-    def _files(self) -> list[tuple[float, int, Path]]:
+    def _files(self, name: re.Pattern[str]) -> list[tuple[os.stat_result, Path]]:
+        """The cache's own files of such a name, the one that was used longest ago first."""
         found = []
-        for path in self.folder.glob("[!.]*"):
-            try:
-                about = path.stat()
-            except FileNotFoundError:  # another process made room
-                continue
-            found.append((about.st_mtime, about.st_size, path))
-        return sorted(found)
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                if not name.fullmatch(entry.name):
+                    continue
+                try:
+                    if entry.is_file(follow_symlinks=False):
+                        found.append((entry.stat(follow_symlinks=False), Path(entry.path)))
+                except FileNotFoundError:  # another process made room
+                    continue
+        return sorted(found, key=lambda one: (one[0].st_atime, one[1]))
 
     def _make_room(self, size: int) -> None:
-        """Room for one more file, and for those that others are fetching."""
-        files = self._files()
-        held = sum(one for _, one, _ in files)
-        for path in self.folder.glob(".*-*.npy.[0-9]*"):
-            try:
-                about = path.stat()
-            except FileNotFoundError:  # it has become whole
-                continue
+        """Room for one more file, and for the files that other processes are fetching."""
+        files = self._files(_NAME)
+        held = sum(about.st_size for about, _ in files)
+        for about, path in self._files(_FETCHED):
             if time.time() - about.st_mtime > ABANDONED:
                 path.unlink(missing_ok=True)
             else:
                 held += about.st_size
-        for _, one, path in files:
+        for about, path in files:
             if held + size <= self.limit:
                 return
             path.unlink(missing_ok=True)
-            held -= one
+            held -= about.st_size
 
 
-def _used(path: Path) -> BinaryIO | None:
-    """The file, open and now the one that was used last; None where there is none."""
+def _marked(folder: Path) -> bool:
+    try:
+        return (folder / MARKER).read_bytes() == SIGNATURE
+    except FileNotFoundError:
+        return False
+
+
+def _used(path: Path, xxh3: str) -> BinaryIO | None:
+    """The file, open and now the one that was used last; None where it is missing or damaged.
+
+    Each process compares it with its checksum once: a disk may have changed it since it was fetched.
+    """
     try:
         file = path.open("rb")
     except FileNotFoundError:
         return None
-    os.utime(file.fileno())
+    if (version := _version(file)) not in _checked:
+        if checksum(path) != xxh3:
+            log.warning("%s is damaged: it is removed and fetched again", path)
+            file.close()
+            path.unlink(missing_ok=True)
+            return None
+        _checked.add(version)
+    os.utime(file.fileno(), ns=(time.time_ns(), os.fstat(file.fileno()).st_mtime_ns))
     return file
+
+
+def _version(file: BinaryIO) -> tuple[int, int, int, int]:
+    about = os.fstat(file.fileno())
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 @contextmanager
@@ -117,12 +171,12 @@ def _locked(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RemoteCache:
-    """Where shards of distant stores lie, how many bytes of them, and how long anybody waits for one (seconds)."""
+    """Directory for the shards of stores behind URLs, its limit in bytes, and the seconds that a read waits for one."""
 
     folder: str
     nbytes: int
     deadline: float
 
     def files(self) -> FileCache:
-        """The directory, made where it is not there."""
+        """The directory, created where it is missing."""
         return FileCache(Path(self.folder).expanduser(), self.nbytes)

@@ -1,0 +1,115 @@
+"""Long texts in pieces whose tokens, one after another, are those of the whole text. Torch-free.
+
+A tokenizer needs many times the memory of a text, so a long one is encoded piece by piece. A text may be split where
+
+- the pre-tokenizer splits it, if it adds nothing to the beginning of a text (byte-level BPE)
+- a single space becomes the beginning of a word (Metaspace; or "▁" put before a text, as of Llama 2), if no token holds
+  that sign behind another letter
+
+A text of any other tokenizer stays complete.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PIECE = 1 << 18  # characters at least
+WINDOW = 512  # characters around a place that a pre-tokenizer looks at
+SHIFTS = 4  # a place is a border if the pre-tokenizer splits there, wherever of so many places it begins
+SIGN = "▁"
+FORMS = (None, "NFC", "NFD", "NFKC", "NFKD")  # normalizers that no ASCII character joins to the one before it
+LOCAL = {"Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"}  # what a pre-tokenizer may be a sequence of
+
+
+class TextPieces:
+    """Splits texts for one tokenizer. content: its tokenizer.json."""
+
+    def __init__(self, tokenizer: Tokenizer, content: bytes) -> None:
+        about = json.loads(content)
+        self._before = tokenizer.pre_tokenizer
+        self._form = (about.get("normalizer") or {}).get("type")
+        self._added = [token["content"] for token in about.get("added_tokens") or () if token["content"]]
+        self._starts = {token[:2] for token in self._added}  # few, so that a window is searched fast
+        self._longest = max(map(len, self._added), default=0)
+        self._words, self._spaces, self._dropped = _splits_at_words(about), _splits_at_spaces(about), 0
+        if _puts_sign_first(about):
+            self._spaces, self._dropped = True, 1  # the sign that is put before each piece stands for the space
+
+    def __call__(self, text: str) -> list[str]:
+        """The pieces of a text, of at least `PIECE` characters but the last."""
+        found, start = [], 0
+        while (place := self._border(text, start + PIECE)) is not None:
+            found.append(text[start:place])
+            start = place + self._dropped
+        return [*found, text[start:]] if text else []
+
+    def _border(self, text: str, first: int) -> int | None:
+        """The first place from `first` on where the text may be split, if there is one before its end."""
+        if not (self._words or self._spaces):
+            return None
+        for start in range(first, len(text) - 2 * WINDOW, WINDOW):
+            reach = WINDOW + self._longest  # an added token takes white space around it along
+            near = text[max(0, start - reach) : start + WINDOW + reach]
+            if any(one in near for one in self._starts) and any(token in near for token in self._added):
+                continue
+            places = self._of_words(text, start) if self._words else self._of_spaces(text, start)
+            if (place := next(places, None)) is not None:
+                return place
+        return None
+
+    def _of_words(self, text: str, start: int) -> Iterator[int]:
+        borders: set[int] | None = None
+        for begin in range(start - WINDOW, start - WINDOW + SHIFTS):
+            words = self._before.pre_tokenize_str(text[begin : start + 2 * WINDOW])
+            here = {begin + first for _, (first, _) in words if start <= begin + first < start + WINDOW}
+            borders = here if borders is None else borders & here
+        for place in sorted(borders or ()):
+            # White space at the end of a piece would be split otherwise: patterns look at what follows it.
+            if not text[place - 1].isspace() and (self._form is None or text[place].isascii()):
+                yield place
+
+    def _of_spaces(self, text: str, start: int) -> Iterator[int]:
+        place = text.find(" ", start, start + WINDOW)
+        while place >= 0:
+            if not any(one.isspace() or one == SIGN for one in (text[place - 1], text[place + 1])):
+                yield place
+            place = text.find(" ", place + 1, start + WINDOW)
+
+
+def _steps(part: dict[str, Any] | None, kinds: str) -> list[dict[str, Any]]:
+    """The parts of a sequence of normalizers or pre-tokenizers, or the one part."""
+    if part is None:
+        return []
+    return list(part[kinds]) if part["type"] == "Sequence" else [part]
+
+
+def _splits_at_words(about: dict[str, Any]) -> bool:
+    steps = _steps(about.get("pre_tokenizer"), "pretokenizers")
+    plain = (about.get("normalizer") or {}).get("type") in FORMS
+    local = (one["type"] in LOCAL or (one["type"] == "ByteLevel" and not one.get("add_prefix_space")) for one in steps)
+    return plain and bool(steps) and all(local)
+
+
+def _splits_at_spaces(about: dict[str, Any]) -> bool:
+    before = about.get("pre_tokenizer") or {}
+    if (about.get("normalizer") or {}).get("type") not in FORMS or before.get("type") != "Metaspace":
+        return False
+    return before.get("replacement") == SIGN and (before.get("split", True) or _begins_words(about))
+
+
+def _puts_sign_first(about: dict[str, Any]) -> bool:
+    steps = _steps(about.get("normalizer"), "normalizers")
+    wanted = [{"type": "Prepend", "prepend": SIGN}, {"type": "Replace", "pattern": {"String": " "}, "content": SIGN}]
+    return about.get("pre_tokenizer") is None and steps == wanted and _begins_words(about)
+
+
+def _begins_words(about: dict[str, Any]) -> bool:
+    """Whether no token holds the sign behind another letter."""
+    vocabulary = about["model"].get("vocab") or ()
+    words = vocabulary if isinstance(vocabulary, dict) else [word for word, _ in vocabulary]
+    return not any(SIGN in word.lstrip(SIGN) for word in words)

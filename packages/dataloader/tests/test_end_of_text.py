@@ -1,0 +1,68 @@
+"""The token after each document: which one a tokenizer means, and what is said where it has none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from gangline.data import open_codec
+from gangline.data.config import TextConfig
+from gangline.testing.runs import small_run
+from gangline_dataloader import commands
+from gangline_dataloader.store.manifest import read
+
+DEEP = "<｜end▁of▁sentence｜>"
+
+
+def tokenizer(folder: Path, *special: str, eos: object = None) -> str:
+    """Letters and special tokens, from number 256 on."""
+    model = models.BPE({letter: n for n, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
+    made = Tokenizer(model)
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.add_special_tokens(list(special))
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    if eos is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+    return str(folder / "tokenizer.json")
+
+
+ENDS = {
+    "its config": ((DEEP,), DEEP, 256),
+    "its config, as an object": ((DEEP,), {"content": DEEP}, 256),
+    "its config before usual names": (("</s>", "<|end|>"), "<|end|>", 257),
+    "not its config's end of an answer": (("<|im_end|>", "<|endoftext|>"), "<|im_end|>", 257),
+    "a usual name": (("<|end|>", "</s>"), None, 257),
+    "a usual name, as the config's is no token": (("<|end|>", "</s>"), "<eos>", 257),
+    "none": ((DEEP,), None, None),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_end_of_text_is_the_one_that_the_tokenizer_names(case, texts, make_store, tmp_path):
+    special, eos, end = ENDS[case]
+    path = tokenizer(tmp_path / "vocabulary", *special, eos=eos)
+    assert open_codec(path, None).separator == end
+    store = make_store(texts, tokenizer=path)
+    assert read(store).tokenizer.end_of_text == end
+
+
+def test_tokenizer_without_an_end_of_text_is_reported(texts, tmp_path, capsys):
+    path, out = tokenizer(tmp_path / "vocabulary", DEEP), tmp_path / "out"
+    words = ["prepare", str(texts), "--tokenizer", path, "--workers", "1", "--out"]
+    assert commands.main([*words, str(out)]) == 0
+    assert "no end of text: no token between documents; --end-of-text TOKEN" in capsys.readouterr().out
+    assert commands.main(["show", str(out)]) == 0
+    assert "end of text: none" in capsys.readouterr().out
+    run = small_run("data=tokens", f"data.path={out}")
+    (notice,) = run.data.notices(run)
+    assert f"{out} has no end-of-text token" in notice
+    (notice,) = TextConfig(tokenizer=path).notices(run)
+    assert "data.separator=TOKEN" in notice
+    assert commands.main([*words, str(tmp_path / "named"), "--end-of-text", DEEP]) == 0
+    assert "no end of text" not in capsys.readouterr().out
+    run = small_run("data=tokens", f"data.path={tmp_path / 'named'}")
+    assert run.data.notices(run) == TextConfig(tokenizer=path, separator=DEEP).notices(run) == []

@@ -1,0 +1,71 @@
+"""Links in a folder of texts: files are read once, and none from outside of the folder is read unasked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gangline.data import listing as of_train
+from gangline.errors import UserError
+from gangline_dataloader.prepare.inputs import listing as of_prepare
+
+LISTINGS = {"train": lambda path: of_train(str(path)), "prepare": lambda path: of_prepare([str(path)])}
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Two files, one of them in a folder, and a private file elsewhere."""
+    (tmp_path / "corpus" / "deep").mkdir(parents=True)
+    (tmp_path / "corpus" / "a.txt").write_text("a")
+    (tmp_path / "corpus" / "deep" / "b.txt").write_text("b")
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "key").write_text("secret")
+    return tmp_path / "corpus"
+
+
+LINKS = {
+    "a file": ("notes.txt", "../private/key", "is a link out of"),
+    "a file, by links": ("deep/notes.txt", "../../corpus/../private/key", "is a link out of"),
+    "a file of the system": ("env.txt", "/proc/self/environ", "is a link out of"),
+    "a folder": ("more", "../private", "is a link out of"),
+    "a folder around it": ("more", "..", "is a link out of"),
+    "nothing": ("gone.txt", "../gone", "which is missing"),
+    "itself": ("loop.txt", "loop.txt", "which is missing"),
+}
+
+
+@pytest.mark.parametrize("kind", LINKS)
+@pytest.mark.parametrize("command", LISTINGS)
+def test_a_link_out_of_a_folder_is_refused_by_name(command, kind, folder):
+    name, target, why = LINKS[kind]
+    (folder / name).symlink_to(target)
+    with pytest.raises(UserError, match=why) as error:
+        LISTINGS[command](folder)
+    assert str(folder / name) in str(error.value)
+
+
+@pytest.mark.parametrize("command", LISTINGS)
+def test_links_inside_a_folder_are_followed_or_read_where_they_lead(command, folder):
+    (folder / "same.txt").symlink_to("deep/b.txt")
+    (folder / "twice").symlink_to("deep")
+    (folder / "deep" / "loop").symlink_to("..")
+    (folder.parent / "named").symlink_to("corpus")
+    for named in (folder, folder.parent / "named", f"{folder}{os.sep}"):
+        assert [file.name for file in LISTINGS[command](named)] == ["a.txt", "deep/b.txt", "same.txt"]
+
+
+@pytest.mark.parametrize("command", LISTINGS)
+def test_a_link_that_is_named_itself_is_read(command, folder):
+    """By its name or a pattern: as the caches of data sets have them."""
+    (folder / "notes.txt").symlink_to("../private/key")
+    assert [file.size for file in LISTINGS[command](folder / "notes.txt")] == [6]
+    assert sorted(file.size for file in LISTINGS[command](folder / "*.txt")) == [1, 6]
+
+
+@pytest.mark.parametrize("command", LISTINGS)
+def test_a_file_that_is_no_regular_one_is_refused(command, folder):
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(UserError, match="pipe is no regular file"):
+        LISTINGS[command](folder)

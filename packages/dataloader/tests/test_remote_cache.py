@@ -1,0 +1,111 @@
+"""The cache of fetched shards: it removes no file of anybody else, and no damaged file of it is read."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+
+from gangline.errors import UserError
+from gangline.testing.runs import small_run
+from gangline_dataloader.sources import build
+from gangline_dataloader.store.manifest import FILE
+from gangline_dataloader.store.remote import cache as caches
+from gangline_dataloader.store.remote.cache import FOLDER, MARKER, FileCache
+
+CONTENT = {number: bytes([number]) * 500 for number in range(3)}
+
+
+def opened(cache: FileCache, number: int, *answers: bytes) -> bytes:
+    """File `number`, of which a fetch brings one of `answers` after the other, else what it should be."""
+    content, arriving = CONTENT[number], iter(answers)
+    fetch = lambda path: path.write_bytes(next(arriving, content))  # noqa: E731
+    with cache.open(f"shard-{number:05d}.npy", 500, xxhash.xxh3_128(content).hexdigest(), fetch) as file:
+        return file.read()
+
+
+def source(store: Path, place: Path, *words: str):
+    sizes = ("model.vocab_size=256", "batch.sequence_length=48", "data=tokens")
+    run = small_run(*sizes, f"data.path={store.as_uri()}", f"data.cache={place}", *words)
+    return build.tokens(run.data, run, "train")
+
+
+def test_files_of_others_stay_when_the_cache_is_full(texts, make_store, tmp_path):
+    """Beside its folder, and in it under names that the cache does not make."""
+    store = make_store(texts, clean=(), shard_tokens=3000, validation=0)
+    place = tmp_path / "precious"
+    (place / "folder").mkdir(parents=True)
+    (place / "thesis.txt").write_text("my thesis")
+    (place / "photos.tar").write_bytes(bytes(100_000))
+    (place / f"{'0' * 32}-shard-00000.npy").write_bytes(bytes(100))
+    FileCache(place, 1)
+    (place / FOLDER / "notes.txt").write_text("mine, too")
+    (place / FOLDER / f"{'0' * 32}-shard-00000.npy").symlink_to(place / "thesis.txt")
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    read = source(store, place, "data.cache_bytes=9000", "data.shuffle_span=2000")
+    for number in range(read.length()):
+        read.sample(number)
+    assert FileCache(place, 9000).held() <= 9000
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_cache_refuses_a_folder_of_its_name_that_is_not_its_own(tmp_path):
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "thesis.txt").write_text("my thesis")
+    with pytest.raises(UserError, match="is not a cache that gangline created"):
+        FileCache(tmp_path, 1000)
+    (tmp_path / FOLDER / "thesis.txt").unlink()
+    FileCache(tmp_path, 1000)
+    assert (tmp_path / FOLDER / MARKER).exists()
+
+
+def test_what_arrives_damaged_takes_its_place_in_the_cache_once(tmp_path):
+    cache = FileCache(tmp_path, 1000)
+    opened(cache, 0)
+    assert opened(cache, 1, b"?" * 500) == CONTENT[1]
+    assert cache.held() == 1000
+
+
+def test_the_file_used_longest_ago_makes_room(tmp_path):
+    cache = FileCache(tmp_path, 1000)
+    for number in (0, 1, 0, 2):
+        opened(cache, number)
+    names = sorted(path.name.partition("-")[2] for path in cache.folder.glob("*.npy"))
+    assert names == ["shard-00000.npy", "shard-00002.npy"]
+
+
+def test_cached_file_that_a_disk_changed_is_fetched_again(tmp_path, monkeypatch):
+    """Under the same name, size and time: a process compares each file with its checksum once."""
+    cache = FileCache(tmp_path, 1000)
+    opened(cache, 0)
+    (path,) = cache.folder.glob("*.npy")
+    about = path.stat()
+    path.write_bytes(b"?" * 500)
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    monkeypatch.setattr(caches, "_checked", set())  # another process
+    assert opened(cache, 0) == CONTENT[0]
+    assert path.read_bytes() == CONTENT[0]
+
+
+def test_cached_file_that_somebody_wrote_into_is_fetched_again(tmp_path):
+    cache = FileCache(tmp_path, 1000)
+    opened(cache, 0)
+    (path,) = cache.folder.glob("*.npy")
+    path.write_bytes(b"?" * 500)
+    os.utime(path, (1, 1))
+    assert opened(cache, 0) == CONTENT[0]
+
+
+@pytest.mark.parametrize("xxh3", ["../victim/z", "victim/z", "a/b/c", "", "0" * 31, "G" * 32])
+@pytest.mark.parametrize("column", ["xxh3", "ends_xxh3"])
+def test_manifest_whose_checksum_is_a_path_is_refused(texts, make_store, tmp_path, xxh3, column):
+    store = make_store(texts, validation=0)
+    about = json.loads((store / FILE).read_text())
+    about["shards"][column][0] = xxh3
+    (store / FILE).write_text(json.dumps(about))
+    with pytest.raises(UserError, match=rf"{column} is .*\n.*checksums of 32 hex digits"):
+        source(store, tmp_path / "cache").fill(np.arange(1))

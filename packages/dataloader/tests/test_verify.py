@@ -1,0 +1,121 @@
+"""Every part of a store is verified: shards, tokenizer, plans and what is held out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from gangline.config.check import problems
+from gangline.errors import UserError
+from gangline.testing.runs import small_run
+from gangline_dataloader import commands
+from gangline_dataloader.sources import build
+from gangline_dataloader.store.manifest import FILE, VALIDATION
+
+
+@pytest.fixture
+def store(texts, make_store, tmp_path) -> Path:
+    """With a tokenizer of 257 tokens, a chat template, a plan and a validation part."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(["</s>"])
+    place = tmp_path / "vocabulary"
+    place.mkdir()
+    tokenizer.save(str(place / "tokenizer.json"))
+    (place / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    (place / "chat_template.jinja").write_text("{{ messages }}")
+    folder = make_store(texts, tokenizer=str(place / "tokenizer.json"), validation=0.2)
+    assert commands.main(["prepare", "--out", str(folder), "--pack", "32"]) == 0
+    return folder
+
+
+def opened(store: Path):
+    run = small_run("model.vocab_size=257", "batch.sequence_length=32", "data=tokens", f"data.path={store}")
+    return build.tokens(run.data, run, "train")
+
+
+def swapped(path: Path) -> None:
+    """Two tokens change their numbers."""
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["e"], vocabulary["t"] = vocabulary["t"], vocabulary["e"]
+    path.write_text(json.dumps(content))
+
+
+def of_another(path: Path) -> None:
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "store": content["store"][::-1]}))
+
+
+def longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b" ")
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "another tokenizer": ("tokenizer.json", swapped, "its bytes are not those"),
+    "no tokenizer": ("tokenizer.json", Path.unlink, "it is missing"),
+    "another config": ("tokenizer_config.json", longer, "its bytes are not those"),
+    "another template": (f"{VALIDATION}/chat_template.jinja", longer, "its bytes are not those"),
+    "no template": ("chat_template.jinja", Path.unlink, "it is missing"),
+    "another plan": ("pack-32.json", of_another, "a plan of another store"),
+    "no validation manifest": (f"{VALIDATION}/{FILE}", Path.unlink, "missing or incomplete"),
+    "no validation": (VALIDATION, shutil.rmtree, "missing or incomplete"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("distant", [False, True])
+def test_verify_names_what_is_not_as_it_was_written(kind, distant, store, capsys):
+    name, change, why = DAMAGE[kind]
+    where = store.as_uri() if distant else str(store)
+    assert commands.main(["verify", where]) == 0
+    change(store / name)
+    capsys.readouterr()
+    assert commands.main(["verify", where]) == 1
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if "all as written" not in one]
+    assert line.startswith(f"{where}/{name.removesuffix(f'/{FILE}')}")
+    assert why in line
+
+
+def test_a_run_refuses_a_store_with_another_tokenizer(store):
+    assert opened(store).length() > 0
+    swapped(store / "tokenizer.json")
+    with pytest.raises(UserError, match="is not the tokenizer that made the tokens"):
+        opened(store)
+
+
+@pytest.mark.parametrize("what", [VALIDATION, f"{VALIDATION}/{FILE}"])
+@pytest.mark.parametrize("distant", [False, True])
+def test_a_store_without_its_validation_part_is_refused(what, distant, store, texts, tmp_path):
+    """By train, by show and by an --append, which would else begin another one."""
+    (shutil.rmtree if what == VALIDATION else Path.unlink)(store / what)
+    where = store.as_uri() if distant else str(store)
+    sizes = ("model.vocab_size=257", "batch.sequence_length=32", f"data.cache={tmp_path / 'cache'}")
+    (problem,) = problems(small_run(*sizes, "data=tokens", f"data.path={where}"))
+    assert "validation is missing or incomplete" in problem.what
+    with pytest.raises(UserError, match="missing or incomplete"):
+        commands.main(["show", where])
+    if not distant:
+        with pytest.raises(UserError, match="missing or incomplete"):
+            commands.main(["prepare", str(texts / "deep"), "--out", where, "--append"])
+
+
+def test_an_older_store_that_does_not_say_what_is_held_out_is_read(texts, make_store):
+    """Its folder for validation decides; one without a manifest is refused."""
+    for validation in (0, 0.2):
+        store = make_store(texts, validation=validation)
+        for folder in (store, store / VALIDATION)[: 1 + bool(validation)]:
+            about = json.loads((folder / FILE).read_text())
+            del about["held_out"], about["tokenizer"]["beside_xxh3"]
+            (folder / FILE).write_text(json.dumps(about))
+        assert commands.main(["verify", str(store)]) == 0
+        assert opened(store).length() > 0
+    (store / VALIDATION / FILE).unlink()
+    with pytest.raises(UserError, match="missing or incomplete"):
+        opened(store)
