@@ -232,14 +232,27 @@ class WatchedHealth(HealthConfig):
         return recorded(comms)
 
     def notices(self, run: Run) -> list[str]:
-        """Playbooks that go back, in a run that keeps no checkpoint to go back to."""
+        """Return what playbooks that go back lack: a checkpoint, or one that is old enough."""
         returns = [kind for kind, playbook in self.playbooks.items() if "roll_back" in playbook.actions]
         if run.checkpoint.every is None and returns:
             return [
                 f"health=on: the playbooks for {', '.join(returns)} go back to a checkpoint, and this run saves none "
                 "before its end; without one they stop the run. Set checkpoint.every"
             ]
-        return []
+        every, kept = run.checkpoint.every, getattr(run.checkpoint, "keep_last", None)
+        if not isinstance(every, int) or kept is None or getattr(run.checkpoint, "keep_every", None) is not None:
+            return []
+        wanted = {f"health.on.playbooks.{k.replace('-', '_')}.back": self.playbooks.of(k).back for k in returns}
+        if self.corruption.on and "corruption" in returns and run.launch.world(run) > 1:
+            wanted["health.on.corruption.every"] = self.corruption.every
+        short = {place: steps for place, steps in wanted.items() if steps > every * kept}
+        if not short:
+            return []
+        return [
+            f"health=on: checkpoint.every={every} checkpoint.keep_last={kept} keep the checkpoints of {every * kept} "
+            f"steps, and {', '.join(f'{place}={steps}' for place, steps in short.items())} may want an older one. "
+            f"Set checkpoint.keep_last={-(-max(short.values()) // every)}"
+        ]
 
 
 PARTS = (
