@@ -20,6 +20,7 @@ from gangline.errors import Problem, UserError
 from gangline.events import Events, read_events
 from gangline.generation import FILE, Fenced, advance, hold, progress
 from gangline.launch import failures, worker
+from gangline.launch.before import reason_of
 from gangline.launch.config import LocalLaunch
 from gangline.launch.elastic import Agent, AgentNode, RankFiles
 from gangline.launch.failures import RankFailure
@@ -147,6 +148,8 @@ def test_where_no_layout_fits_the_job_ends_and_says_why(tmp_path):
         (None, ["a"], "node"),
         (None, ["a", "b", "c"], "joined"),
         (RankFailure(0, "ended", 75), ["a", "b", "c"], "joined"),
+        (RankFailure(0, "ended", 75), ["a"], "node"),
+        (RankFailure(0, "ended", 75), ["a", "b"], "rank"),
         (None, ["a", "b"], "rank"),
     ],
 )
@@ -324,6 +327,19 @@ def test_the_state_of_a_meeting_is_whole_whenever_its_writer_is_killed(tmp_path,
         assert state is not None
         assert state[0] in (b"one", b"two")
         token = state[1]
+
+
+@pytest.mark.parametrize(("nodes", "code"), [(["a", "b"], 75), (["a"], None)])
+def test_sigterm_to_a_rank_counts_as_a_restart(tmp_path, nodes, code):
+    """A node that was asked to go counts as none: the others continue with what it saved."""
+    (tmp_path / "logs").mkdir()
+    decides, said = starts(tmp_path, max_restarts=0)
+    decides.begin(["a", "b"], 8, first=True)
+    failures.claim(tmp_path / "logs", 1, RankFailure(0, "ended", 75))
+    decides.ended()
+    stop = decides.begin(nodes, 8, first=False).stop
+    assert (stop and (stop.exit_code, reason_of(stop))) == (code and (code, "preempted"))
+    assert bool(said) == (stop is None)
 
 
 def test_a_spare_makes_room_as_soon_as_its_agent_asks(tmp_path, monkeypatch):
