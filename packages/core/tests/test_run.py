@@ -151,6 +151,19 @@ def test_a_signal_saves_a_checkpoint_and_leaves_no_process(runs, name, code, rea
     assert document["step"] == done["step"]
 
 
+def test_nohup_keeps_the_run_alive_on_sighup(runs):
+    process = runs.start("run.dir=out", "run.steps=100000", "launch.processes=1", prefix=["nohup"])
+    runs.wait_for_step(process, "out", 3)
+    (reader,) = pulse.readers(runs.directory / "out")
+    for pid in living(process.pid):  # the terminal is closed
+        os.kill(pid, signal.SIGHUP)
+    runs.wait_for_step(process, "out", runs.records("out")[-1]["step"] + 20)
+    assert reader.current(), "the rank was started again"
+    process.terminate()
+    printed, _ = process.communicate(timeout=240)
+    assert process.returncode == 75, printed
+
+
 def test_sigterm_to_a_rank_restarts_the_run_once(runs):
     """A rank that a memory daemon ends counts as a restart; without one left the run is saved and ends."""
     words = ("run.steps=100000", "parallel=ddp", "launch.processes=2", "launch.max_restarts=1")

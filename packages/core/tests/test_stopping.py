@@ -24,7 +24,9 @@ from gangline.launch.signals import (
     asked_by,
     exit_code,
     hand_on,
+    heard,
 )
+from gangline.launch.stops import requests
 from gangline.testing import warm, warm_client
 from gangline.testing.processes import kill, living, wait_until_none_lives
 
@@ -129,6 +131,18 @@ def test_answer_signal_refuses_a_signal_with_a_meaning(signum):
     with pytest.raises(ValueError, match="asks a rank"):
         answer_signal(signum, lambda: None)
     assert signal.getsignal(signum) == before
+
+
+@pytest.mark.parametrize("ignored", [signal.SIGINT, signal.SIGHUP])
+def test_heard_leaves_out_signals_ignored_from_the_start(ignored):
+    assert heard() == STOP
+    before = signal.signal(ignored, signal.SIG_IGN)
+    try:
+        assert {*STOP} - {*heard()} == {ignored}
+        with requests():
+            assert signal.getsignal(ignored) == signal.SIG_IGN
+    finally:
+        signal.signal(ignored, before)
 
 
 def test_a_signal_without_a_name_is_told_by_its_number():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.launch import failures, forkserver, guard
 from gangline.launch.failures import EXIT_FAILURE
-from gangline.launch.signals import STOP, exit_code, hand_on
+from gangline.launch.signals import exit_code, hand_on, heard
 from gangline.plugins import load
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
     Its exit code, 128 + n where signal n ended it. Signals are handed on. Call it in the main thread.
     """
     told = _Told()
-    before = {signum: signal.signal(signum, signal.SIG_IGN if signum in NOTICES else told) for signum in STOP}
+    before = {signum: signal.signal(signum, signal.SIG_IGN if signum in NOTICES else told) for signum in heard()}
     agent = None
     try:
         forkserver.warm(OF_AN_AGENT, run)

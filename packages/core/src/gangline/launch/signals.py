@@ -31,6 +31,15 @@ _requested: str | None = None
 _watched = False
 
 
+def heard() -> tuple[signal.Signals, ...]:
+    """Return the signals of STOP that this process takes: not those that it was started to ignore, as by nohup.
+
+    A shell has background jobs of a script ignore SIGINT, too. Call it before a handler is set.
+    """
+    ignored = [one for one in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(one) == signal.SIG_IGN]
+    return tuple(one for one in STOP if one not in ignored)
+
+
 def stop_requested() -> str | None:
     """The name of the signal that asked this rank to stop, or None. The ranks have to agree on it before they act."""
     return _requested
@@ -102,7 +111,7 @@ def install(by_agent: bool) -> None:
     arrived, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    for signum in (*STOP, *HandedOn):
+    for signum in (*heard(), *HandedOn):
         signal.signal(signum, _noted)
     threading.Thread(target=_watch, args=(arrived,), daemon=True, name="signals").start()
 
