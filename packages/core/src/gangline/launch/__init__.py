@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gangline.launch.exclusion import excluded as excluded
     from gangline.launch.failures import RankFailure as RankFailure, claim as claim
     from gangline.launch.forked import fork_agent as fork_agent
-    from gangline.launch.guard import born as born, die_with as die_with
+    from gangline.launch.guard import born as born, die_with as die_with, space as space
     from gangline.launch.local import LocalLauncher as LocalLauncher
     from gangline.launch.nodes import fewest_and_most as fewest_and_most, name_of_this_node as name_of_this_node
     from gangline.launch.output import log_path as log_path
@@ -29,7 +29,7 @@ __getattr__, __all__ = lazily(
         "gangline.launch.exclusion": "excluded",
         "gangline.launch.failures": "RankFailure claim",
         "gangline.launch.forked": "fork_agent",
-        "gangline.launch.guard": "born die_with",
+        "gangline.launch.guard": "born die_with space",
         "gangline.launch.local": "LocalLauncher",
         "gangline.launch.nodes": "fewest_and_most name_of_this_node",
         "gangline.launch.output": "log_path",
