@@ -139,7 +139,7 @@ class Emits(Callback):
 @pytest.mark.parametrize("event", ["after_step", "after_validation"])
 def test_a_metric_that_is_no_number_names_the_callback(tmp_path, event, value):
     s = session(tmp_path / "out", "run.steps=1", VALIDATED)
-    with pytest.raises(TypeError, match="callback=events returned .* as its metric 'counted'"):
+    with pytest.raises(TypeError, match=r"callback=events returned .* as its metric 'counted'"):
         train(with_events(s, Emits(value, event)))
 
 

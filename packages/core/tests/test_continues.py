@@ -26,7 +26,7 @@ def test_a_resume_refuses_damaged_attempts(tmp_path):
     with pytest.raises(UserError, match="is damaged in line 1: its checksum does not match"):
         session(run_dir, "run.steps=4")
     path.write_text('{"attempt": 5, "start": null}\n')
-    with pytest.raises(UserError, match=r"no checkpoint in .* led to attempt 5, .*"):
+    with pytest.raises(UserError, match=r"no checkpoint in .* led to attempt 5"):
         session(run_dir, "run.steps=4")
     assert path.read_text() == '{"attempt": 5, "start": null}\n'
     path.write_text(whole)

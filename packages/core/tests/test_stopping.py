@@ -24,7 +24,7 @@ from gangline.launch.signals import (
     asked_by,
     exit_code,
     hand_on,
-    heard,
+    stop_signals,
 )
 from gangline.launch.stops import requests
 from gangline.testing import warm, warm_client
@@ -134,11 +134,11 @@ def test_answer_signal_refuses_a_signal_with_a_meaning(signum):
 
 
 @pytest.mark.parametrize("ignored", [signal.SIGINT, signal.SIGHUP])
-def test_heard_leaves_out_signals_ignored_from_the_start(ignored):
-    assert heard() == STOP
+def test_stop_signals_leave_out_signals_ignored_from_the_start(ignored):
+    assert stop_signals() == STOP
     before = signal.signal(ignored, signal.SIG_IGN)
     try:
-        assert {*STOP} - {*heard()} == {ignored}
+        assert {*STOP} - {*stop_signals()} == {ignored}
         with requests():
             assert signal.getsignal(ignored) == signal.SIG_IGN
     finally:

@@ -107,7 +107,7 @@ def _contradiction(line: Attempt) -> str:
     start = CheckpointId.parse(line.start) if line.start else None
     if line.attempt < 1 or not all(0 <= number < math.inf for number in numbers):
         return "a number is out of range"
-    if line.time and seconds(line) is None:
+    if line.time and parse_time(line) is None:
         return f"its time is {line.time!r}"
     if line.start and (start is None or start.attempt > line.attempt):
         return f"attempt {line.attempt} cannot start from {line.start!r}"
@@ -116,7 +116,7 @@ def _contradiction(line: Attempt) -> str:
     return ""
 
 
-def seconds(line: Attempt) -> float | None:
+def parse_time(line: Attempt) -> float | None:
     """Return the time of a line in seconds since the epoch, or None where it has none that is valid."""
     try:
         time = datetime.fromisoformat(line.time)

@@ -37,7 +37,7 @@ def best_interval(cost: float, mtbf: float) -> float:
 def observed_mtbf(run_dir: str | Path, now: datetime | None = None) -> float:
     """Seconds between failures, as attempts.jsonl of the run shows them."""
     lines = [line for line in attempts.read(run_dir) if line.order in ("", "roll_back")]  # a restart is a start as well
-    times = [time for line in lines if (time := attempts.seconds(line)) is not None]
+    times = [time for line in lines if (time := attempts.parse_time(line)) is not None]
     if not times:
         return PRIOR_SECONDS
     seconds = (now or datetime.now(UTC)).timestamp() - times[0]

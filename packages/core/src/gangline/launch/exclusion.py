@@ -44,7 +44,7 @@ def excluded(run_dir: str | Path, hours: float | None, now: datetime | None = No
     found: dict[str, bool] = {}
     for line in attempts.read(run_dir):
         for name in line.exclude:
-            time = attempts.seconds(line)
+            time = attempts.parse_time(line)
             found[name] = since is None or time is None or time >= since
     return [name for name, holds in found.items() if holds]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 _PARENT = os.getppid()
 _LOOK_SECONDS = 1.0  # between two looks at the parent, once ranks were forked
 _LOOKS = 3  # that find it gone, before ranks that did not end by themselves are killed
-# The command was started to ignore these, as by nohup; `gangline.launch.signals.heard` finds the same in a rank.
+# The command was started to ignore these, as by nohup; `gangline.launch.signals.stop_signals` finds the same in a rank.
 _IGNORED = {signum for signum in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(signum) == signal.SIG_IGN}
 _gone = 0  # looks that found it gone
 _TOLD = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from enum import IntEnum
 
 SAME_REQUEST_SECONDS = 1.0  # a scheduler may say it twice at once: to a process, and to its whole group
-STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)
 
 # The table of every real-time signal of this program, which a rank takes for one thing alone.
 _REAL_TIME = getattr(signal, "SIGRTMIN", None)
@@ -31,13 +32,20 @@ _requested: str | None = None
 _watched = False
 
 
-def heard() -> tuple[signal.Signals, ...]:
+def stop_signals() -> tuple[signal.Signals, ...]:
     """Return the signals of STOP that this process takes: not those that it was started to ignore, as by nohup.
 
     A shell has background jobs of a script ignore SIGINT, too. Call it before a handler is set.
     """
     ignored = [one for one in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(one) == signal.SIG_IGN]
     return tuple(one for one in STOP if one not in ignored)
+
+
+def ignore_notices() -> None:
+    """Ignore a scheduler's notices from here on: until a launcher takes them there is nothing to save."""
+    for signum in NOTICES:
+        if signal.getsignal(signum) == signal.SIG_DFL:
+            signal.signal(signum, signal.SIG_IGN)
 
 
 def stop_requested() -> str | None:
@@ -111,7 +119,7 @@ def install(by_agent: bool) -> None:
     arrived, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    for signum in (*heard(), *HandedOn):
+    for signum in (*stop_signals(), *HandedOn):
         signal.signal(signum, _noted)
     threading.Thread(target=_watch, args=(arrived,), daemon=True, name="signals").start()
 

@@ -49,7 +49,7 @@ def agree(
     """Gather seconds of the step and of its phases, losses, stop signals, verdicts and wishes for a checkpoint.
 
     own_phases: seconds of this rank, of each of `gangline.pulse.ROWS`. own_loss: nats a token, of this rank's own.
-    metrics: the `gangline.train.emitted.digest` of what callbacks returned here.
+    metrics: the `gangline.train.emitted.hash_metrics` of what callbacks returned here.
     """
     if world.size == 1:
         return Gathered(None, by_phase([own_phases]), None, signal or "", verdicts, due, time.time())

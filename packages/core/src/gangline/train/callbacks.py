@@ -21,7 +21,7 @@ from gangline.provenance import source_of
 from gangline.pulse.write import current
 from gangline.runtime import Runtime
 from gangline.shard import Shard, parameter_of
-from gangline.train.emitted import Emitted, numbers
+from gangline.train.emitted import Emitted, read_metrics
 from gangline.train.session import Session
 
 T = TypeVar("T")
@@ -132,7 +132,7 @@ def each(s: Session, event: str, *arguments: object) -> dict[str, float | list[f
 
 
 def _emitted(place: str, call: Callable[..., object], *arguments: object) -> Emitted:
-    return numbers(choice(place), call(*arguments))
+    return read_metrics(choice(place), call(*arguments))
 
 
 def named(s: Session, place: str, call: Callable[..., T], *arguments: object) -> T | None:

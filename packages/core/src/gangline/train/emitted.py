@@ -16,7 +16,7 @@ from gangline.train.session import Session
 Emitted = dict[str, float | list[float]]
 
 
-def numbers(choice: str, metrics: object) -> Emitted:
+def read_metrics(choice: str, metrics: object) -> Emitted:
     """Return what `after_step` or `after_validation` of a member gave as plain numbers.
 
     choice: the member as a user chose it, "callback=ema". Raises TypeError where it gave something else.
@@ -36,7 +36,7 @@ def _number(choice: str, name: str, value: Any) -> float | list[float]:
     return value if isinstance(value, int) else float(value)
 
 
-def digest(metrics: Emitted) -> float:
+def hash_metrics(metrics: Emitted) -> float:
     """Return a hash of 48 bits of metrics, which a float64 holds exactly; 0 for none."""
     if not metrics:
         return 0.0
@@ -48,14 +48,14 @@ def _text(value: float | list[float]) -> str | list[str]:
     return [repr(float(one)) for one in value] if isinstance(value, list) else repr(float(value))
 
 
-def alike(s: Session, metrics: Emitted) -> bool:
+def match_metrics(s: Session, metrics: Emitted) -> bool:
     """Return whether all ranks have the same metrics, by an all-gather: a step has `agree` compare their digests."""
-    mine = torch.tensor([digest(metrics)], dtype=torch.float64, device=s.device)
+    mine = torch.tensor([hash_metrics(metrics)], dtype=torch.float64, device=s.device)
     return s.comms.world.all_gather(mine).unique().numel() == 1
 
 
 def refuse_unlike(s: Session, metrics: Emitted) -> None:
-    """Raise ValueError on every rank, with the member and its values; called where `digest` differs between ranks."""
+    """Raise ValueError on every rank, naming the member and its values; for metrics whose hashes differ."""
     everyone = gather_json(s.comms.world, s.device, {name: _text(value) for name, value in metrics.items()})
     for name in dict.fromkeys(name for one in everyone for name in one):
         values = [one.get(name, "nothing") for one in everyone]

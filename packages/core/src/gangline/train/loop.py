@@ -13,7 +13,7 @@ from gangline.record import StepRecord
 from gangline.train import verdicts
 from gangline.train.agree import agree, rank_mfu
 from gangline.train.callbacks import each
-from gangline.train.emitted import Emitted, digest, refuse_unlike
+from gangline.train.emitted import Emitted, hash_metrics, refuse_unlike
 from gangline.train.first_model import introduce
 from gangline.train.orders import Ending, announce, carry_out
 from gangline.train.report import Clock, peak_memory
@@ -49,7 +49,7 @@ def loop(s: Session) -> Ending:
         own = record.step_seconds - clock.seconds.get("agree", 0.0)  # without the wait for slower ranks
         due, ahead = request is not None, Clock()
         with ahead("agree"):  # on a GPU also the wait for the optimizer: it counts to the step that comes
-            rows, same = clock.pulse.rows(), digest(emitted)
+            rows, same = clock.pulse.rows(), hash_metrics(emitted)
             agreed = agree(s.comms.world, s.device, own, stop_requested(), mine, due, rows, own_loss, same)
         if not agreed.metrics_alike:
             refuse_unlike(s, emitted)

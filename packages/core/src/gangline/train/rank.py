@@ -145,7 +145,7 @@ def errors_reported(s: Session, began: float, first: int) -> Iterator[None]:
 def said_of(s: Session, ending: Ending) -> RunEnding | None:
     """What ending.json says of an end that rank 0 knows of; None where the launcher says it."""
     number, evidence = generation(), ending.evidence
-    if unsaved(s, ending) or ending.why == "restart":
+    if describe_unsaved(s, ending) or ending.why == "restart":
         return None
     if ending.why == "done":
         return RunEnding(generation=number, reason="done", exit_code=0, evidence=f"step {s.step} is done")
@@ -247,7 +247,7 @@ def exit_code(s: Session, ending: Ending) -> int:
     """
     if ending.why == "restart":
         raise RestartWanted(ending.evidence, requeue=ending.requeue)
-    if why := unsaved(s, ending):
+    if why := describe_unsaved(s, ending):
         damaged = why.startswith(NOT_FINITE)
         raise UserError(
             f"the last checkpoint could not be saved: {why}",
@@ -267,7 +267,7 @@ def exit_code(s: Session, ending: Ending) -> int:
     return 0 if ending.why == "done" else 128 + signal.Signals[ending.why].value
 
 
-def unsaved(s: Session, ending: Ending) -> str:
+def describe_unsaved(s: Session, ending: Ending) -> str:
     """Return why the newest state is not saved, or "": a stop for weights that are not finite wants no save."""
     why = s.failed_save or ""
     return "" if ending.why == "stop" and why.startswith(NOT_FINITE) else why

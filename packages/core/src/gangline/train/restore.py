@@ -76,7 +76,7 @@ def restore(session: Session) -> None:
     wanted = session.checkpointer.latest()
     if wanted is None and known:
         raise UserError(
-            f"no checkpoint in {session.directory.path} led to attempt {session.attempt}, the newest in {attempts.FILE}.",
+            f"no checkpoint in {session.directory.path} led to attempt {session.attempt}, the newest one.",
             f"There are: {', '.join(map(str, known))}. The line of an attempt is missing or was changed.",
             f"Restore {attempts.FILE} from a copy, or start from scratch:  train from={session.directory.path}",
         )

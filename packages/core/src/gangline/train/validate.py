@@ -5,7 +5,7 @@ from __future__ import annotations
 from gangline.record import StepRecord
 from gangline.train.batches import Batches
 from gangline.train.callbacks import each, lendings
-from gangline.train.emitted import alike, refuse_unlike
+from gangline.train.emitted import match_metrics, refuse_unlike
 from gangline.train.session import Session
 
 
@@ -19,7 +19,7 @@ def validate(s: Session, record: StepRecord) -> None:
         record.validation_losses[name] = default
         record.validation_losses |= {f"{name}/{held_out}": loss for held_out, loss in sets.items()}
     emitted = each(s, "after_validation", record)
-    if s.callbacks and not alike(s, emitted):
+    if s.callbacks and not match_metrics(s, emitted):
         refuse_unlike(s, emitted)
     record.metrics |= emitted
 
