@@ -242,7 +242,11 @@ class WatchedHealth(HealthConfig):
         every, kept = run.checkpoint.every, getattr(run.checkpoint, "keep_last", None)
         if not isinstance(every, int) or kept is None or getattr(run.checkpoint, "keep_every", None) is not None:
             return []
-        wanted = {f"health.on.playbooks.{k.replace('-', '_')}.back": self.playbooks.of(k).back for k in returns}
+        wanted = {
+            f"health.on.playbooks.{kind.replace('-', '_')}.back": playbook.back
+            for kind, playbook in self.playbooks.items()
+            if kind in returns
+        }
         if self.corruption.on and "corruption" in returns and run.launch.world(run) > 1:
             wanted["health.on.corruption.every"] = self.corruption.every
         short = {place: steps for place, steps in wanted.items() if steps > every * kept}

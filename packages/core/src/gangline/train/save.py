@@ -37,11 +37,12 @@ def save(s: Session, request: SaveRequest) -> None:
     """Begin a checkpoint, once the one before it has been settled; one that fails leaves a note."""
     poll(s, wait=True)
     each(s, "before_save", s.step)
+    if bad := nonfinite_weights(s):
+        s.bad_weights = f"{NOT_FINITE} ({bad})"
+        give_up(s, SaveFailed(CheckpointId(s.step, s.attempt), s.bad_weights))
+        return
     try:
         with s.phase("save"):
-            if bad := nonfinite_weights(s):
-                s.bad_weights = f"{NOT_FINITE} ({bad})"
-                raise SaveFailed(CheckpointId(s.step, s.attempt), s.bad_weights)
             shards = [shard for shard in s.shards() if shard.name not in s.left_out]
             s.saving = s.checkpointer.save(request, shards, s.saved_registry, capture(s).to_dict())
     except SaveFailed as error:
