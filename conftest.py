@@ -33,8 +33,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     draw_alike(by_day=config.getoption("markexpr") != "nightly")
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background; commands of tests would inherit it
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    for signum, handler in usual.items():
+        if signal.getsignal(signum) == signal.SIG_IGN:  # a shell's background, nohup; tests' commands would inherit it
+            signal.signal(signum, handler)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Times(config))
     if config.getoption("--seconds"):

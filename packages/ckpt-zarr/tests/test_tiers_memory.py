@@ -21,9 +21,11 @@ from gangline.attempts import Attempt
 from gangline.checkpoint.base import SaveFailed, SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
+from gangline.launch import born, space
 from gangline.testing import checkpointer_ranks as kit
 from gangline_ckpt_zarr.checkpointer import build
 from gangline_ckpt_zarr.tiers import places
+from gangline_ckpt_zarr.tiers.keeper import ABANDONED_SECONDS, OWNER, sweep
 from gangline_ckpt_zarr.tiers.memory import MemoryTier
 
 MEMORY = "checkpoint.memory_every=1"
@@ -110,6 +112,31 @@ def keeper(run_dir: Path, log: Path, *prefix: str) -> Iterator[None]:
     assert process.wait(120) == 0
     assert log.read_text() == ""
     assert not trouble.parent.exists(), "nobody else gives memory back"
+
+
+def test_memory_of_killed_runs_is_removed_after_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a run that lives stays, of the run that starts, of the last hours and of other process ids."""
+    monkeypatch.setattr(places, "ROOT", tmp_path)
+    child = subprocess.Popen(["sleep", "1000"])
+    dead, live = f"{space()}-{child.pid}-{born(child.pid)}-a", f"{space()}-{os.getpid()}-{born(os.getpid())}-b"
+    child.kill()
+    child.wait()
+    old = time.time() - ABANDONED_SECONDS - 60
+    made = {}
+    for name, owner, changed in (
+        ("killed", dead, old),
+        ("lives", live, old),
+        ("recent", dead, time.time()),
+        ("elsewhere", "1-2-3-c", old),
+        ("starts", dead, old),
+    ):
+        made[name] = places.directory(f"/runs/{name}")
+        made[name].mkdir(parents=True)
+        (made[name] / OWNER).write_text(owner)
+        os.utime(made[name], (changed, changed))
+    places.of_user().chmod(0o700)
+    assert sweep("/runs/starts") == [made["killed"]]
+    assert [name for name, place in made.items() if not place.exists()] == ["killed"]
 
 
 def test_a_keeper_that_other_nodes_cannot_find_says_so_once_and_keeps_what_is_here(job: Job, tmp_path: Path) -> None:

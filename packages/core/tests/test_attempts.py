@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 from gangline import attempts
 from gangline.attempts import FILE, Attempt
 from gangline.checkpoint.id import CheckpointId
+from gangline.errors import UserError
 
 
 def ids(*texts: str) -> list[CheckpointId]:
@@ -162,4 +163,48 @@ def test_lines_say_what_they_have_to_and_come_back_as_they_were(tmp_path):
     attempts.append(tmp_path, order)
     assert attempts.read(tmp_path) == [Attempt(1, None), order]
     first = (tmp_path / "attempts.jsonl").read_text().splitlines()[0]
-    assert set(json.loads(first)) == {"attempt", "start", "skipped", "why", "time"}
+    assert set(json.loads(first)) == {"attempt", "start", "skipped", "why", "time", "sum"}
+
+
+def test_any_changed_byte_of_a_line_is_refused(tmp_path):
+    order = {"order": "roll_back", "kinds": ("loss-spike",), "step": 14, "rate": 0.1, "rate_steps": 9}
+    attempts.append(tmp_path, Attempt(1, None, time="2026-11-24T07:02:13+00:00"))
+    attempts.append(tmp_path, Attempt(2, "step-00000010", 32, "loss 9", "2026-11-24T07:02:13+00:00", 80, **order))
+    attempts.append(tmp_path, Attempt(2, "step-00000020.2", why="resume"))
+    path = tmp_path / FILE
+    whole, written = path.read_bytes(), attempts.read(tmp_path)
+    attempts.refuse_damage(tmp_path)
+    for place in range(len(whole)):
+        if whole[place] in b"}\n" or whole[place + 1 : place + 2] == b"\n":  # else the line looks torn
+            continue
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        if attempts.read(tmp_path) == written:  # the name of the checksum itself
+            continue
+        assert len(attempts.read(tmp_path)) < 3, whole[:place]
+        with pytest.raises(UserError, match=r"is damaged in line \d: "):
+            attempts.refuse_damage(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"attempt": 0}, "a number is out of range"),
+        ({"attempt": 1}, "attempt 1 cannot start from 'step-00000010.2'"),
+        ({"start": "step-10"}, "attempt 2 cannot start from 'step-10'"),
+        ({"time": "2026-11-24T07:02:73+00:00"}, "its time is '2026-11-24T07:02:73+00:00'"),
+        ({"time": "2026-11-24T07:02:13"}, "its time is '2026-11-24T07:02:13'"),
+        ({"skipped": 99, "order": ""}, "99 samples are skipped, and nothing ordered that"),
+        ({"skipped": -1}, "a number is out of range"),
+        ({"rate": 1e999}, "a number is out of range"),
+        ({"step": "4"}, "a field has the wrong type"),
+    ],
+)
+def test_lines_without_a_checksum_must_make_sense(tmp_path, changes, said):
+    good = {"attempt": 2, "start": "step-00000010.2", "time": "2026-11-24T07:02:13+00:00", "order": "roll_back"}
+    (tmp_path / FILE).write_text(json.dumps(good) + "\n" + '{"attempt": 3, "star')
+    attempts.refuse_damage(tmp_path)
+    (tmp_path / FILE).write_text(json.dumps({**good, **changes}) + "\n")
+    with pytest.raises(UserError) as refused:
+        attempts.refuse_damage(tmp_path)
+    assert f"is damaged in line 1: {said}." in str(refused.value)
+    assert f"sed -i 1d {tmp_path / FILE}" in str(refused.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from gangline.callback import Callback
 from gangline.errors import UserError
 from gangline.health import Action, HealthCheck, Verdict
 from gangline.testing import as_installed
+from gangline.testing.pool import pool
 from gangline.testing.sessions import lines, session, trained, trained_on
 from gangline.testing.toys.previous import PreviousCallback
 from gangline.train.rank import train
@@ -123,6 +125,42 @@ def test_what_it_raises_ends_the_run_and_names_it(tmp_path, event, error):
         train(with_events(s, events))
     assert "callback=events" in " ".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
     assert events.told[-2:] == [event, "on_error"]
+
+
+class Emits(Callback):
+    """Returns metrics as it is told, each time that it may."""
+
+    def __init__(self, value, event: str = "after_step") -> None:
+        self.value = value
+        setattr(self, event, lambda *_: {"counted": self.value})
+
+
+@pytest.mark.parametrize("value", ["abc", None, [1.0, "x"], {"a": 1.0}, torch.ones(2)])
+@pytest.mark.parametrize("event", ["after_step", "after_validation"])
+def test_a_metric_that_is_no_number_names_the_callback(tmp_path, event, value):
+    s = session(tmp_path / "out", "run.steps=1", VALIDATED)
+    with pytest.raises(TypeError, match=r"callback=events returned .* as its metric 'counted'"):
+        train(with_events(s, Emits(value, event)))
+
+
+def test_numbers_of_numpy_are_metrics(tmp_path):
+    s = session(tmp_path / "out", "run.steps=1")
+    train(with_events(s, Emits(numpy.float32(0.5))))
+    assert lines(tmp_path / "out", "metrics.jsonl")[0]["metrics"]["events/counted"] == 0.5
+
+
+@pytest.mark.parametrize("event", ["after_step", "after_validation"])
+def test_a_metric_that_differs_between_ranks_names_the_callback(tmp_path, event):
+    for said in pool(2).run(refused_metric, tmp_path / event, event):
+        assert "callback=events returned 1.0 as its metric 'counted' on rank 1 and 0.0 on rank 0" in said
+
+
+def refused_metric(run_dir, event: str) -> str:
+    """The message of a run in which each rank emits its own number."""
+    s = session(run_dir, "run.steps=2", "parallel=ddp", VALIDATED)
+    with pytest.raises(ValueError) as raised:
+        train(with_events(s, Emits(s.comms.rank, event)))
+    return str(raised.value)
 
 
 def test_weights_come_back_where_a_validation_fails(tmp_path, monkeypatch):

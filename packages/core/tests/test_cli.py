@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from gangline.cli import complete, help, main, train
 from gangline.config import default_run
 from gangline.config.sections import SECTIONS
 from gangline.config.serial import from_dict
+from gangline.launch.signals import NOTICES
 from gangline.plugins import installed
 from gangline.rundir import RunDirectory
 
@@ -248,3 +250,19 @@ def test_a_mistake_in_any_of_several_runs_is_found_before_the_first(runs):
     printed = runs.refused("-m", "batch.global_size=4,0", "run.dir=sweep")
     assert "batch.global_size=0 must be at least 1." in printed
     assert not (runs.directory / "sweep").exists()
+
+
+@pytest.mark.parametrize("word", ["resume=/a b", "resume='/a b'", 'resume="/a b"'])
+def test_resume_takes_a_path_in_quotes(word):
+    assert train.read([word]).resume == "/a b"
+
+
+def test_notices_before_the_start_are_ignored(monkeypatch, tmp_path):
+    """A scheduler's SIGUSR1 while `train` still composes would end it."""
+    before = {signum: signal.signal(signum, signal.SIG_DFL) for signum in NOTICES}
+    try:
+        assert train.main([f"resume={tmp_path}/missing"]) == 2
+        assert {signal.getsignal(signum) for signum in NOTICES} == {signal.SIG_IGN}
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

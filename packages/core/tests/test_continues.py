@@ -16,6 +16,23 @@ def settings(path, steps: int) -> tuple[str, ...]:
     return (f"data.path={path}", f"run.steps={steps}", f"batch.global_size={SIZE}", "batch.sequence_length=16")
 
 
+def test_a_resume_refuses_damaged_attempts(tmp_path):
+    """A number that was edited, also in a line without a checksum, starts the run at step 0 no more."""
+    run_dir = tmp_path / "out"
+    trained(run_dir, "run.steps=2")
+    path = run_dir / "attempts.jsonl"
+    whole = path.read_text()
+    path.write_text(whole.replace('"attempt": 1', '"attempt": 5'))
+    with pytest.raises(UserError, match="is damaged in line 1: its checksum does not match"):
+        session(run_dir, "run.steps=4")
+    path.write_text('{"attempt": 5, "start": null}\n')
+    with pytest.raises(UserError, match=r"no checkpoint in .* led to attempt 5"):
+        session(run_dir, "run.steps=4")
+    assert path.read_text() == '{"attempt": 5, "start": null}\n'
+    path.write_text(whole)
+    assert session(run_dir, "run.steps=4").step == 2
+
+
 def test_a_run_goes_on_with_data_whose_source_says_so(tmp_path, monkeypatch):
     before, after, run_dir = tmp_path / "before.txt", tmp_path / "after.txt", tmp_path / "run"
     before.write_text("".join(f"{number} " for number in range(2000)))

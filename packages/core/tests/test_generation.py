@@ -24,6 +24,7 @@ from gangline.errors import Problem, UserError
 from gangline.events import Events, read_events
 from gangline.generation import FILE, Fenced, advance, hold, progress
 from gangline.launch import failures, meeting_state, worker
+from gangline.launch.before import reason_of
 from gangline.launch.config import ElasticLaunch, LocalLaunch
 from gangline.launch.elastic import Agent, AgentNode, RankFiles
 from gangline.launch.failures import RankFailure
@@ -151,6 +152,8 @@ def test_where_no_layout_fits_the_job_ends_and_says_why(tmp_path):
         (None, ["a"], "node"),
         (None, ["a", "b", "c"], "joined"),
         (RankFailure(0, "ended", 75), ["a", "b", "c"], "joined"),
+        (RankFailure(0, "ended", 75), ["a"], "node"),
+        (RankFailure(0, "ended", 75), ["a", "b"], "rank"),
         (None, ["a", "b"], "rank"),
     ],
 )
@@ -381,6 +384,19 @@ def test_meeting_folder_of_another_user_is_refused(tmp_path):
     folder.chmod(0o777)
     meet_in(tmp_path, "job", "127.0.0.1", ElasticLaunch())
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(("nodes", "code"), [(["a", "b"], 75), (["a"], None)])
+def test_sigterm_to_a_rank_counts_as_a_restart(tmp_path, nodes, code):
+    """A node that was asked to go counts as none: the others continue with what it saved."""
+    (tmp_path / "logs").mkdir()
+    decides, said = starts(tmp_path, max_restarts=0)
+    decides.begin(["a", "b"], 8, first=True)
+    failures.claim(tmp_path / "logs", 1, RankFailure(0, "ended", 75))
+    decides.ended()
+    stop = decides.begin(nodes, 8, first=False).stop
+    assert (stop and (stop.exit_code, reason_of(stop))) == (code and (code, "preempted"))
+    assert bool(said) == (stop is None)
 
 
 def test_a_spare_makes_room_as_soon_as_its_agent_asks(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 from gangline import attempts, events, pulse
 from gangline.attempts import Attempt
 from gangline.checkpoint.torch_dcp import DcpCheckpointer
-from gangline.errors import BadCheckpoint
+from gangline.errors import BadCheckpoint, UserError
 from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
 from gangline.launch.failures import RestartWanted
 from gangline.record import read_records
@@ -206,6 +206,61 @@ def of_two_minds(run_dir) -> list:
     s = session(run_dir, "run.steps=2", "parallel=ddp")
     s.health["scripted"] = Scripted({1: Action.STOP}, Order(Action.WARN, ("spike",)) if s.comms.rank == 0 else None)
     return [train(s), s.step]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, world):
+    """The run has no check to notice it, and ends with an error instead of a checkpoint of NaN."""
+    run_ranks = pool(world).run if world > 1 else lambda call, *words: [call(*words)]
+    for said in run_ranks(one_weight_is_nan, tmp_path / "out", "parallel=ddp" if world > 1 else "parallel=single"):
+        assert f"the weights are not finite (rank {world - 1}: model/" in said
+        assert "The newest whole one is step-00000006" in said
+        assert "Continue from there: train resume=" in said
+
+
+def test_a_run_whose_weights_are_not_finite_stops_at_the_next_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("gangline.train.save.nonfinite_weights", lambda s: "rank 0: model/x" if s.step == 4 else "")
+    assert run(tmp_path / "out", None) == 3
+    (line,) = orders(tmp_path / "out")
+    assert (line.order, line.kinds, line.step, line.start) == ("stop", ("not-finite",), 5, "step-00000002")
+    assert "the weights are not finite (rank 0: model/x); step-00000002 is the newest whole checkpoint" in line.why
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "words"),
+    [
+        ("divergence", None, ["half the learning rate", "To go on from step-00000004 as it is"]),
+        ("corruption", 5, ["To go on from step-00000004 as it is"]),
+        ("corruption", 3, ["step-00000004 is not to be trusted: the fault may be as old as step 3.", "from scratch"]),
+    ],
+)
+def test_advice_after_a_stop_depends_on_the_verdict(tmp_path, capsys, kind, first, words):
+    class Stops(Scripted):
+        def observe(self, record) -> Iterable[Verdict]:
+            if record.step == 5:
+                details = {} if first is None else {"first": first}
+                yield Verdict(kind, "rank 1", 1.0, "a bit", Action.STOP, details=details)
+
+    assert run(tmp_path / "out", Stops({})) == 3
+    printed = capsys.readouterr().err.partition("the run stopped.")[2].splitlines()[2:]
+    assert len(printed) == len(words)
+    assert all(word in line for word, line in zip(words, printed, strict=True))
+
+
+def one_weight_is_nan(run_dir, *settings: str) -> str:
+    """On the last rank, after the last update of the run; the message of the error that the run ends with."""
+    s = session(run_dir, "run.steps=8", *settings)
+    update = s.optimizer.step
+
+    def breaks(learning_rate: float) -> None:
+        update(learning_rate)
+        if s.step == 7 and s.comms.rank == s.comms.world.size - 1:
+            s.runtime.parameters()[0].pieces[0].tensor.data.view(-1)[0] = float("nan")
+
+    s.optimizer.step = breaks
+    with pytest.raises(UserError) as refused:
+        train(s)
+    return str(refused.value)
 
 
 def test_rank_0_decides(tmp_path):

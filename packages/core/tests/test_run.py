@@ -151,6 +151,39 @@ def test_a_signal_saves_a_checkpoint_and_leaves_no_process(runs, name, code, rea
     assert document["step"] == done["step"]
 
 
+def test_nohup_keeps_the_run_alive_on_sighup(runs):
+    process = runs.start("run.dir=out", "run.steps=100000", "launch.processes=1", prefix=["nohup"])
+    runs.wait_for_step(process, "out", 3)
+    (reader,) = pulse.readers(runs.directory / "out")
+    for pid in living(process.pid):  # the terminal is closed
+        os.kill(pid, signal.SIGHUP)
+    runs.wait_for_step(process, "out", runs.records("out")[-1]["step"] + 20)
+    assert reader.current(), "the rank was started again"
+    process.terminate()
+    printed, _ = process.communicate(timeout=240)
+    assert process.returncode == 75, printed
+
+
+def test_sigterm_to_a_rank_restarts_the_run_once(runs):
+    """A rank that a memory daemon ends counts as a restart; without one left the run is saved and ends."""
+    words = ("run.steps=100000", "parallel=ddp", "launch.processes=2", "launch.max_restarts=1")
+    process = runs.fork("run.dir=out", *words)
+    out = runs.directory / "out"
+    runs.wait_for_step(process, "out", 3)
+    for start in (1, 2):
+        while runs.records("out")[-1]["generation"] < start:
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.05)
+        ranks = [each for reader in pulse.readers(out) if (each := reader.read()).generation == start]
+        os.kill(ranks[1].pid, signal.SIGTERM)
+    printed, _ = process.communicate(timeout=240)
+    assert process.returncode == 75, printed
+    assert "a rank was asked to stop: SIGTERM at step" in printed
+    assert "restart 1 of 1" in printed
+    assert "come" not in printed
+    assert read_ending(out).reason == "preempted"
+
+
 def test_two_ranks_save_and_one_and_four_go_on(runs):
     layout = ("run.deterministic=on", "optimizer=adamw", "checkpoint.every=3", "precision=fp64")
     runs.train("run.dir=two", "parallel=ddp", "launch.processes=2", "run.steps=3", "schedule=constant", *layout)

@@ -12,9 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from gangline.launch import guard
 from gangline.launch.failures import how_it_ended
-from gangline.launch.signals import SAME_REQUEST_SECONDS, STOP, HandedOn, Requests, asked_by, exit_code, hand_on
+from gangline.launch.signals import (
+    ANSWER,
+    SAME_REQUEST_SECONDS,
+    STACKS,
+    STOP,
+    HandedOn,
+    Requests,
+    answer_signal,
+    asked_by,
+    exit_code,
+    hand_on,
+    stop_signals,
+)
+from gangline.launch.stops import requests
 from gangline.testing import warm, warm_client
 from gangline.testing.processes import kill, living, wait_until_none_lives
 
@@ -108,10 +120,29 @@ def test_what_is_handed_on_is_the_same_request_and_says_which(asked, monkeypatch
     assert exit_code(-hand_on(asked)) == exit_code(-asked) == 128 + asked
 
 
-def test_a_signal_that_hands_on_has_no_other_meaning():
-    others = {*signal.Signals, guard.STACKS}
-    assert len({*HandedOn} - others) == len(STOP)
+def test_real_time_signals_have_one_meaning_each():
+    assert len({STACKS, ANSWER, *HandedOn} - {*signal.Signals}) == 2 + len(STOP)
     assert [*HandedOn] == [*warm_client.HANDED_ON]
+
+
+@pytest.mark.parametrize("signum", [*STOP, *HandedOn, STACKS])
+def test_answer_signal_refuses_a_signal_with_a_meaning(signum):
+    before = signal.getsignal(signum)
+    with pytest.raises(ValueError, match="asks a rank"):
+        answer_signal(signum, lambda: None)
+    assert signal.getsignal(signum) == before
+
+
+@pytest.mark.parametrize("ignored", [signal.SIGINT, signal.SIGHUP])
+def test_stop_signals_leave_out_signals_ignored_from_the_start(ignored):
+    assert stop_signals() == STOP
+    before = signal.signal(ignored, signal.SIG_IGN)
+    try:
+        assert {*STOP} - {*stop_signals()} == {ignored}
+        with requests():
+            assert signal.getsignal(ignored) == signal.SIG_IGN
+    finally:
+        signal.signal(ignored, before)
 
 
 def test_a_signal_without_a_name_is_told_by_its_number():

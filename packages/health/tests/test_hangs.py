@@ -79,6 +79,27 @@ def test_a_stopped_rank_is_found_named_killed_and_the_run_goes_on(runs):
     assert len(verdicts(out)) == 1
 
 
+def test_act_warn_with_a_stopped_rank_continues_the_run(runs):
+    """A hang that ends by itself is reported each time, and no rank takes the watchdog's requests for a stop."""
+    words = ("parallel=ddp", "launch.processes=2", "run.steps=100000", "checkpoint=off")
+    run = runs.fork("run.dir=out", *words, "health=[on]", "health.on.hangs.act=warn")
+    out = runs.directory / "out"
+    runs.wait_for_step(run, "out", 20)
+    stacks = out / "logs" / "hang-1-rank-00001.json"
+    for stops in (1, 2):
+        stopped = rank_of(out, 1).read().pid
+        os.kill(stopped, signal.SIGSTOP)
+        wait_for(lambda stops=stops: len(verdicts(out)) == stops)
+        wait_for(lambda: stacks.exists() and stacks.read_text().endswith("}"))
+        stacks.unlink()
+        os.kill(stopped, signal.SIGCONT)
+        begun = len(runs.records("out"))
+        wait_for(lambda begun=begun: len(runs.records("out")) > begun + 10)
+    assert run.poll() is None
+    assert not [line for line in read_events(out) if line["event"] in ("end", "order")]
+    assert [line["suggestion"] for line in verdicts(out)] == ["warn", "warn"]
+
+
 SLEEPS = """
 import time
 from dataclasses import dataclass

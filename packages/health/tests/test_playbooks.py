@@ -46,6 +46,19 @@ def test_it_climbs_while_there_is_no_progress_and_begins_again_after_some() -> N
     assert other.action is Action.ROLL_BACK
 
 
+def test_second_return_of_a_kind_is_older_than_the_first() -> None:
+    went = Attempt(2, "step-00000030", order="roll_back", step=33, kinds=("not-finite",))
+    for history, details, before in (
+        ((), {}, 31),
+        ((went,), {}, 30),
+        ((went,), {"proven": True}, 31),
+        ((line("roll_back", 33),), {}, 31),
+    ):
+        order = asked(verdict("not-finite", step=33, first=31, **details), history=history)
+        assert order is not None
+        assert (order.before_step, order.else_before) == (before, 31)
+
+
 def test_the_budget_of_the_run_counts_all_kinds() -> None:
     history = tuple(line("roll_back", 490, f"kind-{n}") for n in range(6))
     order = asked(verdict(), history=history)

@@ -75,7 +75,31 @@ def test_where_it_does_not_help_the_run_stops_and_says_why(tmp_path: Path) -> No
     code, _, orders = run(tmp_path / "out", range(BAD.start, 10**9))
     assert code == 3
     assert [order.order for order in orders] == ["roll_back", "roll_back", "stop"]
+    assert [order.start for order in orders[:2]] == ["step-00000056", "step-00000052"]
     assert orders[-1].why.endswith("answer 3 to loss-spike without 200 steps of progress")
+
+
+def test_weights_with_a_nan_are_not_saved_and_the_run_recovers(tmp_path: Path) -> None:
+    s = session(tmp_path / "out", *HEALTH, "run.steps=12", "checkpoint.every=4")
+    update, once = s.optimizer.step, [8]
+
+    def breaks(learning_rate: float) -> None:
+        update(learning_rate)
+        if s.step + 1 in once:
+            once.clear()
+            s.runtime.parameters()[0].pieces[0].tensor.data.view(-1)[0] = float("nan")  # of a token that may not occur
+
+    s.optimizer.step = breaks  # type: ignore[method-assign]
+    assert train(s) == 0
+    records = read_records(tmp_path / "out" / "metrics.jsonl")
+    (order,) = [line for line in attempts.read(tmp_path / "out") if line.order]
+    assert (order.order, order.kinds, order.start) == ("roll_back", ("not-finite",), "step-00000004")
+    assert [str(id) for id in s.checkpointer.list()] == ["step-00000004", "step-00000008.2", "step-00000012.2"]
+    assert all(record["finite"] for record in records)
+    assert [record["step"] for record in records] == list(range(1, 13))
+    told = [line for line in read_events(tmp_path / "out") if line["event"] == "verdict"]
+    (lost,) = [line["evidence"] for line in told if line["kind"] == "not-saved"]
+    assert "the weights are not finite (rank 0: model/" in lost
 
 
 def test_without_a_checkpoint_to_go_back_to_the_run_stops_and_says_so(tmp_path: Path) -> None:
@@ -83,6 +107,21 @@ def test_without_a_checkpoint_to_go_back_to_the_run_stops_and_says_so(tmp_path: 
     assert (code, orders) == (3, [])
     (end,) = [line for line in read_events(tmp_path / "out") if line["event"] == "end"]
     assert "there is no checkpoint to go back to" in end["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("checkpoint.every=5", "checkpoint.keep_last=2"), "keep_last=2 keep the checkpoints of 10 steps"),
+        (("checkpoint.every=10", "checkpoint.keep_last=9"), "corruption.every=100 may want an older one. Set checkpo"),
+        (("checkpoint.every=10", "checkpoint.keep_last=10"), ""),
+        (("checkpoint.every=5", "checkpoint.keep_last=null"), ""),
+    ],
+)
+def test_notice_names_checkpoints_that_a_playbook_would_miss(words: tuple[str, ...], said: str) -> None:
+    whole = small_run("health=[on]", "parallel=ddp", "launch.processes=2", "checkpoint=torch", *words)
+    notices = [note for _, config in whole.parts() for note in config.notices(whole)]
+    assert [said in note for note in notices] == ([True] if said else [])
 
 
 def test_a_monitor_that_raises_is_named_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from gangline import UserError
 from gangline.config.check import check
 from gangline.reliability import Reliability, SimulatedJob, simulator
 from gangline.testing.runs import small_run
-from gangline_health.commands.simulate import run, simulated
+from gangline_health.commands.simulate import run, simulated, text_of
 from gangline_health.simulate import EventSimulator
 
 JOBS = {
@@ -47,6 +47,11 @@ def test_without_spares_a_job_waits_for_repairs() -> None:
     job = SimulatedJob(nodes=1000, days=10, spares=0, repair_seconds=7200)
     found = simulated(job, 3)
     assert found["seconds"]["idle"] > 10 * 3600
+    assert found["ettr_without_idle"] == pytest.approx(found["closed_form"]["ettr"], rel=0.05)
+    told = text_of(found).splitlines()
+    assert f"ETTR {found['ettr_without_idle']:.2%} (closed form" in told[1]
+    assert told[2].startswith(f"{found['ettr']:.2%} of all the time: ")
+    assert told[2].endswith("waiting for a node, with --spares 0 and --repair-seconds 7200")
     assert found["ettr"] < simulated(SimulatedJob(nodes=1000, days=10, spares=50, repair_seconds=7200), 3)["ettr"]
 
 

@@ -3,24 +3,29 @@
 An order that changes the course without going back (a restart, a stop, a cut of the learning rate, an exclusion) is a
 line as well, so that what really happened can be counted, also after a rollback. A run that is resumed goes on in its
 attempt. Going back (a rollback, a fall-back to an older checkpoint) begins
-attempt n+1: first its line here, then the load.
+attempt n+1: first its line here, then the load. Each line ends with a checksum ("sum") of its other fields, and a run
+does not start over a damaged line (`refuse_damage`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from gangline.checkpoint.id import CheckpointId
+from gangline.errors import UserError
 from gangline.run_files import open_own
 
 FILE = "attempts.jsonl"
+_RETURNS = ("roll_back", "restart")
 _GOES_ON = ("note", "warn", "skip")
 
 
@@ -52,16 +57,73 @@ def read(run_dir: str | Path) -> list[Attempt]:
         return []
     found = []
     for line in path.read_bytes().splitlines():
-        try:
-            content = json.loads(line)
-            content = {key: content[key] for key in content if key in Attempt.__dataclass_fields__}
-            lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
-            one = Attempt(**{**content, **lists})
-        except (ValueError, TypeError, RecursionError):
-            continue
-        if _makes_sense(one):
-            found.append(one)
+        with suppress(ValueError, TypeError, RecursionError):
+            found.append(_parse(line))
     return standing(found)
+
+
+def refuse_damage(run_dir: str | Path) -> None:
+    """Raise UserError where a complete line is damaged; a torn one, of which nothing was done yet, is left out."""
+    path = Path(run_dir) / FILE
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    for number, text in enumerate(lines, 1):
+        if not text.endswith(b"}"):
+            continue
+        try:
+            why = _contradiction(_parse(text))
+        except (ValueError, TypeError, RecursionError) as error:
+            why = str(error)
+        if why:
+            raise UserError(
+                f"{path} is damaged in line {number}: {why}.",
+                "Without the line the run may continue from a checkpoint that it has left, or read samples again.",
+                f"Restore the file from a copy, or do without the line:  sed -i {number}d {path}",
+                f"To start from scratch:  train from={Path(run_dir)}",
+            )
+
+
+def _parse(text: bytes) -> Attempt:
+    """Raise ValueError, TypeError or RecursionError for what is no line, or not the one that was written."""
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError("it is no JSON object")
+    if "sum" in content and content["sum"] != _checksum(content):
+        raise ValueError("its checksum does not match")
+    content = {key: content[key] for key in content if key in Attempt.__dataclass_fields__}
+    lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
+    line = Attempt(**{**content, **lists})
+    if not _makes_sense(line):
+        raise ValueError("a field has the wrong type")
+    return line
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    others = {key: value for key, value in content.items() if key != "sum"}
+    return hashlib.blake2b(json.dumps(others, sort_keys=True).encode(), digest_size=4).hexdigest()
+
+
+def _contradiction(line: Attempt) -> str:
+    """Return why a line, such as one that was edited and lost its checksum, cannot be one of a run, or ""."""
+    numbers = (line.skipped, line.skipped_from, line.step, line.rate_from, line.rate_steps, line.instead, line.rate)
+    start = CheckpointId.parse(line.start) if line.start else None
+    if line.attempt < 1 or not all(0 <= number < math.inf for number in numbers):
+        return "a number is out of range"
+    if line.time and parse_time(line) is None:
+        return f"its time is {line.time!r}"
+    if line.start and (start is None or start.attempt > line.attempt):
+        return f"attempt {line.attempt} cannot start from {line.start!r}"
+    if line.skipped and line.order not in _RETURNS:
+        return f"{line.skipped} samples are skipped, and nothing ordered that"
+    return ""
+
+
+def parse_time(line: Attempt) -> float | None:
+    """Return the time of a line in seconds since the epoch, or None where it has none that is valid."""
+    try:
+        time = datetime.fromisoformat(line.time)
+    except ValueError:
+        return None
+    return time.timestamp() if time.tzinfo is not None else None
 
 
 def standing(lines: Iterable[Attempt]) -> list[Attempt]:
@@ -88,7 +150,8 @@ def append(run_dir: str | Path, attempt: Attempt) -> None:
     path = Path(run_dir) / FILE
     torn = path.exists() and (content := path.read_bytes()) and not content.endswith(b"\n")
     with open_own(path, "a") as file:
-        file.write(("\n" if torn else "") + json.dumps(_content(attempt)) + "\n")
+        content = json.loads(json.dumps(_content(attempt)))  # as the reader has it
+        file.write(("\n" if torn else "") + json.dumps({**content, "sum": _checksum(content)}) + "\n")
         file.flush()
         os.fsync(file.fileno())
 

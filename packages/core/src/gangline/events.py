@@ -14,10 +14,10 @@ and rank 0's lines, once the run is built, `attempt` and `step` (steps done).
 By the launcher; torchrun and Slurm write none of these, and there rank 0 writes `launch`:
 
     launch     ranks are about to start: nodes (their names, by rank), processes (ranks that train), spares (ranks that
-               wait), why ("start", "rank": one failed, "node": one was lost, "joined": one came, "order": a verdict
-               asked for new workers), evidence, found (when it was seen that the start before had ended, as `time` and
-               as `found_monotonic`; null where there was none in this job), futile (starts since a new step was done,
-               those of jobs that failed before among them),
+               wait), why ("start", "rank": one failed or was sent SIGTERM, "node": one was lost, "joined": one came,
+               "order": a verdict asked for new workers), evidence, found (when it was seen that the start before had
+               ended, as `time` and as `found_monotonic`; null where there was none in this job), futile (starts since a
+               new step was done, those of jobs that failed before among them),
                member (in whose code a rank failed, where that is known: "health/mine"), after (of a job's first start,
                why "start": how the newest start of the job before it ended, a `reason` of ending.json; "killed" where
                nobody was left to say; "" of a new run, and where the configuration has changed since; evidence and

@@ -249,7 +249,10 @@ class WatchedHealth(HealthConfig):
         return recorded(comms)
 
     def notices(self, run: Run) -> list[str]:
-        """Options of playbooks without effect; playbooks that go back, in a run that keeps no checkpoint for it."""
+        """Return what playbooks lack: options with an effect, a checkpoint to go back to, one that is old enough."""
+        return [*self._without_effect(run), *self._without_checkpoint(run)]
+
+    def _without_effect(self, run: Run) -> list[str]:
         found = []
         usual, elastic = dict(Playbooks().items()), isinstance(run.launch, ElasticLaunch)
         for kind, playbook in self.playbooks.items():
@@ -260,13 +263,33 @@ class WatchedHealth(HealthConfig):
                 found.append(
                     f"{place}.actions: exclude only restarts the ranks here; other nodes take over under elastic"
                 )
+        return found
+
+    def _without_checkpoint(self, run: Run) -> list[str]:
         returns = [kind for kind, playbook in self.playbooks.items() if "roll_back" in playbook.actions]
         if run.checkpoint.every is None and returns:
-            found.append(
+            return [
                 f"health=on: the playbooks for {', '.join(returns)} go back to a checkpoint, and this run saves none "
                 "before its end; without one they stop the run. Set checkpoint.every"
-            )
-        return found
+            ]
+        every, kept = run.checkpoint.every, getattr(run.checkpoint, "keep_last", None)
+        if not isinstance(every, int) or kept is None or getattr(run.checkpoint, "keep_every", None) is not None:
+            return []
+        wanted = {
+            f"health.on.playbooks.{kind.replace('-', '_')}.back": playbook.back
+            for kind, playbook in self.playbooks.items()
+            if kind in returns
+        }
+        if self.corruption.on and "corruption" in returns and run.launch.world(run) > 1:
+            wanted["health.on.corruption.every"] = self.corruption.every
+        short = {place: steps for place, steps in wanted.items() if steps > every * kept}
+        if not short:
+            return []
+        return [
+            f"health=on: checkpoint.every={every} checkpoint.keep_last={kept} keep the checkpoints of {every * kept} "
+            f"steps, and {', '.join(f'{place}={steps}' for place, steps in short.items())} may want an older one. "
+            f"Set checkpoint.keep_last={-(-max(short.values()) // every)}"
+        ]
 
 
 PARTS = (

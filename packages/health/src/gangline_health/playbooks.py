@@ -10,11 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gangline.checkpoint import CheckpointId
 from gangline.health import Action, Agreed, Order, Verdict
 from gangline_health.config import Budget, Playbook, Playbooks
 
 if TYPE_CHECKING:
     from gangline.tools import Attempt
+
+
+RETURNS = ("roll_back", "restart")
 
 
 def used(lines: Iterable[Attempt], progress: int, now: int) -> int:
@@ -41,7 +45,7 @@ def respond(playbooks: Playbooks, budget: Budget, agreed: Agreed, now: int) -> O
         return None
     strongest = joined(orders)
     kinds = strongest.kinds
-    turns = [line for line in agreed.history if line.order in ("roll_back", "restart")]
+    turns = [line for line in agreed.history if line.order in RETURNS]
     spent = used(turns, budget.progress, now)
     if strongest.action in (Action.ROLL_BACK, Action.RESTART) and spent >= budget.orders:
         why = f"the budget is spent: {spent} returns and restarts without {budget.progress} steps of progress"
@@ -77,10 +81,16 @@ def answer(kind: str, playbook: Playbook, budget: Budget, agreed: Agreed, now: i
     found = agreed.of(kind)
     if max(int(verdict.details.get("row", 1)) for verdict in found) < playbook.patience:
         return None
-    before = used([line for line in agreed.history if line.order and kind in line.kinds], budget.progress, now)
+    lines = [line for line in agreed.history if line.order and kind in line.kinds]
+    before = used(lines, budget.progress, now)
     action = possible(playbook.actions[min(before, len(playbook.actions) - 1) :], found)
     why = f"answer {before + 1} to {kind} without {budget.progress} steps of progress" if before else ""
-    return replace(order(kind, action, playbook, found, now), why=why)
+    does = replace(order(kind, action, playbook, found, now), why=why)
+    if does.before_step is None or any(verdict.details.get("proven") for verdict in found):
+        return does
+    returns = [line for line in lines[len(lines) - before :] if line.order in RETURNS]
+    starts = [id.step for line in returns if (id := CheckpointId.parse(line.start or "")) is not None]
+    return replace(does, before_step=max(1, min([does.before_step, *starts])))  # older than what did not help
 
 
 def possible(actions: Sequence[str], found: Sequence[Verdict]) -> str:

@@ -37,10 +37,10 @@ def best_interval(cost: float, mtbf: float) -> float:
 def observed_mtbf(run_dir: str | Path, now: datetime | None = None) -> float:
     """Seconds between failures, as attempts.jsonl of the run shows them."""
     lines = [line for line in attempts.read(run_dir) if line.order in ("", "roll_back")]  # a restart is a start as well
-    times = [datetime.fromisoformat(line.time) for line in lines if line.time]
+    times = [time for line in lines if (time := attempts.parse_time(line)) is not None]
     if not times:
         return PRIOR_SECONDS
-    seconds = ((now or datetime.now(UTC)) - times[0]).total_seconds()
+    seconds = (now or datetime.now(UTC)).timestamp() - times[0]
     return (PRIOR_SECONDS + max(0.0, seconds)) / len(times)
 
 

@@ -16,13 +16,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gangline.launch import name_of_this_node
+from gangline.launch import born, name_of_this_node, space
 from gangline.tools import read_ending
 from gangline_ckpt_zarr.tiers.peers import FOLDER, Address, announce, this_machine, withdraw
-from gangline_ckpt_zarr.tiers.places import TROUBLE, directory, make
+from gangline_ckpt_zarr.tiers.places import TROUBLE, directory, make, of_run, of_user
 from gangline_ckpt_zarr.tiers.server import Server
 
-OWNER = ".keeper"  # in the directory: whose it is
+OWNER = ".keeper"  # in the directory: whose it is, "SPACE-PID-START-TOKEN" of the keeper's process
+ABANDONED_SECONDS = 12 * 3600.0  # without a save, in the directory of a dead keeper, until another keeper removes it
 LAST_WORDS = 5.0  # seconds in which ranks end when their launcher was killed; less than a sidecar then has
 LOOK_SECONDS = 0.2
 
@@ -31,7 +32,8 @@ def keep(run_dir: str, waits: float = 0.0) -> None:
     """The sidecar: the directory is there for as long as the job, and `waits` seconds longer where it was killed."""
     place, launcher = directory(run_dir), os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # also of the threads that answer
-    mine = secrets.token_hex(8)
+    mine = f"{space()}-{os.getpid()}-{born(os.getpid())}-{secrets.token_hex(8)}"
+    sweep(run_dir)
     with _alone(place):
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         (place / TROUBLE).unlink(missing_ok=True)
@@ -53,6 +55,33 @@ def keep(run_dir: str, waits: float = 0.0) -> None:
         while time.monotonic() < end:
             time.sleep(0.1)
             _remove(place, mine)
+
+
+def sweep(run_dir: str | Path, seconds: float = ABANDONED_SECONDS) -> list[Path]:
+    """Remove what other runs of this user, all killed, left in memory; return the directories.
+
+    The next start of such a run continues from there, so `seconds` must have passed since its last save. A directory
+    whose keeper ran in another process id namespace is left alone.
+    """
+    removed = []
+    for place in sorted(of_user().glob("*/*/")):
+        with contextlib.suppress(OSError):
+            if place.parent == of_run(run_dir):
+                continue
+            if time.time() - place.stat().st_mtime > seconds and _is_dead(owner := _owner(place)):
+                _remove(place, owner)
+                removed.append(place)
+    if removed:
+        print(f"memory tiers of runs that were killed are removed: {', '.join(map(str, removed))}", flush=True)
+    return removed
+
+
+def _is_dead(owner: str) -> bool:
+    """Whether no process is left of a directory's keeper; False where that cannot be known from here."""
+    if not owner:
+        return True
+    among, *process = owner.split("-")[:3]
+    return among == str(space()) and len(process) == 2 and str(born(int(process[0]))) != process[1]
 
 
 def _not_announced(folder: Path, error: OSError) -> str:

@@ -82,7 +82,8 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
     def after_step(self, record: StepRecord, applied: bool) -> Metrics | None:
         """The step is done, nothing is saved or rolled back yet. Metrics come into its record as `<name>/<metric>`.
 
-        applied: the optimizer stepped; false where the step was left out. Metrics are equal on all ranks.
+        applied: the optimizer stepped; false where the step was left out. Metrics are numbers or lists of numbers,
+        equal on all ranks: the run ends with an error that names the callback where they are not.
         """
 
     def before_validation(self, step: int) -> None:

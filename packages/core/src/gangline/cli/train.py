@@ -69,7 +69,9 @@ def read(argv: Sequence[str]) -> CommandLine:
         elif word.startswith("-"):
             _refuse_flag(word, rest)
         elif word.startswith("resume="):
-            line.resume = word.removeprefix("resume=")
+            path = word.removeprefix("resume=")
+            quoted = len(path) > 1 and path[0] == path[-1] and path[0] in "'\""  # as values of options may be
+            line.resume = path[1:-1] if quoted else path
         else:
             line.words.append(word)
     return line
@@ -142,7 +144,9 @@ def _show(line: CommandLine) -> int:
 
 def _run(line: CommandLine, argv: Sequence[str]) -> int:
     from gangline.launch import agents
+    from gangline.launch.signals import ignore_notices
 
+    ignore_notices()
     job = agents.detect()
     if job is not None:
         if line.multirun:

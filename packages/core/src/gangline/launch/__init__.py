@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from gangline.launch.exclusion import excluded as excluded
     from gangline.launch.failures import RankFailure as RankFailure, claim as claim
     from gangline.launch.forked import fork_agent as fork_agent
-    from gangline.launch.guard import STACKS as STACKS, born as born, die_with as die_with
+    from gangline.launch.guard import born as born, die_with as die_with, space as space
     from gangline.launch.local import LocalLauncher as LocalLauncher
     from gangline.launch.nodes import fewest_and_most as fewest_and_most, name_of_this_node as name_of_this_node
     from gangline.launch.output import log_path as log_path
     from gangline.launch.several import run_node as run_node
-    from gangline.launch.signals import answer_signal as answer_signal
+    from gangline.launch.signals import ANSWER as ANSWER, STACKS as STACKS, answer_signal as answer_signal
 
 __getattr__, __all__ = lazily(
     __name__,
@@ -29,11 +29,11 @@ __getattr__, __all__ = lazily(
         "gangline.launch.exclusion": "excluded",
         "gangline.launch.failures": "RankFailure claim",
         "gangline.launch.forked": "fork_agent",
-        "gangline.launch.guard": "STACKS born die_with",
+        "gangline.launch.guard": "born die_with space",
         "gangline.launch.local": "LocalLauncher",
         "gangline.launch.nodes": "fewest_and_most name_of_this_node",
         "gangline.launch.output": "log_path",
         "gangline.launch.several": "run_node",
-        "gangline.launch.signals": "answer_signal",
+        "gangline.launch.signals": "ANSWER STACKS answer_signal",
     },
 )

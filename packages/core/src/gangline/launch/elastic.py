@@ -157,7 +157,8 @@ class Agent(LocalElasticAgent):
         number = self.files.start.generation
         failure = failures.first(self.starts.logs, number)
         settled = failure is not None and not failure.mends_itself
-        if (self.node.alone or settled) and (stop := self.starts.stop(self.starts.next(failure), failure)):
+        now = self.starts.next(failure)
+        if (self.node.alone or settled) and (stop := self.starts.stop(now, failure, stays=self.node.alone)):
             raise Stopped(number, stop)
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:

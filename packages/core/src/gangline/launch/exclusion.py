@@ -40,11 +40,12 @@ class Meeting(Protocol):
 
 def excluded(run_dir: str | Path, hours: float | None, now: datetime | None = None) -> list[str]:
     """The nodes that an order keeps away now, longest first; it is over `hours` after the newest (None: never)."""
-    since = None if hours is None else (now or datetime.now(UTC)) - timedelta(hours=hours)
+    since = None if hours is None else ((now or datetime.now(UTC)) - timedelta(hours=hours)).timestamp()
     found: dict[str, bool] = {}
     for line in attempts.read(run_dir):
         for name in line.exclude:
-            found[name] = since is None or not line.time or datetime.fromisoformat(line.time) >= since
+            time = attempts.parse_time(line)
+            found[name] = since is None or time is None or time >= since
     return [name for name, holds in found.items() if holds]
 
 

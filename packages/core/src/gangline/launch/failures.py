@@ -74,6 +74,11 @@ class RankFailure:
         return self.kind in ("bug", "restart")
 
     @property
+    def preempted(self) -> bool:
+        """Whether the ranks saved and ended because some process was asked to stop."""
+        return self.kind == "ended" and self.exit_code == EXIT_REQUEUE
+
+    @property
     def evidence(self) -> str:
         """In one line."""
         return f"rank {self.rank} failed first: {self.what}"

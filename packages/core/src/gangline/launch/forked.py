@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.launch import failures, forkserver, guard
 from gangline.launch.failures import EXIT_FAILURE
-from gangline.launch.signals import STOP, exit_code, hand_on
+from gangline.launch.signals import NOTICES, exit_code, hand_on, stop_signals
 from gangline.plugins import load
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
 
-# Before there is anything to save they mean nothing. They are ignored, which what is started meanwhile inherits.
-NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 _UNSEEN = 255  # multiprocessing's exit code of a process whose end nobody saw
 OF_AN_AGENT = ("gangline.launch.elastic", "gangline.launch.meeting")
 
@@ -34,7 +32,7 @@ def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
     Its exit code, 128 + n where signal n ended it. Signals are handed on. Call it in the main thread.
     """
     told = _Told()
-    before = {signum: signal.signal(signum, signal.SIG_IGN if signum in NOTICES else told) for signum in STOP}
+    before = {signum: signal.signal(signum, signal.SIG_IGN if signum in NOTICES else told) for signum in stop_signals()}
     agent = None
     try:
         forkserver.warm(OF_AN_AGENT, run)

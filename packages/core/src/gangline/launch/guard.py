@@ -10,9 +10,6 @@ import threading
 import time
 from pathlib import Path
 
-# On this signal a rank writes the stacks of its threads into its log. A real-time one: the others have a meaning.
-STACKS = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else None
-
 
 def die_with(pid: int, grace_seconds: float = 0.0) -> None:
     """Kill this process as soon as the process `pid` is gone; 0 is a parent that a container hides, and is not watched.

@@ -18,6 +18,8 @@ from pathlib import Path
 _PARENT = os.getppid()
 _LOOK_SECONDS = 1.0  # between two looks at the parent, once ranks were forked
 _LOOKS = 3  # that find it gone, before ranks that did not end by themselves are killed
+# The command was started to ignore these, as by nohup; `gangline.launch.signals.stop_signals` finds the same in a rank.
+_IGNORED = {signum for signum in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(signum) == signal.SIG_IGN}
 _gone = 0  # looks that found it gone
 _TOLD = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -51,10 +53,11 @@ def _stay() -> None:
 
 def _be_a_rank() -> None:
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):  # a notice means nothing until it takes them
-        signal.signal(signum, signal.SIG_DFL)
+        if signum not in _IGNORED:
+            signal.signal(signum, signal.SIG_DFL)
 
 
-for _signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # multiprocessing itself ignores SIGINT later
+for _signum in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} - _IGNORED:  # multiprocessing ignores SIGINT later
     signal.signal(_signum, _leave)
 for _signum in (signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(_signum, signal.SIG_IGN)

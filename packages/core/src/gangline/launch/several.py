@@ -22,7 +22,7 @@ from gangline.launch.failures import EXIT_FAILURE
 from gangline.launch.local import say
 from gangline.launch.nodes import UsableRanks, fewest_and_most, name_of_this_node
 from gangline.launch.output import outlive_readers
-from gangline.launch.signals import exit_code, hand_on, name_of
+from gangline.launch.signals import exit_code, hand_on, name_of, stop_signals
 from gangline.launch.starts import Starts
 from gangline.launch.worker import WORK
 from gangline.rundir import RunDirectory
@@ -115,7 +115,8 @@ class Agents:
 
     def watch(self) -> int:
         """Start them, start those again that were killed, and wait for the end of the job."""
-        before = {signum: signal.signal(signum, self._hand_on) for signum in (signal.SIGINT, signal.SIGTERM)}
+        asks = {signal.SIGINT, signal.SIGTERM} & {*stop_signals()}
+        before = {signum: signal.signal(signum, self._hand_on) for signum in asks}
         self.again = dict.fromkeys(range(self.count), 0.0)
         begun = progress(self.run_dir).generation
         self.before = read_ending(self.run_dir)

@@ -13,18 +13,39 @@ from collections.abc import Callable
 from enum import IntEnum
 
 SAME_REQUEST_SECONDS = 1.0  # a scheduler may say it twice at once: to a process, and to its whole group
-STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)
 
-# How a launcher hands a request on. Ctrl-C, and a scheduler that signals whole groups, reach the ranks by themselves,
-# too; by a signal of its own what is handed on is known for the same request, however late a busy machine brings it.
-_FIRST = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else None  # of real-time signals: others have a meaning
+# The table of every real-time signal of this program, which a rank takes for one thing alone.
+_REAL_TIME = getattr(signal, "SIGRTMIN", None)
+STACKS = None if _REAL_TIME is None else _REAL_TIME + 5  # a rank writes the stacks of its threads into its log
+ANSWER = None if _REAL_TIME is None else _REAL_TIME + 11  # a rank answers what `answer_signal` registered for it
+
+# How a launcher hands a request on: SIGRTMIN + 6 to SIGRTMIN + 10. Ctrl-C, and a scheduler that signals whole groups,
+# reach the ranks directly, too; a separate signal identifies the request that was handed on, however late it comes.
 HandedOn = IntEnum(  # type: ignore[misc]
-    "HandedOn", {asked.name: asked if _FIRST is None else _FIRST + index for index, asked in enumerate(STOP)}
+    "HandedOn", {asked.name: asked if _REAL_TIME is None else _REAL_TIME + 6 + i for i, asked in enumerate(STOP)}
 )
 
 _answers: dict[int, Callable[[], None]] = {}
 _requested: str | None = None
 _watched = False
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals of STOP that this process takes: not those that it was started to ignore, as by nohup.
+
+    A shell has background jobs of a script ignore SIGINT, too. Call it before a handler is set.
+    """
+    ignored = [one for one in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(one) == signal.SIG_IGN]
+    return tuple(one for one in STOP if one not in ignored)
+
+
+def ignore_notices() -> None:
+    """Ignore a scheduler's notices from here on: until a launcher takes them there is nothing to save."""
+    for signum in NOTICES:
+        if signal.getsignal(signum) == signal.SIG_DFL:
+            signal.signal(signum, signal.SIG_IGN)
 
 
 def stop_requested() -> str | None:
@@ -40,10 +61,12 @@ def watched() -> bool:
 def answer_signal(signum: int, call: Callable[[], None]) -> None:
     """Have a rank call that in a thread of its own whenever this signal comes, whatever its main thread is busy with.
 
-    In the main thread. Raises ValueError for a signal that asks to stop.
+    In the main thread. Raises ValueError for a signal that has another meaning in a rank.
     """
-    if signum in STOP:
-        raise ValueError(f"{signal.Signals(signum).name} asks a rank to stop")
+    if signum in (*STOP, *HandedOn):
+        raise ValueError(f"{name_of(signum)} asks a rank to stop")
+    if signum == STACKS:
+        raise ValueError(f"{name_of(signum)} asks a rank for the stacks of its threads")
     _answers[signum] = call
     signal.signal(signum, _noted)
     signal.siginterrupt(signum, False)  # transfers under way go on
@@ -96,7 +119,7 @@ def install(by_agent: bool) -> None:
     arrived, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    for signum in (*STOP, *HandedOn):
+    for signum in (*stop_signals(), *HandedOn):
         signal.signal(signum, _noted)
     threading.Thread(target=_watch, args=(arrived,), daemon=True, name="signals").start()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline import attempts, generation
-from gangline.ending import EXIT_REQUEUE, RunEnding, clear_ending, write_ending
+from gangline.ending import EXIT_REQUEUE, RunEnding, clear_ending, read_ending, write_ending
 from gangline.errors import EXIT_USER_ERROR, Problem, UserError
 from gangline.events import Events, read_events
 from gangline.generation import Progress
@@ -72,7 +72,7 @@ class Starts:
             failures.clear(self.logs)
         clear_ending(self.run_dir)
         usable, reasons = self.usable(ranks)
-        stop = self.stop(now, failure, evidence) if counts or failure is not None else None
+        stop = self.stop(now, failure, evidence, stays=why == "rank") if counts or failure is not None else None
         if stop is None and not usable:
             error = UserError.of(reasons)
             stop = RankFailure(0, "user", EXIT_USER_ERROR, error.what, list(error.details))
@@ -82,14 +82,17 @@ class Starts:
             self._tell(start, why, evidence or earlier.evidence, now, member, earlier.after)
         return start
 
-    def stop(self, now: Progress, failure: RankFailure | None, evidence: str = "") -> RankFailure | None:
+    def stop(
+        self, now: Progress, failure: RankFailure | None, evidence: str = "", stays: bool = False
+    ) -> RankFailure | None:
         """Why no ranks are started again after `failure` (None: nobody lived to say), where `now` would be the start.
 
-        That is a mistake, a verdict that stops, and a budget that is used up.
+        That is a mistake, a verdict that stops, and a budget that is used up. stays: no node came or went.
         """
-        if failure is not None and failure.exit_code == EXIT_REQUEUE and failure.kind == "ended":
+        preempted = failure is not None and failure.preempted
+        if preempted and not stays:
             return None  # a node was asked to go, and what it had is saved
-        if failure is not None and not failure.mends_itself:
+        if failure is not None and not failure.mends_itself and not preempted:
             return failure
         last = failure or RankFailure(0, "lost", EXIT_FAILURE, evidence or "a rank was lost, and nobody knows why")
         most = self.config.max_restarts
@@ -141,9 +144,12 @@ class Starts:
             return "node", f"gone: {', '.join(sorted(gone))}"
         if failure is not None and failure.mends_itself:
             return "rank", failure.evidence
-        if come or failure is not None:
+        if come:
             return "joined", f"come: {', '.join(sorted(come))}"
-        return "rank", "a rank was lost"
+        if failure is not None and failure.preempted:  # by a signal to a rank, not to a launcher
+            ending = read_ending(self.run_dir)
+            return "rank", f"a rank was asked to stop: {ending.evidence if ending else 'its state is saved'}"
+        return "rank", failure.evidence if failure is not None else "a rank was lost"
 
     def _tell(self, start: JobStart, why: str, evidence: str, now: Progress, member: str, after: str) -> None:
         found, found_monotonic = self.found or (None, None)

@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from gangline.launch.signals import STOP, HandedOn, Requests, asked_by, hand_on
+from gangline.launch.signals import HandedOn, Requests, asked_by, hand_on, stop_signals
 
 UNUSED = "SIGQUIT"  # the agent insists on handlers of its own for some signal
 _LEFT_SECONDS = 1.0  # ranks that are left when one has failed have them, for what their threads are writing
@@ -38,7 +38,7 @@ class Request:
 def requests() -> Iterator[Request]:
     """Take what asks this process to stop, until the end of the block."""
     request = Request()
-    before = {signum: signal.signal(signum, request) for signum in (*STOP, *HandedOn)}
+    before = {signum: signal.signal(signum, request) for signum in (*stop_signals(), *HandedOn)}
     quit_before = signal.getsignal(getattr(signal, UNUSED))
     try:
         yield request

@@ -98,12 +98,12 @@ def _wait(run_dir: str, mine: int) -> int:
 
 
 def seen_from_outside(run_dir: str, rank: int, owner: int, log: TextIO) -> None:
-    """This rank's pulse, and on `guard.STACKS` where its threads are, in its log, whatever it is busy with."""
+    """This rank's pulse, and on `signals.STACKS` where its threads are, in its log, whatever it is busy with."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         pulse.sweep()
     pulse.use(pulse.Pulse.open(run_dir, rank, int(os.environ.get("WORLD_SIZE", "1")), generation(), owner))
-    if guard.STACKS is not None:
-        faulthandler.register(guard.STACKS, log, all_threads=True)
+    if signals.STACKS is not None:
+        faulthandler.register(signals.STACKS, log, all_threads=True)
 
 
 def set_threads() -> None:

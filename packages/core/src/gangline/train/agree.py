@@ -32,6 +32,7 @@ class Gathered:
     verdicts: list[Verdict]  # of all ranks, in rank order
     due: bool  # whether some rank wants a checkpoint
     now: float  # seconds since the epoch, on rank 0
+    metrics_alike: bool = True  # whether callbacks returned the same metrics on all ranks
 
 
 def agree(
@@ -43,24 +44,37 @@ def agree(
     due: bool,
     own_phases: Sequence[float] = (),
     own_loss: float | None = None,
+    metrics: float = 0.0,
 ) -> Gathered:
     """Gather seconds of the step and of its phases, losses, stop signals, verdicts and wishes for a checkpoint.
 
     own_phases: seconds of this rank, of each of `gangline.pulse.ROWS`. own_loss: nats a token, of this rank's own.
+    metrics: the `gangline.train.emitted.hash_metrics` of what callbacks returned here.
     """
     if world.size == 1:
         return Gathered(None, by_phase([own_phases]), None, signal or "", verdicts, due, time.time())
     number = _SIGNALS.index(signal) if signal in _SIGNALS else 0
     none = -1.0 if own_loss is None else 0.0  # NaN is a loss, too
-    row = [seconds, float(number), float(len(verdicts)), float(due), time.time(), none, own_loss or 0.0, *own_phases]
+    row = [
+        seconds,
+        float(number),
+        float(len(verdicts)),
+        float(due),
+        time.time(),
+        none,
+        own_loss or 0.0,
+        metrics,
+        *own_phases,
+    ]
     mine = torch.tensor([row], dtype=torch.float64, device=device)
     rows = world.all_gather(mine).tolist()
     times = [row[0] for row in rows]
     spread = {"min": min(times), "median": statistics.median(times), "max": max(times)}
     found = _told(world, device, verdicts) if any(row[2] for row in rows) else []
     signalled = _SIGNALS[int(max(row[1] for row in rows))]
-    phases, losses = by_phase([row[7:] for row in rows]), [None if row[5] else row[6] for row in rows]
-    return Gathered(spread, phases, losses, signalled, found, any(row[3] for row in rows), rows[0][4])
+    phases, losses = by_phase([row[8:] for row in rows]), [None if row[5] else row[6] for row in rows]
+    due, alike = any(row[3] for row in rows), all(row[7] == metrics for row in rows)
+    return Gathered(spread, phases, losses, signalled, found, due, rows[0][4], alike)
 
 
 def all_true(world: Comm, device: torch.device, mine: bool) -> bool:

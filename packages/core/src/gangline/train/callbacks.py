@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import torch
 
-from gangline.callback.base import Metrics
 from gangline.comm.objects import gather_json
 from gangline.config.schema import Run
 from gangline.errors import RAISED, UserError
@@ -22,6 +21,7 @@ from gangline.provenance import source_of
 from gangline.pulse.write import current
 from gangline.runtime import Runtime
 from gangline.shard import Shard, parameter_of
+from gangline.train.emitted import Emitted, read_metrics
 from gangline.train.session import Session
 
 T = TypeVar("T")
@@ -125,10 +125,14 @@ def each(s: Session, event: str, *arguments: object) -> dict[str, float | list[f
     """Call `event` of every callback and then of every check, as they were chosen; their metrics under their names."""
     found: dict[str, float | list[float]] = {}
     for place, member in s.members.items():
-        metrics: Metrics | None = named(s, place, getattr(member, event), *arguments)
+        metrics = named(s, place, _emitted, place, getattr(member, event), *arguments)
         name = place.partition("/")[2]
         found |= {f"{name}/{metric}": value for metric, value in (metrics or {}).items()}
     return found
+
+
+def _emitted(place: str, call: Callable[..., object], *arguments: object) -> Emitted:
+    return read_metrics(choice(place), call(*arguments))
 
 
 def named(s: Session, place: str, call: Callable[..., T], *arguments: object) -> T | None:

@@ -13,6 +13,7 @@ from gangline.record import StepRecord
 from gangline.train import verdicts
 from gangline.train.agree import agree, rank_mfu
 from gangline.train.callbacks import each
+from gangline.train.emitted import Emitted, hash_metrics, refuse_unlike
 from gangline.train.first_model import introduce
 from gangline.train.orders import Ending, announce, carry_out
 from gangline.train.report import Clock, peak_memory
@@ -38,15 +39,20 @@ def loop(s: Session) -> Ending:
         flush(s)
         each(s, "before_step", s.step + 1)
         record, own_loss, before = step(s, clock)
+        emitted: Emitted = {}
         if s.members:
             with clock("callback"):
-                record.metrics |= each(s, "after_step", record, not record.skipped)
+                emitted = each(s, "after_step", record, not record.skipped)
+            record.metrics |= emitted
         request = s.checkpointer.due(s.step, record.step_seconds, s.run.checkpoint.every)
         mine = verdicts.after_step(s, record)
         own = record.step_seconds - clock.seconds.get("agree", 0.0)  # without the wait for slower ranks
         due, ahead = request is not None, Clock()
         with ahead("agree"):  # on a GPU also the wait for the optimizer: it counts to the step that comes
-            agreed = agree(s.comms.world, s.device, own, stop_requested(), mine, due, clock.pulse.rows(), own_loss)
+            rows, same = clock.pulse.rows(), hash_metrics(emitted)
+            agreed = agree(s.comms.world, s.device, own, stop_requested(), mine, due, rows, own_loss, same)
+        if not agreed.metrics_alike:
+            refuse_unlike(s, emitted)
         record.rank_seconds, record.rank_phases = agreed.rank_seconds, agreed.rank_phases
         record.rank_losses = agreed.rank_losses
         if record.step > begun + 1:  # the rows of a start's first step have what was before it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from gangline.attempts import Attempt, stamp
 from gangline.health import Action, Agreed, Order
@@ -18,11 +18,14 @@ class Ending:
     """How the loop ended: why is "done", a signal's name, "stop", "restart" or "error"; evidence says more.
 
     requeue: the same command, given again, is what mends it.
+    kinds: of the verdicts that end it. first: the step from which on they do not trust the state, where they say so.
     """
 
     why: str
     evidence: str = ""
     requeue: bool = False
+    kinds: tuple[str, ...] = ()
+    first: int | None = None
 
 
 def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
@@ -33,6 +36,8 @@ def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
         return None
     found = [str(verdict) for verdict in agreed.verdicts if verdict.kind in order.kinds]
     evidence = "; ".join([*found, *filter(None, [order.why])])
+    firsts = [v.details["first"] for v in agreed.verdicts if v.kind in order.kinds and "first" in v.details]
+    stop = Ending("stop", evidence, kinds=order.kinds, first=min(firsts, default=None))
     line = Attempt(
         attempt=s.attempt,
         start=s.saved,
@@ -53,14 +58,14 @@ def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
     if order.action is Action.ROLL_BACK:
         with s.phase("recovery"):
             went = roll_back(s, order, line)
-        return None if went else Ending("stop", f"{evidence}; there is no checkpoint to go back to")
+        return None if went else replace(stop, evidence=f"{evidence}; there is no checkpoint to go back to")
     if order.action is Action.RESTART and (order.before_step is not None or order.skip):
         way = next(return_points(s, order, line), None)
         if way is None:
-            return Ending("stop", f"{evidence}; there is no checkpoint to start again from")
+            return replace(stop, evidence=f"{evidence}; there is no checkpoint to start again from")
         line = way[1]
     begin(s, line)
-    return Ending(line.order, evidence, requeue=set(order.kinds) == {STORE_LOST})
+    return replace(stop, why=line.order, requeue=set(order.kinds) == {STORE_LOST})
 
 
 def excluded(s: Session, names: Iterable[str]) -> tuple[str, ...]:

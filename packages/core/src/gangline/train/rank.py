@@ -35,12 +35,15 @@ from gangline.train.build import build, device_of
 from gangline.train.callbacks import each, tell_of_error
 from gangline.train.loop import loop
 from gangline.train.orders import Ending
-from gangline.train.save import lost_directory, poll, save, settle, tell
+from gangline.train.save import NOT_FINITE, lost_directory, poll, save, settle, tell
 from gangline.train.session import Session
 from gangline.train.unreported import flush, recover
 from gangline.train.verdicts import cut_off
 
 REQUEUED = ("SIGTERM", "SIGUSR1", "SIGUSR2")  # signals that are no person's
+
+# Kinds of verdict on how a run trains, which a lower learning rate may avoid.
+LOWER_RATE_HELPS = ("not-finite", "loss-spike", "gradient-spike", "divergence")
 
 
 def work(run_dir: str) -> int:
@@ -143,7 +146,7 @@ def errors_reported(s: Session, began: float, first: int) -> Iterator[None]:
 def said_of(s: Session, ending: Ending) -> RunEnding | None:
     """What ending.json says of an end that rank 0 knows of; None where the launcher says it."""
     number, evidence = generation(), ending.evidence
-    if s.failed_save or ending.why == "restart":
+    if describe_unsaved(s, ending) or ending.why == "restart":
         return None
     if ending.why == "done":
         return RunEnding(generation=number, reason="done", exit_code=0, evidence=f"step {s.step} is done")
@@ -245,29 +248,45 @@ def exit_code(s: Session, ending: Ending) -> int:
     """
     if ending.why == "restart":
         raise RestartWanted(ending.evidence, requeue=ending.requeue)
-    if s.failed_save:
+    if why := describe_unsaved(s, ending):
+        damaged = why.startswith(NOT_FINITE)
         raise UserError(
-            f"the last checkpoint could not be saved: {s.failed_save}",
+            f"the last checkpoint could not be saved: {why}",
             f"The newest whole one is {s.saved}." if s.saved else "There is no earlier one.",
-            f"Make room, then go on: train resume={shlex.quote(str(s.directory.path))}",
+            ("Continue from there" if damaged else "Make room, then go on")
+            + f": train resume={shlex.quote(str(s.directory.path))}",
         )
     if s.comms.rank == 0 and (lost := lost_directory(s)):
         raise lost
     if ending.why == "stop":
         if s.comms.rank == 0:
-            print("\n  ".join(("train: the run stopped.", ending.evidence, *advice(s))), file=sys.stderr, flush=True)
+            print(
+                "\n  ".join(("train: the run stopped.", ending.evidence, *advice(s, ending))),
+                file=sys.stderr,
+                flush=True,
+            )
         return EXIT_STOPPED
     if requeues(s, ending):
         return EXIT_REQUEUE
     return 0 if ending.why == "done" else 128 + signal.Signals[ending.why].value
 
 
-def advice(s: Session) -> list[str]:
-    """Commands that lead on from a stop: the same run would come to the same step again, another rate may not."""
-    directory, rate = s.directory.path, s.run.optimizer.learning_rate
-    lines = [
-        f"To try half the learning rate:  train from={shlex.quote(str(directory))} optimizer.learning_rate={rate / 2:g}"
-    ]
-    return (
-        [*lines, f"To go on from {s.saved} as it is:  train resume={shlex.quote(str(directory))}"] if s.saved else lines
-    )
+def describe_unsaved(s: Session, ending: Ending) -> str:
+    """Return why the newest state is not saved, or "": a stop for weights that are not finite wants no save."""
+    why = s.failed_save or ""
+    return "" if ending.why == "stop" and why.startswith(NOT_FINITE) else why
+
+
+def advice(s: Session, ending: Ending) -> list[str]:
+    """Return commands that lead on from a stop: only those that its verdicts leave some hope for."""
+    directory, rate = shlex.quote(str(s.directory.path)), s.run.optimizer.learning_rate
+    lines = []
+    if any(kind in LOWER_RATE_HELPS for kind in ending.kinds):
+        lines.append(f"To try half the learning rate:  train from={directory} optimizer.learning_rate={rate / 2:g}")
+    saved = CheckpointId.parse(s.saved) if s.saved else None
+    if saved is None:
+        return lines
+    if ending.first is None or saved.step < ending.first:
+        return [*lines, f"To go on from {saved} as it is:  train resume={directory}"]
+    lines.append(f"{saved} is not to be trusted: the fault may be as old as step {ending.first}.")
+    return [*lines, f"To start from scratch:  train from={directory}"]

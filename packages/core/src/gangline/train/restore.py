@@ -69,11 +69,18 @@ def restore(session: Session) -> None:
     A damaged checkpoint is passed over for the one before it, which starts a new attempt. Raises UserError where what
     is stored belongs to another model or another data order, and where every checkpoint is damaged.
     """
+    attempts.refuse_damage(session.directory.path)
     session.history = attempts.read(session.directory.path)
     session.attempt = attempts.newest(session.history)
     session.comms.world.barrier()  # every rank has read the attempts before rank 0 writes a line
     known = listed(session)
     wanted = session.checkpointer.latest()
+    if wanted is None and known:
+        raise UserError(
+            f"no checkpoint in {session.directory.path} led to attempt {session.attempt}, the newest one.",
+            f"There are: {', '.join(map(str, known))}. The line of an attempt is missing or was changed.",
+            f"Restore {attempts.FILE} from a copy, or start from scratch:  train from={session.directory.path}",
+        )
     if wanted is None:
         begin(session, Attempt(session.attempt, None, why="start"))
         _first_values(session, set(session.registry))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 
+import torch
 import torch.distributed as dist
 
 from gangline.checkpoint.base import SaveFailed, SaveRequest
+from gangline.checkpoint.id import CheckpointId
+from gangline.comm.objects import gather_json
 from gangline.errors import UserError
 from gangline.launch.signals import watched
 from gangline.train.agree import all_true
@@ -14,6 +18,7 @@ from gangline.train.callbacks import each
 from gangline.train.restore import capture
 from gangline.train.session import Session
 
+NOT_FINITE = "the weights are not finite"
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01  # seconds between two looks at a save
 
 
@@ -46,6 +51,10 @@ def save(s: Session, request: SaveRequest) -> None:
     if s.comms.rank == 0 and (lost := lost_directory(s)):
         s.reporter.note(str(lost))
     each(s, "before_save", s.step)
+    if bad := nonfinite_weights(s):
+        s.bad_weights = f"{NOT_FINITE} ({bad})"
+        give_up(s, SaveFailed(CheckpointId(s.step, s.attempt), s.bad_weights))
+        return
     try:
         with s.phase("save"):
             shards = [shard for shard in s.shards() if shard.name not in s.left_out]
@@ -54,6 +63,21 @@ def save(s: Session, request: SaveRequest) -> None:
         give_up(s, error)
         return
     each(s, "after_save", s.saving.id)
+
+
+def nonfinite_weights(s: Session) -> str:
+    """Return the rank and the name of trained weights with a NaN or an infinity, or "": the same on every rank."""
+    trained = {piece.shard.name for parameter in s.runtime.parameters() for piece in parameter.pieces}
+    mine = [shard for shard in s.runtime.shards() if shard.name in trained and shard.local.numel()]
+    largest = [torch.linalg.vector_norm(shard.local.detach(), ord=math.inf).to(s.device) for shard in mine]
+    finite = torch.stack(largest).isfinite() if largest else torch.ones(1, device=s.device)
+    flag = (~finite.bool()).any().to(torch.float64).reshape(1)
+    s.comms.world.all_reduce(flag, op="max")
+    if not float(flag):
+        return ""
+    bad = [shard.name for shard, good in zip(mine, finite.tolist(), strict=False) if not good][:1]
+    everyone = gather_json(s.comms.world, s.device, bad)
+    return next(f"rank {rank}: {names[0]}" for rank, names in enumerate(everyone) if names)
 
 
 def settle(s: Session) -> None:

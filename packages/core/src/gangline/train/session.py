@@ -60,6 +60,7 @@ class Session:
     saving: Handle | None = None
     unreported: StepRecord | None = None  # of rank 0: waits for the save in flight
     failed_save: str | None = None  # why the newest save came to nothing
+    bad_weights: str = ""  # where the newest save found weights that are not finite, until a verdict reports it
     cut_off: str = ""  # why this rank has lost the job's store for good, and with it every later save
     first_states: dict[str, dict[str, Any]] = field(default_factory=dict)  # of callbacks and checks, as built
     untold: dict[str, bool] = field(default_factory=dict)  # what checks raised on this rank -> whether rank 0 knows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gangline.record import StepRecord
 from gangline.train.batches import Batches
 from gangline.train.callbacks import each, lendings
+from gangline.train.emitted import match_metrics, refuse_unlike
 from gangline.train.session import Session
 
 
@@ -17,7 +18,10 @@ def validate(s: Session, record: StepRecord) -> None:
             default, sets = losses(s)
         record.validation_losses[name] = default
         record.validation_losses |= {f"{name}/{held_out}": loss for held_out, loss in sets.items()}
-    record.metrics |= each(s, "after_validation", record)
+    emitted = each(s, "after_validation", record)
+    if s.callbacks and not match_metrics(s, emitted):
+        refuse_unlike(s, emitted)
+    record.metrics |= emitted
 
 
 def losses(s: Session) -> tuple[float, dict[str, float]]:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TypeVar
 
 from gangline import attempts
+from gangline.checkpoint.id import CheckpointId
 from gangline.comm.objects import gather_json
 from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
 from gangline.record import StepRecord
@@ -16,6 +17,7 @@ from gangline.train.callbacks import failures, named, together
 from gangline.train.session import Session
 
 STORE_LOST = "store-lost"
+LASTING = 1000  # steps in a row that a finding counts as which no later step ends
 
 Said = TypeVar("Said", bound=Verdict | Order | None)
 
@@ -44,6 +46,8 @@ def before_update(s: Session, loss: float, grad_norm: float) -> tuple[str, tuple
 def after_step(s: Session, record: StepRecord) -> list[Verdict]:
     """What this rank's checks find in the step just done, and core itself."""
     found = [] if record.finite or s.precision.scales else [not_finite(record)]
+    if s.bad_weights:
+        found.append(bad_weights(s))
     if s.cut_off:
         found.append(cut_off(s))
     for name, check in s.health.items():
@@ -89,6 +93,14 @@ def cut_off(s: Session) -> Verdict:
     why = f"the job's store is lost for good ({s.cut_off}), and without it nothing can be saved"
     newest = f"{s.saved} is the newest checkpoint" if s.saved else "there is no checkpoint"
     return Verdict(STORE_LOST, f"rank {s.comms.rank}", 1.0, f"{why}; {newest}", Action.RESTART)
+
+
+def bad_weights(s: Session) -> Verdict:
+    """Return core's verdict on weights that a save refused, and forget them: a later save checks the weights again."""
+    saved = CheckpointId.parse(s.saved) if s.saved else None
+    details = {"step": s.step, "first": 1 + (saved.step if saved else 0), "row": LASTING}
+    evidence, s.bad_weights = f"{s.bad_weights}; {s.saved or 'no checkpoint'} is the newest whole checkpoint", ""
+    return Verdict("not-finite", f"step {s.step}", 1.0, evidence, Action.STOP, details=details)
 
 
 def not_finite(record: StepRecord) -> Verdict:

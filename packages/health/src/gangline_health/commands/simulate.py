@@ -81,14 +81,16 @@ def simulated(job: SimulatedJob, courses: int, plays: FailureSimulator | None = 
     plays = plays or EventSimulator()
     every = [plays.simulate(replace(job, seed=job.seed + n)) for n in range(courses)]
     kinds = {kind: sum(one.seconds[kind] for one in every) / courses for kind in every[0].seconds}
+    wall, busy = every[0].wall_seconds, every[0].wall_seconds - kinds.get("idle", 0.0)
     return {
         "version": 1,
         "job": {**asdict(job), "checkpoint_seconds": job.every},
-        "wall_seconds": every[0].wall_seconds,
+        "wall_seconds": wall,
         "seconds": kinds,
         "faults": sum(one.faults for one in every) / courses,
         "fewest_spares": min(one.fewest_spares for one in every),
-        "ettr": sum(one.ettr for one in every) / courses,
+        "ettr": sum(one.ettr for one in every) / courses,  # of all the time
+        "ettr_without_idle": kinds["compute"] / busy if busy else 0.0,  # as `gangline health report` has it
         "closed_form": {
             "ettr": job.reliability.ettr(job.every),
             "mtbf_seconds": job.reliability.mtbf_seconds,
@@ -103,8 +105,13 @@ def text_of(found: dict[str, Any]) -> str:
     lines = [
         f"{job['nodes']} nodes, {job['days']:g} days, a save each {job['checkpoint_seconds']:.4g} s",
         f"{found['faults']:.1f} faults, one each {closed['mtbf_seconds'] / 3600:.3g} h; "
-        f"ETTR {found['ettr']:.2%} (closed form {closed['ettr']:.2%})",
+        f"ETTR {found['ettr_without_idle']:.2%} (closed form {closed['ettr']:.2%})",
     ]
+    if idle := found["seconds"].get("idle"):
+        lines.append(
+            f"{found['ettr']:.2%} of all the time: {idle / 3600:.2f} h were spent waiting for a node, with "
+            f"--spares {job['spares']} and --repair-seconds {job['repair_seconds']:g}"
+        )
     for kind, sum_ in sorted(found["seconds"].items(), key=lambda item: -item[1]):
         if sum_:
             lines.append(f"  {words(kind):24} {sum_ / 3600:10.2f} h  {sum_ / wall:7.2%}")

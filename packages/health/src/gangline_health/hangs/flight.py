@@ -8,19 +8,17 @@ transfer that does not end.
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from gangline.launch import answer_signal
+from gangline.launch import ANSWER, answer_signal
 from gangline.pulse import Seen, current
 from gangline.tools import write_whole
 from gangline_health.hangs import processes
 
-ASK = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else None  # a real-time one: the others have a meaning
 ASKED_SECONDS = 2.0  # for all ranks of a machine together; who has not answered by then is left out
 VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # NCCL's has more to say where both are there
@@ -29,15 +27,15 @@ DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # NCCL's has more to s
 def listen(run_dir: str, rank: int, environ: Mapping[str, str] = os.environ) -> bool:
     """On the main thread of a rank: whether it answers from now on."""
     dump = _dump() if any(environ.get(name, "0") not in ("", "0") for name in VARIABLES) else None
-    if dump is None or ASK is None or threading.current_thread() is not threading.main_thread():
+    if dump is None or ANSWER is None or threading.current_thread() is not threading.main_thread():
         return False
-    answer_signal(ASK, partial(_write, dump, _place(run_dir, current().generation, rank)))
+    answer_signal(ANSWER, partial(_write, dump, _place(run_dir, current().generation, rank)))
     return True
 
 
 def collect(run_dir: Path, ranks: Sequence[Seen], seconds: float = ASKED_SECONDS) -> list[Path]:
     """The files that ranks of this machine write on being asked; of one that cannot answer none."""
-    asked = [seen for seen in ranks if ASK is not None and _hears(seen) and processes.kill(seen, ASK)]
+    asked = [seen for seen in ranks if ANSWER is not None and _hears(seen) and processes.kill(seen, ANSWER)]
     wanted = [_place(run_dir, seen.generation, seen.rank) for seen in asked]
     deadline = time.monotonic() + seconds
     while not all(path.exists() for path in wanted) and time.monotonic() < deadline:
@@ -46,7 +44,7 @@ def collect(run_dir: Path, ranks: Sequence[Seen], seconds: float = ASKED_SECONDS
 
 
 def _hears(seen: Seen) -> bool:
-    return ASK is not None and processes.state(seen.pid)[0] not in ("T", "") and processes.handles(seen.pid, ASK)
+    return ANSWER is not None and processes.state(seen.pid)[0] not in ("T", "") and processes.handles(seen.pid, ANSWER)
 
 
 def _write(dump: Callable[[], bytes | str], place: Path) -> None:

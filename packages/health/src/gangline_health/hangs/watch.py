@@ -78,6 +78,7 @@ class Watcher:
             self.learn_at = now + LEARN
             self.known = learned([one.reader.read() for one in self.standing.values()], self.options)
         if not any(one.still >= self.options.floor_seconds - 2 * INTERVAL for one in self.standing.values()):
+            self.found.clear()  # every rank moves again: its next hang is another one
             if self._asked():
                 summary.tell(self.run_dir, self.machine, self.watched())
             return None

@@ -72,7 +72,7 @@ def _is_step(line: Line) -> bool:
     if not isinstance(line.get("seconds"), dict):
         return False
     numbers = all(isinstance(line.get(name), int | float) for name in ("time", "step", "step_seconds"))
-    return numbers and line["time"] > 0 and has_sense(line)
+    return numbers and has_sense(line)
 
 
 def undone(starts: Sequence[RanksStart]) -> set[int]:

@@ -24,7 +24,8 @@ class Monitor(ABC):
     without this monitor.
 
     A verdict's details that playbooks read: `first`, the step from which on something may be spoilt; `exclude`, whom it
-    names for sure as the cause: a node, or one of its ranks ("rank 3"); `row`, findings in a row.
+    names for sure as the cause: a node, or one of its ranks ("rank 3"); `row`, findings in a row; `proven`, whether a
+    comparison has shown that the state before `first` is good: without it a second return goes back further.
     """
 
     name: str  # as in health.on.<name>

@@ -152,6 +152,7 @@ class CorruptionMonitor(Monitor):
             if self.begun is not None:  # what all have read is the same, unless it was read wrongly
                 first = self.begun + (0 if damaged else 1)
             details: dict[str, int | str] = {"step": record.step, "first": first, "row": 1, "rank": rank}
+            details["proven"] = True
             sure = all(each.outvoted for each in odd.values())
             one, what = next(iter(odd.values())), " and the ".join(odd)
             evidence = f"the {what} of rank {rank} are those of {one.alike} of {one.replicas} replicas"

@@ -1,0 +1,69 @@
+"""Metrics that callbacks and health checks return: numbers, and the same on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import torch
+
+from gangline.comm.objects import gather_json
+from gangline.train.session import Session
+
+Emitted = dict[str, float | list[float]]
+
+
+def read_metrics(choice: str, metrics: object) -> Emitted:
+    """Return what `after_step` or `after_validation` of a member gave as plain numbers.
+
+    choice: the member as a user chose it, "callback=ema". Raises TypeError where it gave something else.
+    """
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"{choice} returned {metrics!r}, where metrics are a dict of names and numbers")
+    return {str(name): _number(choice, str(name), value) for name, value in metrics.items()}
+
+
+def _number(choice: str, name: str, value: Any) -> float | list[float]:
+    if isinstance(value, list | tuple):
+        return [float(_number(choice, name, one)) for one in value]  # type: ignore[arg-type]
+    if not isinstance(value, Real):
+        raise TypeError(f"{choice} returned {value!r} as its metric {name!r}, where a number or a list of them belongs")
+    return value if isinstance(value, int) else float(value)
+
+
+def hash_metrics(metrics: Emitted) -> float:
+    """Return a hash of 48 bits of metrics, which a float64 holds exactly; 0 for none."""
+    if not metrics:
+        return 0.0
+    content = json.dumps({name: _text(value) for name, value in metrics.items()}, sort_keys=True)
+    return float(int.from_bytes(hashlib.blake2b(content.encode(), digest_size=6).digest()))
+
+
+def _text(value: float | list[float]) -> str | list[str]:
+    return [repr(float(one)) for one in value] if isinstance(value, list) else repr(float(value))
+
+
+def match_metrics(s: Session, metrics: Emitted) -> bool:
+    """Return whether all ranks have the same metrics, by an all-gather: a step has `agree` compare their digests."""
+    mine = torch.tensor([hash_metrics(metrics)], dtype=torch.float64, device=s.device)
+    return s.comms.world.all_gather(mine).unique().numel() == 1
+
+
+def refuse_unlike(s: Session, metrics: Emitted) -> None:
+    """Raise ValueError on every rank, naming the member and its values; for metrics whose hashes differ."""
+    everyone = gather_json(s.comms.world, s.device, {name: _text(value) for name, value in metrics.items()})
+    for name in dict.fromkeys(name for one in everyone for name in one):
+        values = [one.get(name, "nothing") for one in everyone]
+        odd = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+        if odd is not None:
+            member, _, metric = name.partition("/")
+            kind = "callback" if member in s.callbacks else "health"
+            raise ValueError(
+                f"{kind}={member} returned {values[odd]} as its metric {metric!r} on rank {odd} and {values[0]} on "
+                "rank 0, where metrics are equal on all ranks: reduce it over the ranks, or return it from none"
+            )
