@@ -193,6 +193,7 @@ def test_a_job_that_could_not_be_written_down_is_cancelled(tmp_path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("gangline_launch.job.write_job", full)
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n")
     with pytest.raises(OSError, match="No space"):
         submit(tmp_path / "job.sh", [tmp_path])
     assert (tmp_path / "asked").read_text().splitlines()[-1] == "scancel 7"

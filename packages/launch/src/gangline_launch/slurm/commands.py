@@ -8,7 +8,7 @@ import re
 import subprocess
 import time
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TypeVar
 
@@ -38,10 +38,10 @@ class SlurmAway(SlurmError):
     """The controller gave no answer: it restarts, or is busy. What was asked of it may have been done."""
 
 
-def ask(*command: str, text: str | None = None) -> str:
+def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
     """What a command of Slurm prints. Raises UserError where Slurm is not here, SlurmError where it refuses."""
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     except FileNotFoundError:
         raise UserError(
             f"launch=slurm: there is no {command[0]} on this machine.",
@@ -70,10 +70,10 @@ def patiently(question: Callable[[], Answer], seconds: float = PATIENCE) -> Answ
             wait = min(ASK_AGAIN_MOST, 2 * wait)
 
 
-def submit(script: str, words: Sequence[str] = ()) -> str:
+def submit(script: str, words: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> str:
     """The number of the new job. Raises UserError with what the site asks for, SlurmAway where it may be one or not."""
     try:
-        return ask("sbatch", "--parsable", *words, script).split(";")[0].strip()
+        return ask("sbatch", "--parsable", *words, script, environment=environment).split(";")[0].strip()
     except SlurmAway:
         raise
     except SlurmError as error:

@@ -23,7 +23,8 @@ OWN = {
     **{"signal": "launch.signal_seconds", "array": "train -m", "job-name": "run.name"},
     **dict.fromkeys(("ntasks", "ntasks-per-node"), "launch.processes"),
     **dict.fromkeys(
-        ("output", "error", "open-mode", "comment", "requeue", "no-requeue", "no-kill", "wrap"), "the launcher itself"
+        ("output", "error", "open-mode", "comment", "requeue", "no-requeue", "no-kill", "wait", "wrap"),
+        "the launcher itself",
     ),
 }
 TIME = re.compile(r"\d+-\d+(:\d+){0,2}|\d+(:\d+){1,2}")
