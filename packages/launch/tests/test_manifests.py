@@ -119,6 +119,34 @@ def test_a_dry_run_prints_and_a_machine_without_kubectl_is_told(tmp_path, monkey
     assert not (tmp_path / "one").exists()
 
 
+@pytest.mark.parametrize(
+    "words", [("link", "link/one"), ("link", "real/one"), ("real", "link/one"), ("real", "real/../link/one")]
+)
+def test_run_dir_through_a_link_is_below_the_mount_in_pods(words, tmp_path, capsys):
+    """A login node often mounts the volume elsewhere, with a link at the path that users type."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real" / "away").symlink_to(tmp_path)
+    mount, run_dir = (f"{tmp_path}/{word}" for word in words)
+    own = [
+        "recipe=tiny",
+        "parallel=ddp",
+        "launch=kubernetes",
+        "launch.nodes=2",
+        "launch.image=x",
+        "launch.dry_run=true",
+    ]
+    assert train([*own, f"launch.volume=my.runs:{mount}/", f"run.dir={run_dir}"]) == 0
+    (job,) = yaml.safe_load(capsys.readouterr().out)["spec"]["replicatedJobs"]
+    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+    assert container["volumeMounts"][0]["mountPath"] == mount
+    assert f"out={mount}/one/launch/" in container["command"][2]
+    assert f" {mount}/one --nodes" in container["command"][2]
+    for outside in ("..", "../one", "away/one", ""):
+        assert train([*own, f"launch.volume=runs:{mount}", f"run.dir={mount}/{outside}"]) == 2
+        assert f"the volume: {tmp_path}/real." in capsys.readouterr().err
+
+
 def test_names_are_of_one_submit_of_one_run_and_begin_with_a_letter():
     paths = [f"/runs/{sweep}/{run:02d}" for sweep in ("a", "b") for run in range(3)] + [
         "/runs/" + "long-" * 20,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gangline import Problem
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 LABEL = re.compile(r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?")
 RESOURCE = re.compile(rf"(?P<name>{LABEL.pattern}):(?P<count>[1-9]\d*[A-Za-z]*)")
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+SUBDOMAIN = re.compile(rf"{NAME.pattern}(\.{NAME.pattern})*")
 
 
 @dataclass
@@ -46,18 +49,34 @@ class KubernetesLaunch(ClusterLaunch):
         if self.image is None:
             mend = "launch.image=registry/name:tag, made from this version."
             found.append(Problem("launch=kubernetes needs launch.image.", "A pod has nothing else.", mend))
-        claim, _, mount = (self.volume or "").partition(":")
-        if not NAME.fullmatch(claim) or not mount.startswith("/"):
+        claim, mount = self.claim_and_mount()
+        if not SUBDOMAIN.fullmatch(claim) or not mount.startswith("/") or mount == "/":
             what = "launch=kubernetes needs launch.volume=CLAIM:/mount."
             why = "The pods meet in the run directory, and checkpoints outlive them there."
             found.append(Problem(what, why, "A PersistentVolumeClaim that many nodes may write (ReadWriteMany)."))
-        elif run.run.dir is None or not run.run.dir.startswith(mount.rstrip("/") + "/"):
+        elif run.run.dir is None or self.in_pod(run.run.dir) is None:
             what = f"run.dir={run.run.dir} does not lie on launch.volume={self.volume}."
-            found.append(Problem(what, "", f"run.dir={mount.rstrip('/')}/my-run, with the volume mounted here too."))
+            real = "" if run.run.dir is None else f"Without links: {os.path.realpath(run.run.dir)}"
+            why = f"{real}; the volume: {os.path.realpath(mount)}." if real else ""
+            found.append(Problem(what, why, f"run.dir={mount}/my-run, with the volume mounted here too."))
         found += self._check_devices()
         if self.cluster_queue is not None and self.queue is None:
             found.append(Problem("launch.cluster_queue without launch.queue.", "", "Name the LocalQueue to make."))
         return found
+
+    def claim_and_mount(self) -> tuple[str, str]:
+        """Return both halves of `launch.volume`, the mount point without `..` and without a slash at its end."""
+        claim, _, mount = (self.volume or "").partition(":")
+        return claim, mount and os.path.normpath(mount)
+
+    def in_pod(self, run_dir: str | Path) -> Path | None:
+        """Return the path of the run directory in a pod; None where it is not below the volume's mount point here.
+
+        Links are resolved here, because a pod has only the volume: there the same directory is below `launch.volume`.
+        """
+        _, mount = self.claim_and_mount()
+        path = os.path.relpath(os.path.realpath(run_dir), os.path.realpath(mount))
+        return None if path.split("/")[0] in (".", "..") else Path(mount, path)
 
     def devices(self) -> dict[str, str]:
         """What a pod asks for beside GPUs."""

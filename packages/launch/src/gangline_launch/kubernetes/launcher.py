@@ -39,12 +39,14 @@ class KubernetesLauncher(Launcher):
         """Apply the manifests and follow to the end; Ctrl-C leaves it alone. Raises UserError where that is refused."""
         run_dir = directory.path.resolve()
         mark = uuid.uuid4().hex
-        text = dump(manifests.render(self.config, self.run, run_dir, mark))
+        in_pod = self.config.in_pod(run_dir)
+        assert in_pod is not None, "check() refuses a run directory that is not on the volume"
+        text = dump(manifests.render(self.config, self.run, in_pod, mark))
         if self.config.dry_run:
             print(text, end="")
             return give_back(directory)
         path = run_dir / jobs.FOLDER / FILE
-        name = manifests.name_of(run_dir, mark)
+        name = manifests.name_of(in_pod, mark)
         job = SubmittedJob.now("kubernetes", f"{self.config.namespace}/{name}", mark=mark)
         with jobs.one_submit(run_dir):
             refuse_second(run_dir)

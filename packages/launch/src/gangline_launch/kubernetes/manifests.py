@@ -37,7 +37,7 @@ def name_of(run_dir: Path, mark: str) -> str:
 
 
 def render(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) -> list[dict[str, Any]]:
-    """The objects to apply, in order. mark: of this submit, and of no other."""
+    """The objects to apply, in order. run_dir: its path in the pods; mark: of this submit, and of no other."""
     objects = []
     if config.cluster_queue is not None:
         objects.append(
@@ -128,7 +128,7 @@ def script(config: KubernetesLaunch, run: Run, run_dir: Path) -> str:
 
 def pod(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, Any]:
     """A node: one agent with the GPUs of its machine."""
-    claim, _, mount = str(config.volume).partition(":")
+    claim, mount = config.claim_and_mount()
     own = {"GANGLINE_KUBERNETES_NODE": "spec.nodeName", "GANGLINE_POD": "status.podIP"}
     variables = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in own.items()]
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
