@@ -16,7 +16,7 @@ from gangline_launch import clocks, job as jobs
 from gangline_launch.follow import follow
 from gangline_launch.give_back import give_back, handed_over
 from gangline_launch.job import SubmittedJob
-from gangline_launch.kubernetes import levels, manifests
+from gangline_launch.kubernetes import levels, manifests, tries
 from gangline_launch.kubernetes.scheduler import KubectlError, KubernetesScheduler, kubectl
 from gangline_launch.state import GONE
 
@@ -53,6 +53,7 @@ class KubernetesLauncher(Launcher):
             path.write_text(text)
             levels.note(run_dir, self.config.levels)
             clocks.forget(run_dir)
+            tries.forget(run_dir)
             submit(directory, job, path)
         with handed_over(directory, KubernetesScheduler()):
             print(f"train: JobSet {job.id}: {path}", flush=True)

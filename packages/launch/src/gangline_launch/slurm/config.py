@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gangline import Problem, UserError
-from gangline.config import NonNegativeInt, PositiveInt
+from gangline.config import PositiveInt
 from gangline_launch.config import ClusterLaunch
 from gangline_launch.slurm import commands
 
@@ -49,7 +49,6 @@ class SlurmLaunch(ClusterLaunch):
     segment: PositiveInt | None = None  # so many nodes each lie in one block (topology/block, Slurm 23.11 and newer)
     drain: bool = False  # tell Slurm to give nodes that were found bad to nobody; takes an operator's rights
     options: list[str] = field(default_factory=list)  # more of sbatch, as a site asks for: --reservation=night
-    futile_requeues: NonNegativeInt = 3  # so many starts of the job in a row without a new step end it
     most_running: PositiveInt | None = None  # runs of a sweep at the same time; null: all
 
     def gpus(self, run: Run) -> int:
