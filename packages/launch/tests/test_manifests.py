@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,23 @@ def test_what_a_pod_says_is_in_the_run_directory_and_settings_of_the_network_com
     (tmp_path / "nccl-env-profile.sh").unlink()
     assert subprocess.run(["bash", "-c", text], env=variables, timeout=60).returncode == 2
     assert "nccl-env-profile.sh" in (run_dir / "launch" / "node-1.out").read_text()
+
+
+def expanded(command: str, variables: dict[str, str]) -> str:
+    """Expand a container's command as Kubernetes does: $(NAME) is a variable that is set, $$ is one dollar sign."""
+
+    def value(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else variables.get(found[1], found[0])
+
+    return re.sub(r"\$\$|\$\((.*?)\)", value, command)
+
+
+def test_bash_gets_the_script_after_the_expansion_of_kubernetes():
+    config = replace(CASES["kueue"], setup=["export A=$(HOME) B=$$$ C=$(PYTHONUNBUFFERED)"])
+    run, run_dir = default_run(parallel="ddp", launch=config), Path("/runs/$(PYTHONUNBUFFERED)/$$")
+    command = manifests.pod(config, run, run_dir)["spec"]["containers"][0]["command"]
+    assert expanded(command[2], {"PYTHONUNBUFFERED": "1"}) == manifests.script(config, run, run_dir)
+    assert "tail --pid=$$ " in manifests.script(config, run, run_dir)
 
 
 def test_the_state_of_a_job_set_is_in_words():

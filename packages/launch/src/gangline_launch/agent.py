@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
         try:
             refuse_more(asked.run_dir, index, run.launch.futile_requeues)  # type: ignore[attr-defined]
         except UserError as error:
-            return refused(asked.run_dir, error)
+            return refused(asked.run_dir, error, ends=True)
     return code
 
 
@@ -93,15 +93,15 @@ def run(argv: list[str]) -> int:
         return refused(asked.run_dir, error)
 
 
-def refused(run_dir: Path, error: UserError) -> int:
-    """Say a mistake here, and where the command that follows finds it; its exit code."""
+def refused(run_dir: Path, error: UserError, ends: bool = False) -> int:
+    """Say a mistake here, and where the command that follows finds it; its exit code. ends: so does the whole job."""
     print(f"train: {error}", file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
-        note_mistake(run_dir, error)
+        note_mistake(run_dir, error, ends)
     return error.exit_code
 
 
-def note_mistake(run_dir: Path, error: UserError) -> None:
+def note_mistake(run_dir: Path, error: UserError, ends: bool = False) -> None:
     """ending.json, unless the others have begun without this node or one of them has said why it ends.
 
     Both times are those of the file system that all nodes share.
@@ -110,9 +110,11 @@ def note_mistake(run_dir: Path, error: UserError) -> None:
 
     events, began = run_dir / "events.jsonl", run_dir / "launch" / "nodes"
     others_train = events.exists() and began.exists() and events.stat().st_mtime > began.stat().st_mtime
-    if run_dir.is_dir() and not others_train and read_ending(run_dir) is None:
+    ending = read_ending(run_dir)
+    if run_dir.is_dir() and (ends or (not others_train and ending is None)):
         text = "\n".join((error.what, *error.details))
-        write_ending(run_dir, RunEnding(generation=0, reason="mistake", exit_code=error.exit_code, evidence=text))
+        number = 0 if ending is None else ending.generation
+        write_ending(run_dir, RunEnding(generation=number, reason="mistake", exit_code=error.exit_code, evidence=text))
 
 
 def refuse_other_code(changed: list[str]) -> None:

@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gangline_launch import fabric
+from gangline_launch import fabric, setup
 from gangline_launch.job import FOLDER
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def script(config: KubernetesLaunch, run: Run, run_dir: Path) -> str:
         'tail --pid=$$ -F -c "+$begin" "$out" 2> /dev/null &',
         'exec >> "$out" 2>&1',
         *fabric.setup(config.fabric),
-        *config.setup,
+        *setup.checked(config.setup, "python", shlex.quote(str(run_dir))),
         " ".join(agent),
     ]
     return "".join(f"{line}\n" for line in lines)
@@ -137,7 +137,7 @@ def pod(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": "agent",
         "image": config.image,
-        "command": ["/bin/bash", "-c", script(config, run, run_dir)],
+        "command": ["/bin/bash", "-c", script(config, run, run_dir).replace("$", "$$")],  # Kubernetes makes $$ a $
         "env": variables,
         "volumeMounts": [{"name": "runs", "mountPath": mount}, {"name": "shm", "mountPath": "/dev/shm"}],
     }

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from gangline import UserError
-from gangline.tools import RunEnding, read_ending, write_ending, write_whole
+from gangline.tools import read_ending, write_whole
 from gangline_launch import job as jobs
 from gangline_launch.slurm.requeues import steps_done
 
@@ -34,19 +34,14 @@ def count(run_dir: Path, index: str) -> tuple[int, int]:
 
 
 def refuse_more(run_dir: Path, index: str, most: int) -> None:
-    """Count an end of the pod with 75. Raises UserError, which ending.json then holds, where there were `most`."""
+    """Count an end of the pod with 75. Raises UserError where there were `most` of them."""
     tries, step = count(run_dir, index)
     if tries < max(1, most):
         return
     ending = read_ending(run_dir)
-    why = ending.evidence.splitlines()[:1] if ending is not None else []
-    error = UserError(
+    raise UserError(
         f"pod {index} ended {tries} times in a row without a step beyond {step} (launch.futile_requeues).",
-        *why,
+        *(ending.evidence.splitlines()[:1] if ending is not None else []),
         "A pod that never starts keeps the others waiting; its reason:  kubectl describe pods",
         "Where pods take long to start:  launch.join_seconds=900",
     )
-    text = "\n".join((error.what, *error.details))
-    number = 0 if ending is None else ending.generation
-    write_ending(run_dir, RunEnding(generation=number, reason="mistake", exit_code=error.exit_code, evidence=text))
-    raise error
