@@ -211,5 +211,9 @@ def test_the_state_of_a_job_set_is_in_words():
     assert state_of(waits).phase == WAITS
     assert "team" in state_of(waits).why
     assert state_of({"spec": {}, "status": {"replicatedJobsStatus": [{"ready": 1}], "restarts": 1}}).phase == RUNS
+    missing = state_of({"spec": {}, "status": {"replicatedJobsStatus": [{"ready": 0, "active": 1}]}})
+    assert (missing.phase, missing.line()) == (RUNS, "active (not every pod is ready)")
+    starting = state_of({"spec": {}, "status": {"replicatedJobsStatus": [{"ready": 0, "active": 0}]}})
+    assert (starting.phase, starting.line()) == (WAITS, "pods start")
     failed = {"type": "Failed", "status": "True", "message": "a pod failed"}
     assert state_of({"spec": {}, "status": {"conditions": [failed]}}).phase == ENDED

@@ -12,6 +12,7 @@ from gangline import Problem, UserError
 from gangline.config import PositiveInt
 from gangline_launch.config import ClusterLaunch
 from gangline_launch.slurm import commands
+from gangline_launch.slurm.commands import STATE
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -27,6 +28,7 @@ OWN = {
         "the launcher itself",
     ),
 }
+NOT_IN_A_LINE = re.compile("[\\\\\x00-\x1f\x7f\x85\u2028\u2029]")
 TIME = re.compile(r"\d+-\d+(:\d+){0,2}|\d+(:\d+){1,2}")
 
 
@@ -111,17 +113,22 @@ class SlurmLaunch(ClusterLaunch):
         return found
 
     def _check_text(self, run: Run) -> list[Problem]:
-        """A line of the script is one line; a % in a path is a pattern of Slurm's."""
+        """A line of the script is one option; sbatch removes backslashes, and a % in a path is a pattern of Slurm's."""
         found = []
-        if odd := [sign for sign in "%\\" if sign in (run.run.dir or "")]:
-            why = "Slurm puts numbers in the place of % in the names of files that nodes write, and takes \\ away."
-            found.append(Problem(f"run.dir={run.run.dir} has a {odd[0]} in it.", why, "A directory without one."))
-        texts = {f"launch.{each.name}": getattr(self, each.name) for each in fields(self)}
+        if "%" in (run.run.dir or ""):
+            why = "Slurm puts numbers in the place of % in the names of files that nodes write."
+            found.append(Problem(f"run.dir={run.run.dir} has a % in it.", why, "A directory without one."))
+        texts = {f"launch.{each.name}": getattr(self, each.name) for each in fields(self) if each.name != "setup"}
         texts |= {"run.dir": run.run.dir, "run.name": run.run.name}
         for name, value in texts.items():
-            held = value if isinstance(value, list) and name != "launch.setup" else [value]
-            if any(isinstance(text, str) and "\n" in text for text in held):
-                found.append(Problem(f"{name} has more than one line.", "", "Each line of the script is one option."))
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str) and (odd := NOT_IN_A_LINE.search(text)):
+                    what = f"{name}={text!r} has {odd[0]!r} in it."
+                    why = "Each line of the script is one option, of which sbatch removes backslashes."
+                    found.append(Problem(what, why, "A text without it."))
+        if key := STATE.search(run.run.name):
+            what = f"run.name={run.run.name} has {key[0].strip()!r} in it."
+            found.append(Problem(what, "scontrol prints the state of a job so.", "A name without it."))
         return found
 
 
