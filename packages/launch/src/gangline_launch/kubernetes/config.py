@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 LABEL = re.compile(r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?")
 RESOURCE = re.compile(rf"(?P<name>{LABEL.pattern}):(?P<count>[1-9]\d*[A-Za-z]*)")
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 SUBDOMAIN = re.compile(rf"{NAME.pattern}(\.{NAME.pattern})*")
 
 
@@ -60,6 +62,11 @@ class KubernetesLaunch(ClusterLaunch):
             real = "" if run.run.dir is None else f"Without links: {os.path.realpath(run.run.dir)}"
             why = f"{real}; the volume: {os.path.realpath(mount)}." if real else ""
             found.append(Problem(what, why, f"run.dir={mount}/my-run, with the volume mounted here too."))
+        if run.run.dir is not None and not run.run.dir.isprintable():
+            found.append(
+                Problem(f"run.dir={run.run.dir!r} has a control character in it.", "", "A directory without one.")
+            )
+        found += self._check_names()
         found += self._check_devices()
         if self.cluster_queue is not None and self.queue is None:
             found.append(Problem("launch.cluster_queue without launch.queue.", "", "Name the LocalQueue to make."))
@@ -84,6 +91,27 @@ class KubernetesLaunch(ClusterLaunch):
         read = [RESOURCE.fullmatch(word) for word in self.resources or []]
         return {each["name"]: each["count"] for each in read if each}
 
+    def _check_names(self) -> list[Problem]:
+        """Names that Kubernetes would refuse after the submit, or read as something else."""
+        forms = {  # option: (what it names, its form, at most so many letters: 63 for values of labels)
+            "namespace": ("a namespace", NAME, 63),
+            "queue": ("a LocalQueue", SUBDOMAIN, 63),
+            "cluster_queue": ("a ClusterQueue", SUBDOMAIN, 253),
+            "priority": ("a WorkloadPriorityClass", SUBDOMAIN, 63),
+            "topology": ("a label", LABEL, 317),
+            "levels": ("a label", LABEL, 317),
+            "secrets": ("a Secret", SUBDOMAIN, 253),
+            "image": ("an image", IMAGE, 4096),
+        }
+        found = []
+        for option, (what, form, most) in forms.items():
+            value = getattr(self, option)
+            for name in value if isinstance(value, list) else [value]:
+                if name is not None and (not form.fullmatch(name) or len(name) > most):
+                    mend = "kubectl get nodes --show-labels" if form is LABEL else ""
+                    found.append(Problem(f"launch.{option}={name!r} is not the name of {what}.", "", mend))
+        return found
+
     def _check_devices(self) -> list[Problem]:
         found = [
             Problem(
@@ -93,11 +121,6 @@ class KubernetesLaunch(ClusterLaunch):
             )
             for word in self.resources or []
             if not RESOURCE.fullmatch(word)
-        ]
-        found += [
-            Problem(f"launch.levels holds {label!r}, which is no label.", "", "kubectl get nodes --show-labels")
-            for label in self.levels
-            if not LABEL.fullmatch(label)
         ]
         if self.fabric in POD_DEVICES and self.resources is None:
             example, source = POD_DEVICES[self.fabric]

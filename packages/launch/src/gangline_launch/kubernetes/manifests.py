@@ -42,7 +42,7 @@ def render(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) -> list
     if config.cluster_queue is not None:
         objects.append(
             {
-                "apiVersion": "kueue.x-k8s.io/v1beta1",
+                "apiVersion": "kueue.x-k8s.io/v1beta2",
                 "kind": "LocalQueue",
                 "metadata": {"name": config.queue, "namespace": config.namespace},
                 "spec": {"clusterQueue": config.cluster_queue},
