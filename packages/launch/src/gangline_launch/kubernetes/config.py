@@ -38,7 +38,7 @@ class KubernetesLaunch(ClusterLaunch):
     resources: list[str] | None = None  # what a pod asks for beside GPUs, NAME:COUNT; []: the site adds what it needs
     volume: str | None = None  # CLAIM:/mount, the PersistentVolumeClaim on which the run directory lies
     secrets: list[str] = field(default_factory=list)  # names of Secrets whose keys are variables of the ranks
-    futile_requeues: NonNegativeInt = 10  # ends of a pod with 75 in a row without a new step after which the job fails
+    futile_requeues: NonNegativeInt = 10  # limit of ends of a pod with 75 in a row without a new step; then it fails
     job_restarts: NonNegativeInt = 3  # how often the whole JobSet may be started again
 
     def gpus(self, run: Run) -> int:
