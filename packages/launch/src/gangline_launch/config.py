@@ -32,7 +32,7 @@ class ClusterLaunch(ElasticLaunch, ABC):
     fabric: Annotated[str, OneOf(FABRICS)] = "default"  # settings of the network by its name
     futile_requeues: NonNegativeInt = 3  # limit of starts of the job in a row without a new step; then it ends
     shared: list[str] = field(default_factory=list)  # mount points that nodes see, though they look like local disks
-    setup: list[str] = field(default_factory=list)  # bash before the agents ('module load cuda'); a failure ends the job
+    setup: list[str] = field(default_factory=list)  # bash before the agents ('module load cuda'); failure ends the job
     dry_run: bool = False  # print what would be submitted, and submit nothing
 
     def seconds_to_stop(self) -> float | None:
