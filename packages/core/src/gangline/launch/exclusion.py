@@ -105,5 +105,6 @@ class Exclusion:
         out = excluded(self.run_dir, self.hours)
         if not self.machines or not out:
             return out
-        known = sorted({self.name, *self.meeting.others(), *self.meeting.waiting()})
-        return [name for one in dict.fromkeys(map(machine_of, out)) for name in known if machine_of(name) == one]
+        known = {self.name, *self.meeting.others(), *self.meeting.waiting()}
+        in_order = sorted(known, key=lambda name: (name in out, name))  # those that no order names stay before others
+        return [name for one in dict.fromkeys(map(machine_of, out)) for name in in_order if machine_of(name) == one]
