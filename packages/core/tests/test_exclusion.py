@@ -145,6 +145,27 @@ def test_of_two_that_are_excluded_one_stays_until_the_other_is_needed(meet, tmp_
     ]
 
 
+class Heard:
+    """A meeting that hears of these nodes."""
+
+    def __init__(self, *others: str) -> None:
+        self.others_ = others
+
+    def others(self):
+        return self.others_
+
+    def waiting(self):
+        return ()
+
+
+@pytest.mark.parametrize(("machines", "out"), [(True, ["b/5", "b/2", "a/0"]), (False, ["b/2", "a/7"])])
+def test_exclusion_by_machine_names_all_its_nodes(tmp_path, machines, out):
+    """A pod that is made again has another number, or the same one on another machine."""
+    exclude(tmp_path, "b/2", "a/7")
+    exclusion = Exclusion("b/5", tmp_path, Heard("a/0", "b/2", "c/3"), 2, None, 0.0, print, machines)
+    assert exclusion._out() == out
+
+
 def test_a_node_between_two_starts_is_not_missed(meet, tmp_path):
     """A member leaves one start before it joins the next: what is out must not come back in that moment."""
     meetings = meet("abc")

@@ -1,19 +1,22 @@
-"""The manifests, to the letter, held against our table of fields and a client's models. No cluster is needed."""
+"""The manifests, to the letter, held against the published definitions and a client's models. No cluster is needed."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
 from gangline.cli.train import main as train
 from gangline.config import default_run
-from gangline_launch.kubernetes import fields, manifests
+from gangline_launch.kubernetes import manifests
 from gangline_launch.kubernetes.config import KubernetesLaunch
 from gangline_launch.kubernetes.launcher import dump
 from gangline_launch.kubernetes.scheduler import state_of
@@ -62,21 +65,39 @@ def test_the_manifests_are_those_that_were_looked_at(name):
     assert list(yaml.safe_load_all(text)) == rendered(name)
 
 
+def problems(manifest: dict) -> list[str]:
+    """Return what the published definition of this kind and version refuses; see reduce_schema.py."""
+    name = f"{manifest['kind']}-{manifest['apiVersion'].rpartition('/')[2]}".lower()
+    schema = json.loads((Path(__file__).parent / "schemas" / f"{name}.json").read_text())
+    errors = jsonschema.Draft202012Validator(schema).iter_errors(manifest)
+    return sorted(f"{error.json_path}: {error.message}" for error in errors)
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_every_field_is_in_the_table(name):
-    assert [fields.unknown(each) for each in rendered(name)] == [[] for _ in rendered(name)]
+def test_manifests_fit_the_published_definitions(name):
+    assert [problems(manifest) for manifest in rendered(name)] == [[] for _ in rendered(name)]
 
 
-def test_what_is_wrong_is_found():
-    (job_set,) = rendered("jobset")
-    job_set["spec"]["replicatedJobs"][0]["replica"] = 1
-    job_set["spec"]["failurePolicy"]["maxRestarts"] = "3"
-    del job_set["spec"]["replicatedJobs"][0]["name"]
-    assert sorted(fields.unknown(job_set)) == [
-        "spec.failurePolicy.maxRestarts is a str",
-        "spec.replicatedJobs[].name is missing",
-        "spec.replicatedJobs[].replica is in no table",
-    ]
+def test_published_definitions_refuse_unknown_wrong_and_missing_fields():
+    queue, job_set = rendered("kueue")
+    queue["spec"]["clusterQueues"] = queue["spec"].pop("clusterQueue")
+    job_set["spec"]["failurePolicy"] |= {"maxRestarts": "3", "restartStrategy": "Never"}
+    (job,) = job_set["spec"]["replicatedJobs"]
+    del job["name"]
+    pod = job["template"]["spec"]["template"]["spec"]
+    pod["containers"][0]["resources"]["limits"]["memory"] = "900 GB"
+    pod["restartpolicy"] = pod.pop("restartPolicy")
+    assert len(problems(queue)) == 1
+    said = problems(job_set)
+    for path, word in (
+        ("failurePolicy.maxRestarts", "'3' is not of type 'integer'"),
+        ("failurePolicy.restartStrategy", "'Never' is not one of"),
+        ("replicatedJobs[0]", "'name' is a required property"),
+        ("limits.memory", "'900 GB' does not match"),
+        ("template.spec.template.spec", "'restartpolicy' was unexpected"),
+    ):
+        assert any(f"{path}: " in line and word in line for line in said), (path, said)
+    assert len(said) == 5
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -99,13 +120,53 @@ def test_a_client_reads_the_job_set_and_writes_the_same(name):
         (["launch.image=x", "launch.volume=runs:/runs", "run.dir=s3://runs/one"], "no object store has them"),
         (["launch.image=x", "launch.volume=runs:/runs", "launch.fabric=roce"], "launch.resources=[rdma/"),
         (["launch.image=x", "launch.volume=runs:/runs", "launch.resources=[rdma/a:0]"], "no resource of a pod"),
-        (["launch.image=x", "launch.volume=runs:/runs", "launch.levels=[a b]"], "which is no label"),
+        (["launch.image=x", "launch.volume=runs:/runs", "launch.levels=[a b]"], "is not the name of a label"),
     ],
 )
 def test_what_a_pod_cannot_be_without_is_refused(words, said, capsys):
     own = ["recipe=tiny", "parallel=ddp", "launch=kubernetes", "launch.nodes=2", "run.dir=/runs/one"]
     assert train([*own, *words]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "bad", "good"),
+    [
+        ("namespace", "Bad NS", "team-1"),
+        ("queue", "No_Such_Queue!", "team.queue"),
+        ("priority", "x y", "high"),
+        ("topology", "bad label!", "cloud.provider.com/rack"),
+        ("secrets", ["a b"], ["a.b"]),
+        ("secrets", ["x" * 254], ["x" * 253]),
+        ("image", "an image; rm", "registry:5000/a/B@sha256:0f"),
+        ("queue", "q" * 64, "q" * 63),
+        ("namespace", "a\n", "a"),
+    ],
+)
+def test_names_that_kubernetes_refuses_are_refused_before_the_submit(option, bad, good):
+    def said(value):
+        config = replace(CASES["jobset"], **{option: value})
+        run = default_run(parallel="ddp", launch=config)
+        run.run.dir = "/runs/one"
+        return [problem.what for problem in config.check(run)]
+
+    shown = bad[0] if isinstance(bad, list) else bad
+    (what,) = said(bad)
+    assert what.startswith(f"launch.{option}={shown!r} is not the name of ")
+    assert said(good) == []
+
+
+def test_run_dir_with_a_line_break_is_refused(capsys):
+    own = [
+        "recipe=tiny",
+        "parallel=ddp",
+        "launch=kubernetes",
+        "launch.nodes=2",
+        "launch.image=x",
+        "launch.dry_run=true",
+    ]
+    assert train([*own, "launch.volume=runs:/runs", 'run.dir="/runs/a\nb"']) == 2
+    assert r"run.dir='/runs/a\nb' has a control character" in capsys.readouterr().err
 
 
 def test_a_dry_run_prints_and_a_machine_without_kubectl_is_told(tmp_path, monkeypatch, capsys):
@@ -117,6 +178,34 @@ def test_a_dry_run_prints_and_a_machine_without_kubectl_is_told(tmp_path, monkey
     assert train(words) == 2
     assert "there is no kubectl" in capsys.readouterr().err
     assert not (tmp_path / "one").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [("link", "link/one"), ("link", "real/one"), ("real", "link/one"), ("real", "real/../link/one")]
+)
+def test_run_dir_through_a_link_is_below_the_mount_in_pods(words, tmp_path, capsys):
+    """A login node often mounts the volume elsewhere, with a link at the path that users type."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real" / "away").symlink_to(tmp_path)
+    mount, run_dir = (f"{tmp_path}/{word}" for word in words)
+    own = [
+        "recipe=tiny",
+        "parallel=ddp",
+        "launch=kubernetes",
+        "launch.nodes=2",
+        "launch.image=x",
+        "launch.dry_run=true",
+    ]
+    assert train([*own, f"launch.volume=my.runs:{mount}/", f"run.dir={run_dir}"]) == 0
+    (job,) = yaml.safe_load(capsys.readouterr().out)["spec"]["replicatedJobs"]
+    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+    assert container["volumeMounts"][0]["mountPath"] == mount
+    assert f"out={mount}/one/launch/" in container["command"][2]
+    assert f" {mount}/one --nodes" in container["command"][2]
+    for outside in ("..", "../one", "away/one", ""):
+        assert train([*own, f"launch.volume=runs:{mount}", f"run.dir={mount}/{outside}"]) == 2
+        assert f"the volume: {tmp_path}/real." in capsys.readouterr().err
 
 
 def test_names_are_of_one_submit_of_one_run_and_begin_with_a_letter():
@@ -162,10 +251,31 @@ def test_what_a_pod_says_is_in_the_run_directory_and_settings_of_the_network_com
     assert "nccl-env-profile.sh" in (run_dir / "launch" / "node-1.out").read_text()
 
 
+def expanded(command: str, variables: dict[str, str]) -> str:
+    """Expand a container's command as Kubernetes does: $(NAME) is a variable that is set, $$ is one dollar sign."""
+
+    def value(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else variables.get(found[1], found[0])
+
+    return re.sub(r"\$\$|\$\((.*?)\)", value, command)
+
+
+def test_bash_gets_the_script_after_the_expansion_of_kubernetes():
+    config = replace(CASES["kueue"], setup=["export A=$(HOME) B=$$$ C=$(PYTHONUNBUFFERED)"])
+    run, run_dir = default_run(parallel="ddp", launch=config), Path("/runs/$(PYTHONUNBUFFERED)/$$")
+    command = manifests.pod(config, run, run_dir)["spec"]["containers"][0]["command"]
+    assert expanded(command[2], {"PYTHONUNBUFFERED": "1"}) == manifests.script(config, run, run_dir)
+    assert "tail --pid=$$ " in manifests.script(config, run, run_dir)
+
+
 def test_the_state_of_a_job_set_is_in_words():
     waits = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}}, "spec": {"suspend": True}}
     assert state_of(waits).phase == WAITS
     assert "team" in state_of(waits).why
     assert state_of({"spec": {}, "status": {"replicatedJobsStatus": [{"ready": 1}], "restarts": 1}}).phase == RUNS
+    missing = state_of({"spec": {}, "status": {"replicatedJobsStatus": [{"ready": 0, "active": 1}]}})
+    assert (missing.phase, missing.line()) == (RUNS, "active (not every pod is ready)")
+    starting = state_of({"spec": {}, "status": {"replicatedJobsStatus": [{"ready": 0, "active": 0}]}})
+    assert (starting.phase, starting.line()) == (WAITS, "pods start")
     failed = {"type": "Failed", "status": "True", "message": "a pod failed"}
     assert state_of({"spec": {}, "status": {"conditions": [failed]}}).phase == ENDED

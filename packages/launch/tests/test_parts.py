@@ -43,6 +43,10 @@ def test_a_line_of_scontrol_is_read_by_its_keys():
     assert found["Power"] == ""
 
 
+def test_path_with_the_form_of_a_field_is_not_the_state():
+    assert fields(LINE.replace("with space", "x JobState=FAILED y"))["JobState"] == "PENDING"
+
+
 @pytest.mark.parametrize(
     ("said", "phase", "line", "hopeless"),
     [
@@ -51,6 +55,24 @@ def test_a_line_of_scontrol_is_read_by_its_keys():
         ({"Reason": "ReqNodeNotAvail, UnavailableNodes:n2"}, WAITS, "", False),
         ({"JobState": "RUNNING", "NodeList": "n[1-5]", "Restarts": "0"}, RUNS, "running on n[1-5] ", False),
         ({"JobState": "FAILED", "ExitCode": "75:0", "Reason": "NonZeroExitCode", "Restarts": "0"}, ENDED, "", False),
+        (
+            {"Reason": "launch_failed_requeued_held", "Restarts": "0"},
+            WAITS,
+            "pending (launch_failed_requeued_held: it is held; to release it: scontrol release 7)",
+            False,
+        ),
+        (
+            {"Reason": "JobHeldUser", "Restarts": "0", "ArrayJobId": "6", "ArrayTaskId": "2"},
+            WAITS,
+            "pending (JobHeldUser: it is held; to release it: scontrol release 6_2)",
+            False,
+        ),
+        (
+            {"Reason": "JobHeldAdmin", "Restarts": "0"},
+            WAITS,
+            "pending (JobHeldAdmin: an administrator holds it)",
+            False,
+        ),
         ({"JobState": "CANCELLED", "Restarts": "1"}, ENDED, "cancelled (Resources), started again", False),
     ],
 )
@@ -70,6 +92,7 @@ def test_the_state_of_a_job_is_in_words(said, phase, line, hopeless):
         ("nvme:1,gpu:a100:4,gpu:v100:2", 6),
         ("gpu:3g.20gb:2", 2),
         ("gpu:h100:4(S:0,1),gpu", 5),
+        ("gres/gpu:2", 2),
     ],
 )
 def test_gpus_are_counted_as_the_site_does(gres, count):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ import pytest
 from gangline import UserError
 from gangline.cli.train import main as train
 from gangline.config import default_run
+from gangline.tools import read_ending
+from gangline_launch import setup
 from gangline_launch.job import one_submit
 from gangline_launch.slurm import commands, script
 from gangline_launch.slurm.config import SlurmLaunch, seconds_of
@@ -117,9 +121,15 @@ def test_a_machine_without_slurm_is_told_where_to_go(words, tmp_path, capsys):
         ("launch.time='2:01'", ""),
         ("launch.options=['--nodes=3']", "It comes from launch.nodes"),
         ("launch.options=['--comment=mine']", "It comes from the launcher itself"),
-        ('launch.partition="a\nb"', "more than one line"),
+        ('launch.partition="a\nb"', r"launch.partition='a\nb' has '\n' in it"),
+        ("run.name='back\\slash'", "sbatch removes backslashes"),
+        ('run.name="a\rb"', r"has '\r' in it"),
+        ('run.name="a\u2028b"', r"has '\u2028' in it"),
+        ("launch.options=['--wckey=a\\b']", "sbatch removes backslashes"),
+        ("run.name='a JobState=FAILED'", "has 'JobState=' in it"),
+        ("run.name='lr=1 seed=2'", ""),
         ("run.dir=of-%j", "has a % in it"),
-        ("run.dir='a\\b'", "has a \\ in it"),
+        ("run.dir='a\\b'", r"has '\\' in it"),
         ("run.dir=s3://bucket/one", "no object store has them"),
         ("launch.gpus_per_node=0", ""),
     ],
@@ -143,6 +153,38 @@ def test_what_cannot_be_is_refused_before_the_submit(words, word, said, capsys):
 )
 def test_times_are_read_as_slurm_reads_them(time, seconds):
     assert seconds_of(time) == seconds
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        (["if true; then", "fi"], "launch.setup holds 'if true; then', which is not a complete command"),
+        (["echo 'x"], "launch.setup holds"),
+        (["cat <<EOF"], "here-document"),
+        (["echo \\"], "it ends with a backslash"),
+        (["if true; then\n  echo x\nfi  # one entry", "sleep 0 &"], ""),
+    ],
+)
+def test_setup_entry_must_be_a_complete_command(entries, said):
+    config = SlurmLaunch(nodes="2", processes=2, gpus_per_node=0, setup=entries)
+    found = config.check(default_run(parallel="ddp", launch=config))
+    assert said in " ".join(word for problem in found for word in (problem.what, *problem.details()))
+    assert bool(found) == bool(said)
+
+
+def test_failed_setup_entry_ends_the_job_as_a_mistake(tmp_path):
+    """bash runs the lines; an entry that fails has a comment, and the one before fails without harm."""
+    lines = setup.checked(
+        ["false || true", "export A=1", "no_such_command '1'  # a comment", "touch after"], sys.executable, '"$run_dir"'
+    )
+    (tmp_path / "ending.json").write_text("{}")
+    run = ["bash", "-c", "\n".join([f"run_dir={tmp_path}", *lines])]
+    done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no_such_command: command not found" in done.stderr
+    assert "launch.setup failed: no_such_command '1'  # a comment" in done.stderr
+    assert (read_ending(tmp_path).reason, read_ending(tmp_path).exit_code) == ("mistake", 2)
+    assert not (tmp_path / "after").exists()
 
 
 def test_an_option_with_spaces_and_quotes_is_one_word_of_the_script():
@@ -193,6 +235,7 @@ def test_a_job_that_could_not_be_written_down_is_cancelled(tmp_path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("gangline_launch.job.write_job", full)
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n")
     with pytest.raises(OSError, match="No space"):
         submit(tmp_path / "job.sh", [tmp_path])
     assert (tmp_path / "asked").read_text().splitlines()[-1] == "scancel 7"

@@ -167,6 +167,20 @@ def test_a_job_whose_submit_had_no_answer_is_found_by_its_comment(out, fake, tmp
     assert len(calls(tmp_path, "sbatch")) == 1
 
 
+def test_sbatch_variables_do_not_replace_options_of_the_script(out, fake, tmp_path, monkeypatch, capsys):
+    """sbatch takes its environment before the script; without launch.account the variable is the site's default."""
+    left_out = ("ARRAY_INX", "NO_REQUEUE", "PARTITION", "RESERVATION", "SIGNAL", "TIMELIMIT", "WAIT")
+    for name in (*left_out, "ACCOUNT", "MEM_PER_NODE"):
+        monkeypatch.setenv(f"SBATCH_{name}", "5")
+    fake("sbatch", f"env > {tmp_path}/environment; echo 11")
+    words = ["launch.partition=main", "launch.time=2:00:00", "launch.options=['--reservation=night']"]
+    assert train([f"resume={out}", *words]) == 1
+    assert capsys.readouterr().out.count(", ".join(f"SBATCH_{name}" for name in left_out)) == 1
+    environment = (tmp_path / "environment").read_text().splitlines()
+    assert {line for line in environment if line.startswith("SBATCH_")} == {"SBATCH_ACCOUNT=5", "SBATCH_MEM_PER_NODE=5"}
+    assert f"HOME={os.environ['HOME']}" in environment
+
+
 def test_a_submit_that_slurm_never_heard_of_is_an_error_that_says_so(out, fake, capsys):
     fake("sbatch", LATE)
     fake("squeue", "echo 11 another")

@@ -177,6 +177,18 @@ def test_cancel_ends_the_job_of_that_run_and_no_other(cluster, words, tmp_path):
     assert cluster.names() == [second]
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "id"), [("slurm", "--user=alice"), ("slurm", "7_1"), ("slurm", "٧"), ("kubernetes", "default/--all")]
+)
+def test_job_id_in_another_form_is_refused(tmp_path, scheduler, id):
+    """The file of a run of somebody else must not choose options of scancel or kubectl."""
+    (tmp_path / "launch").mkdir()
+    content = {"scheduler": scheduler, "id": id, "submitted": 0.0, "mark": "m"}
+    (tmp_path / "launch" / "job.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="is not the id of a job of"):
+        commands.main(["cancel", str(tmp_path)])
+
+
 def test_what_has_no_mark_of_a_submit_is_not_deleted(cluster):
     with pytest.raises(SchedulerError, match="nobody can say whose it is"):
         scheduler.KubernetesScheduler().cancel(jobs.SubmittedJob.now("kubernetes", "default/one"))

@@ -21,6 +21,8 @@ from gangline import UserError
 _OF_A_RANK = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID")
 _OF_THE_STORAGE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENOTDIR)
 _AGENT = "gangline_launch.agent:run"
+EXIT_REQUEUE = 75  # saved, or too few nodes: to be started again
+POD_INDEX = "GANGLINE_PLACE"  # set in a pod alone
 
 
 def main(argv: list[str]) -> int:
@@ -31,6 +33,7 @@ def main(argv: list[str]) -> int:
     from gangline.launch import fork_agent
     from gangline.tools import RunDirectory
     from gangline_launch import clocks
+    from gangline_launch.kubernetes.tries import refuse_more
     from gangline_launch.nodes import this_node
 
     for name in _OF_A_RANK:
@@ -50,7 +53,13 @@ def main(argv: list[str]) -> int:
         what = f"{os.uname().nodename} cannot write in {asked.run_dir}: {error.strerror}."
         mend = "Make room there, mount it on that node, or give yourself the right to write."
         return refused(asked.run_dir, UserError(what, "The nodes of a job meet in the run directory.", mend))
-    return fork_agent(_AGENT, (argv,), run)
+    code = fork_agent(_AGENT, (argv,), run)
+    if code == EXIT_REQUEUE and (index := os.environ.get(POD_INDEX)) is not None:
+        try:
+            refuse_more(asked.run_dir, index, run.launch.futile_requeues)  # type: ignore[attr-defined]
+        except UserError as error:
+            return refused(asked.run_dir, error, ends=True)
+    return code
 
 
 def refuse_temporary_folder() -> None:
@@ -78,20 +87,21 @@ def run(argv: list[str]) -> int:
         node = this_node(asked.run_dir)
         run = RunDirectory.open(asked.run_dir).run()
         run.launch = replace(run.launch, nodes=asked.nodes, per_node=asked.per_node, processes=asked.processes)  # type: ignore[call-arg]
-        return run_node(asked.run_dir, run, node.name, PlacedAddress(node.address, node.place), node.place)
+        address = PlacedAddress(node.address, node.place)
+        return run_node(asked.run_dir, run, node.name, address, node.place, machines=True)
     except UserError as error:
         return refused(asked.run_dir, error)
 
 
-def refused(run_dir: Path, error: UserError) -> int:
-    """Say a mistake here, and where the command that follows finds it; its exit code."""
+def refused(run_dir: Path, error: UserError, ends: bool = False) -> int:
+    """Say a mistake here, and where the command that follows finds it; its exit code. ends: so does the whole job."""
     print(f"train: {error}", file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
-        note_mistake(run_dir, error)
+        note_mistake(run_dir, error, ends)
     return error.exit_code
 
 
-def note_mistake(run_dir: Path, error: UserError) -> None:
+def note_mistake(run_dir: Path, error: UserError, ends: bool = False) -> None:
     """ending.json, unless the others have begun without this node or one of them has said why it ends.
 
     Both times are those of the file system that all nodes share.
@@ -100,9 +110,11 @@ def note_mistake(run_dir: Path, error: UserError) -> None:
 
     events, began = run_dir / "events.jsonl", run_dir / "launch" / "nodes"
     others_train = events.exists() and began.exists() and events.stat().st_mtime > began.stat().st_mtime
-    if run_dir.is_dir() and not others_train and read_ending(run_dir) is None:
+    ending = read_ending(run_dir)
+    if run_dir.is_dir() and (ends or (not others_train and ending is None)):
         text = "\n".join((error.what, *error.details))
-        write_ending(run_dir, RunEnding(generation=0, reason="mistake", exit_code=error.exit_code, evidence=text))
+        number = 0 if ending is None else ending.generation
+        write_ending(run_dir, RunEnding(generation=number, reason="mistake", exit_code=error.exit_code, evidence=text))
 
 
 def refuse_other_code(changed: list[str]) -> None:

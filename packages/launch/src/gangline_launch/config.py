@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from gangline import Problem, UserError
 from gangline.config import NonNegativeInt, OneOf, PositiveFloat, RunsCode
 from gangline.launch import ElasticLaunch, fewest_and_most
-from gangline_launch import fabric
+from gangline_launch import fabric, setup
 from gangline_launch.fabric import FABRICS
 
 if TYPE_CHECKING:
@@ -32,10 +32,11 @@ class ClusterLaunch(ElasticLaunch, ABC):
         None  # a container with gangline in it; null: the environment of the submit
     )
     fabric: Annotated[str, OneOf(FABRICS)] = "default"  # settings of the network by its name
+    futile_requeues: NonNegativeInt = 3  # limit of starts of the job in a row without a new step; then it ends
     shared: list[str] = field(default_factory=list)  # mount points that nodes see, though they look like local disks
     setup: Annotated[list[str], RunsCode()] = field(
         default_factory=list
-    )  # lines of shell before the agents, such as 'module load cuda'
+    )  # bash before the agents ('module load cuda'); failure ends the job
     dry_run: bool = False  # print what would be submitted, and submit nothing
 
     def seconds_to_stop(self) -> float | None:
@@ -79,6 +80,7 @@ class ClusterLaunch(ElasticLaunch, ABC):
         if self.agents is not None:
             what = f"launch.agents={self.agents}: the scheduler starts one agent on each node."
             found.append(Problem(what, "", "Leave launch.agents out."))
+        found += setup.problems(self.setup)
         gpus, ranks = self.gpus(run), self.ranks_of_node(run)
         if 0 < gpus < ranks:
             what = f"launch.nodes={self.nodes}: {self.world(run)} processes are {ranks} a node, which has {gpus} GPUs."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shlex
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from gangline.tools import write_whole
 FOLDER = "launch"
 FILE = "job.json"
 LOCK = "submit.lock"
+IDS = {"slurm": r"[0-9]+", "kubernetes": r"[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-a-z0-9]*[a-z0-9])?"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class SubmittedJob:
     submitted: float  # seconds since the epoch
     task: int | None = None
     mark: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse an id that a scheduler's command could take for an option. Raises ValueError."""
+        form = IDS.get(self.scheduler)
+        if form is not None and not re.fullmatch(form, str(self.id)):
+            raise ValueError(f"{self.id!r} is not the id of a job of {self.scheduler}")
 
     @classmethod
     def now(cls, scheduler: str, id: str, task: int | None = None, mark: str = "") -> SubmittedJob:

@@ -62,7 +62,10 @@ def natural(text: str) -> list[tuple[int, str]]:
 
 @dataclass(frozen=True)
 class GivenNode:
-    """name: the scheduler's. address: where the others reach it. place: in the network, from the top to the node."""
+    """name: the scheduler's, of a pod "NODE/INDEX": a node may have several, and names of a job's nodes differ.
+
+    address: where the others reach it. place: in the network, from the top to the node.
+    """
 
     name: str
     address: str
@@ -73,9 +76,10 @@ def this_node(run_dir: Path, environ: Mapping[str, str] = os.environ) -> GivenNo
     """The node of this process."""
     host = os.uname().nodename
     if "GANGLINE_POD" in environ:  # in a JobSet: the pod's own name in its network, and the node that it is on
-        name, address = environ.get("GANGLINE_KUBERNETES_NODE", host), environ["GANGLINE_POD"]
+        node, address = environ.get("GANGLINE_KUBERNETES_NODE", host), environ["GANGLINE_POD"]
         index = environ.get("GANGLINE_PLACE", "")  # in the order of the places that Kueue has given to the pods
-        return GivenNode(name, address, levels.place_of(run_dir, name) or f"{index}.{name.replace('.', '-')}")
+        place = levels.place_of(run_dir, node) or f"{index}.{node.replace('.', '-')}"
+        return GivenNode(f"{node}/{index}", address, place)
     name = environ.get("SLURMD_NODENAME", host)
     return GivenNode(name, addresses(run_dir).get(name, host), environ.get("SLURM_TOPOLOGY_ADDR", name))
 

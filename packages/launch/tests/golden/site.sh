@@ -19,15 +19,17 @@
 # run, by gangline VERSION. Slurm starts one agent on each node; the agents meet in
 # the run directory, start the ranks, and go on with the nodes that are left when one is lost.
 run_dir=/shared/runs/one
+mkdir -p "$run_dir/launch"
+rm -f "$run_dir/ending.json" "$run_dir/launch/nodes"  # those of an earlier start
+
 export PYTHONUNBUFFERED=1
 export NCCL_LIB_DIR="${NCCL_LIB_DIR:-/usr/local/nvidia/lib64}"
 export LD_LIBRARY_PATH="$NCCL_LIB_DIR${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 . "$NCCL_LIB_DIR/nccl-env-profile.sh" || exit 2
 module load cuda/13
+[ $? -eq 0 ] || { PYTHON -P -m gangline_launch.setup "$run_dir" 'module load cuda/13'; exit 2; }
 
 # What Slurm knows of the nodes: their addresses, their places in the network.
-mkdir -p "$run_dir/launch"
-rm -f "$run_dir/ending.json"  # that of an earlier start
 scontrol --oneliner show node "$SLURM_JOB_NODELIST" > "$run_dir/launch/nodes"
 
 # Each agent writes into a file of its own, so that the loss of a node breaks no connection.

@@ -13,11 +13,12 @@
 # the run directory, start the ranks, and go on with the nodes that are left when one is lost.
 run_dir=/shared/runs/one
 run_dir=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$run_dir/launch/runs")
+mkdir -p "$run_dir/launch"
+rm -f "$run_dir/ending.json" "$run_dir/launch/nodes"  # those of an earlier start
+
 export PYTHONUNBUFFERED=1
 
 # What Slurm knows of the nodes: their addresses, their places in the network.
-mkdir -p "$run_dir/launch"
-rm -f "$run_dir/ending.json"  # that of an earlier start
 scontrol --oneliner show node "$SLURM_JOB_NODELIST" > "$run_dir/launch/nodes"
 
 # Each agent writes into a file of its own, so that the loss of a node breaks no connection.

@@ -40,7 +40,7 @@ from gangline.launch import failures, forkserver, worker
 from gangline.launch.config import LocalLaunch
 from gangline.launch.failures import EXIT_FAILURE, RankFailure
 from gangline.launch.network import LOOPBACK, interface_towards, listening_address
-from gangline.launch.nodes import NAME
+from gangline.launch.nodes import NAME, machine_of
 from gangline.launch.signals import hand_on
 from gangline.launch.starts import JobStart, Starts, end
 from gangline.launch.stops import UNUSED, ranks_that_are_killed, requests
@@ -327,7 +327,7 @@ class RankFiles(LogsSpecs):
         if sys.platform != "linux" or "GLOO_SOCKET_IFNAME" in os.environ:
             return None
         assert self.start is not None
-        _, *others = dict.fromkeys(name.partition("/")[0] for name in (self.node.name, *self.start.nodes))
+        _, *others = dict.fromkeys(map(machine_of, (self.node.name, *self.start.nodes)))
         if not others:
             return "lo" if first == LOOPBACK else None
         found = interface_towards([address for address in self.peers or [first] if address] + others)

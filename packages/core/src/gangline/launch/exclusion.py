@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gangline import attempts
+from gangline.launch.nodes import machine_of
 
 LOOK_SECONDS = 0.5
 
@@ -59,7 +60,10 @@ def stays_away(name: str, others: Collection[str], out: Sequence[str], fewest: i
 
 @dataclass
 class Exclusion:
-    """Of one node. `patience`: seconds in which a node that comes to a job's first start lets the others come first."""
+    """Of one node. `patience`: seconds in which a node that comes to a job's first start lets the others come first.
+
+    machines: an order that excludes a node excludes every node of the same machine ("MACHINE/NUMBER").
+    """
 
     name: str
     run_dir: Path
@@ -68,10 +72,11 @@ class Exclusion:
     hours: float | None
     patience: float
     say: Callable[[str], None]
+    machines: bool = False
 
     def wait(self) -> None:
         """Return as soon as this node may take part in a start; raises RendezvousClosedError where the job is over."""
-        out = excluded(self.run_dir, self.hours)
+        out = self._out()
         first, self.patience = time.monotonic() + self.patience, 0.0
         if out:  # it leaves one start before it joins the next, and is not to be missed meanwhile
             self.meeting.waits()
@@ -84,10 +89,10 @@ class Exclusion:
             return
         self.meeting.leave()
         self.say(f"train: {self.name} is excluded by an order; others take its place, and it waits")
-        while self._away(excluded(self.run_dir, self.hours)):
+        while self._away(self._out()):
             self.meeting.check_open()
             time.sleep(LOOK_SECONDS)
-        why = "it is needed" if self.name in excluded(self.run_dir, self.hours) else "its exclusion is over"
+        why = "it is needed" if self.name in self._out() else "its exclusion is over"
         self.say(f"train: {self.name} was excluded by an order, and comes back: {why}")
 
     def _away(self, out: Sequence[str]) -> bool:
@@ -95,3 +100,12 @@ class Exclusion:
         self.meeting.waits()
         others = {*self.meeting.others(), *self.meeting.waiting()} - {self.name}
         return stays_away(self.name, others, out, self.fewest)
+
+    def _out(self) -> list[str]:
+        """Return the names of the nodes that an order keeps away now, those that were excluded first before others."""
+        out = excluded(self.run_dir, self.hours)
+        if not self.machines or not out:
+            return out
+        known = {self.name, *self.meeting.others(), *self.meeting.waiting()}
+        in_order = sorted(known, key=lambda name: (name in out, name))  # those that no order names stay before others
+        return [name for one in dict.fromkeys(map(machine_of, out)) for name in in_order if machine_of(name) == one]

@@ -61,8 +61,11 @@ def address_of(run: Run, machine: str) -> str:
     return HERE if config.agents is None else machine
 
 
-def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "") -> int:
-    """The agent of this node, to the end of the job. place: in the network, from its top, "spine.rack0.n1"."""
+def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "", machines: bool = False) -> int:
+    """The agent of this node, to the end of the job. place: in the network, from its top, "spine.rack0.n1".
+
+    machines: nodes named "MACHINE/NUMBER" are excluded by their machine, because a node may come back on another one.
+    """
     config: ElasticLaunch = run.launch  # type: ignore[assignment]
     directory = RunDirectory(run_dir)
     job = directory.share(waits=False)  # the command that waits for this one has the same job
@@ -75,7 +78,8 @@ def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "") 
         meeting = meet_in(run_dir.resolve(), job, address, config)
         meeting.name(name)
         fewest, _ = fewest_and_most(config.nodes)
-        wait = Exclusion(name, run_dir, meeting, fewest, config.excluded_hours, config.gather_seconds, say).wait
+        hours, patience = config.excluded_hours, config.gather_seconds
+        wait = Exclusion(name, run_dir, meeting, fewest, hours, patience, say, machines).wait
         starts = Starts(run_dir.resolve(), config, UsableRanks(run, run.launch.processes), say)
         node = AgentNode(
             name,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gangline import Problem
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 LABEL = re.compile(r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?")
 RESOURCE = re.compile(rf"(?P<name>{LABEL.pattern}):(?P<count>[1-9]\d*[A-Za-z]*)")
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
+SUBDOMAIN = re.compile(rf"{NAME.pattern}(\.{NAME.pattern})*")
 
 
 @dataclass
@@ -33,6 +38,7 @@ class KubernetesLaunch(ClusterLaunch):
     resources: list[str] | None = None  # what a pod asks for beside GPUs, NAME:COUNT; []: the site adds what it needs
     volume: str | None = None  # CLAIM:/mount, the PersistentVolumeClaim on which the run directory lies
     secrets: list[str] = field(default_factory=list)  # names of Secrets whose keys are variables of the ranks
+    futile_requeues: NonNegativeInt = 10  # limit of ends of a pod with 75 in a row without a new step; then it fails
     job_restarts: NonNegativeInt = 3  # how often the whole JobSet may be started again
 
     def gpus(self, run: Run) -> int:
@@ -46,23 +52,65 @@ class KubernetesLaunch(ClusterLaunch):
         if self.image is None:
             mend = "launch.image=registry/name:tag, made from this version."
             found.append(Problem("launch=kubernetes needs launch.image.", "A pod has nothing else.", mend))
-        claim, _, mount = (self.volume or "").partition(":")
-        if not NAME.fullmatch(claim) or not mount.startswith("/"):
+        claim, mount = self.claim_and_mount()
+        if not SUBDOMAIN.fullmatch(claim) or not mount.startswith("/") or mount == "/":
             what = "launch=kubernetes needs launch.volume=CLAIM:/mount."
             why = "The pods meet in the run directory, and checkpoints outlive them there."
             found.append(Problem(what, why, "A PersistentVolumeClaim that many nodes may write (ReadWriteMany)."))
-        elif run.run.dir is None or not run.run.dir.startswith(mount.rstrip("/") + "/"):
+        elif run.run.dir is None or self.in_pod(run.run.dir) is None:
             what = f"run.dir={run.run.dir} does not lie on launch.volume={self.volume}."
-            found.append(Problem(what, "", f"run.dir={mount.rstrip('/')}/my-run, with the volume mounted here too."))
+            real = "" if run.run.dir is None else f"Without links: {os.path.realpath(run.run.dir)}"
+            why = f"{real}; the volume: {os.path.realpath(mount)}." if real else ""
+            found.append(Problem(what, why, f"run.dir={mount}/my-run, with the volume mounted here too."))
+        if run.run.dir is not None and not run.run.dir.isprintable():
+            found.append(
+                Problem(f"run.dir={run.run.dir!r} has a control character in it.", "", "A directory without one.")
+            )
+        found += self._check_names()
         found += self._check_devices()
         if self.cluster_queue is not None and self.queue is None:
             found.append(Problem("launch.cluster_queue without launch.queue.", "", "Name the LocalQueue to make."))
         return found
 
+    def claim_and_mount(self) -> tuple[str, str]:
+        """Return both halves of `launch.volume`, the mount point without `..` and without a slash at its end."""
+        claim, _, mount = (self.volume or "").partition(":")
+        return claim, mount and os.path.normpath(mount)
+
+    def in_pod(self, run_dir: str | Path) -> Path | None:
+        """Return the path of the run directory in a pod; None where it is not below the volume's mount point here.
+
+        Links are resolved here, because a pod has only the volume: there the same directory is below `launch.volume`.
+        """
+        _, mount = self.claim_and_mount()
+        path = os.path.relpath(os.path.realpath(run_dir), os.path.realpath(mount))
+        return None if path.split("/")[0] in (".", "..") else Path(mount, path)
+
     def devices(self) -> dict[str, str]:
         """What a pod asks for beside GPUs."""
         read = [RESOURCE.fullmatch(word) for word in self.resources or []]
         return {each["name"]: each["count"] for each in read if each}
+
+    def _check_names(self) -> list[Problem]:
+        """Names that Kubernetes would refuse after the submit, or read as something else."""
+        forms = {  # option: (what it names, its form, at most so many letters: 63 for values of labels)
+            "namespace": ("a namespace", NAME, 63),
+            "queue": ("a LocalQueue", SUBDOMAIN, 63),
+            "cluster_queue": ("a ClusterQueue", SUBDOMAIN, 253),
+            "priority": ("a WorkloadPriorityClass", SUBDOMAIN, 63),
+            "topology": ("a label", LABEL, 317),
+            "levels": ("a label", LABEL, 317),
+            "secrets": ("a Secret", SUBDOMAIN, 253),
+            "image": ("an image", IMAGE, 4096),
+        }
+        found = []
+        for option, (what, form, most) in forms.items():
+            value = getattr(self, option)
+            for name in value if isinstance(value, list) else [value]:
+                if name is not None and (not form.fullmatch(name) or len(name) > most):
+                    mend = "kubectl get nodes --show-labels" if form is LABEL else ""
+                    found.append(Problem(f"launch.{option}={name!r} is not the name of {what}.", "", mend))
+        return found
 
     def _check_devices(self) -> list[Problem]:
         found = [
@@ -73,11 +121,6 @@ class KubernetesLaunch(ClusterLaunch):
             )
             for word in self.resources or []
             if not RESOURCE.fullmatch(word)
-        ]
-        found += [
-            Problem(f"launch.levels holds {label!r}, which is no label.", "", "kubectl get nodes --show-labels")
-            for label in self.levels
-            if not LABEL.fullmatch(label)
         ]
         if self.fabric in POD_DEVICES and self.resources is None:
             example, source = POD_DEVICES[self.fabric]

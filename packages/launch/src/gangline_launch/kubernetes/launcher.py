@@ -16,7 +16,7 @@ from gangline_launch import clocks, job as jobs
 from gangline_launch.follow import follow
 from gangline_launch.give_back import give_back, handed_over
 from gangline_launch.job import SubmittedJob
-from gangline_launch.kubernetes import levels, manifests
+from gangline_launch.kubernetes import levels, manifests, tries
 from gangline_launch.kubernetes.scheduler import KubectlError, KubernetesScheduler, kubectl
 from gangline_launch.state import GONE
 
@@ -39,18 +39,21 @@ class KubernetesLauncher(Launcher):
         """Apply the manifests and follow to the end; Ctrl-C leaves it alone. Raises UserError where that is refused."""
         run_dir = directory.path.resolve()
         mark = uuid.uuid4().hex
-        text = dump(manifests.render(self.config, self.run, run_dir, mark))
+        in_pod = self.config.in_pod(run_dir)
+        assert in_pod is not None, "check() refuses a run directory that is not on the volume"
+        text = dump(manifests.render(self.config, self.run, in_pod, mark))
         if self.config.dry_run:
             print(text, end="")
             return give_back(directory)
         path = run_dir / jobs.FOLDER / FILE
-        name = manifests.name_of(run_dir, mark)
+        name = manifests.name_of(in_pod, mark)
         job = SubmittedJob.now("kubernetes", f"{self.config.namespace}/{name}", mark=mark)
         with jobs.one_submit(run_dir):
             refuse_second(run_dir)
             path.write_text(text, encoding="utf-8")
             levels.note(run_dir, self.config.levels)
             clocks.forget(run_dir)
+            tries.forget(run_dir)
             submit(directory, job, path)
         with handed_over(directory, KubernetesScheduler()):
             print(f"train: JobSet {job.id}: {path}", flush=True)

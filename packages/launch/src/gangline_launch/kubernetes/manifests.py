@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gangline_launch import fabric
+from gangline_launch import fabric, setup
 from gangline_launch.job import FOLDER
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ def name_of(run_dir: Path, mark: str) -> str:
 
 
 def render(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) -> list[dict[str, Any]]:
-    """The objects to apply, in order. mark: of this submit, and of no other."""
+    """The objects to apply, in order. run_dir: its path in the pods; mark: of this submit, and of no other."""
     objects = []
     if config.cluster_queue is not None:
         objects.append(
             {
-                "apiVersion": "kueue.x-k8s.io/v1beta1",
+                "apiVersion": "kueue.x-k8s.io/v1beta2",
                 "kind": "LocalQueue",
                 "metadata": {"name": config.queue, "namespace": config.namespace},
                 "spec": {"clusterQueue": config.cluster_queue},
@@ -120,7 +120,7 @@ def script(config: KubernetesLaunch, run: Run, run_dir: Path) -> str:
         'tail --pid=$$ -F -c "+$begin" "$out" 2> /dev/null &',
         'exec >> "$out" 2>&1',
         *fabric.setup(config.fabric),
-        *config.setup,
+        *setup.checked(config.setup, "python", shlex.quote(str(run_dir))),
         " ".join(agent),
     ]
     return "".join(f"{line}\n" for line in lines)
@@ -128,7 +128,7 @@ def script(config: KubernetesLaunch, run: Run, run_dir: Path) -> str:
 
 def pod(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, Any]:
     """A node: one agent with the GPUs of its machine."""
-    claim, _, mount = str(config.volume).partition(":")
+    claim, mount = config.claim_and_mount()
     own = {"GANGLINE_KUBERNETES_NODE": "spec.nodeName", "GANGLINE_POD": "status.podIP"}
     variables = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in own.items()]
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -137,7 +137,7 @@ def pod(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": "agent",
         "image": config.image,
-        "command": ["/bin/bash", "-c", script(config, run, run_dir)],
+        "command": ["/bin/bash", "-c", script(config, run, run_dir).replace("$", "$$")],  # Kubernetes makes $$ a $
         "env": variables,
         "volumeMounts": [{"name": "runs", "mountPath": mount}, {"name": "shm", "mountPath": "/dev/shm"}],
     }

@@ -8,7 +8,7 @@ import re
 import subprocess
 import time
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ Answer = TypeVar("Answer")
 SECONDS = 120.0  # a controller that is busy answers late
 PATIENCE = 900.0  # a controller that restarts is away for minutes
 ASK_AGAIN, ASK_AGAIN_MOST = 2.0, 60.0  # seconds between two attempts, at first and at the most
+STATE = re.compile(r"\s(JobState|Reason|Restarts|ExitCode|NodeList)=")  # scontrol's fields that are read
 AWAY = re.compile(  # what Slurm's commands say where the controller did not answer
     r"timed out|unable to contact|connection (refused|reset)|communication connection failure|zero bytes were|"
     r"transport endpoint|controller not responding|backup controller|unexpected message received",
@@ -38,10 +39,10 @@ class SlurmAway(SlurmError):
     """The controller gave no answer: it restarts, or is busy. What was asked of it may have been done."""
 
 
-def ask(*command: str, text: str | None = None) -> str:
+def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
     """What a command of Slurm prints. Raises UserError where Slurm is not here, SlurmError where it refuses."""
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     except FileNotFoundError:
         raise UserError(
             f"launch=slurm: there is no {command[0]} on this machine.",
@@ -70,10 +71,10 @@ def patiently(question: Callable[[], Answer], seconds: float = PATIENCE) -> Answ
             wait = min(ASK_AGAIN_MOST, 2 * wait)
 
 
-def submit(script: str, words: Sequence[str] = ()) -> str:
+def submit(script: str, words: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> str:
     """The number of the new job. Raises UserError with what the site asks for, SlurmAway where it may be one or not."""
     try:
-        return ask("sbatch", "--parsable", *words, script).split(";")[0].strip()
+        return ask("sbatch", "--parsable", *words, script, environment=environment).split(";")[0].strip()
     except SlurmAway:
         raise
     except SlurmError as error:
@@ -95,13 +96,16 @@ def show_job(job: str) -> list[dict[str, str]]:
         if "Invalid job id" in str(error):
             return []
         raise
-    return [fields(line) for line in text.splitlines() if line.startswith("JobId=")]
+    return [fields(line) for line in text.split("\n") if line.startswith("JobId=")]
 
 
 def fields(line: str) -> dict[str, str]:
-    """A line of `scontrol --oneliner`: "A=1 B=x y C=" -> {"A": "1", "B": "x y", "C": ""}."""
+    """A line of `scontrol --oneliner`: "A=1 B=x y C=" -> {"A": "1", "B": "x y", "C": ""}.
+
+    The first of two equal keys counts: paths, which may hold any text, are last in the line.
+    """
     found = re.findall(r"(?:^|(?<=\s))([A-Za-z][\w/:]*)=(.*?)(?=\s+[A-Za-z][\w/:]*=|\s*$)", line)
-    return dict(found)
+    return dict(reversed(found))
 
 
 @cache
@@ -128,8 +132,8 @@ def nodes_are_here() -> bool:
 
 
 def gpus_in(gres: str) -> int:
-    """ "gpu:h100:8(S:0-1),nvme:1" -> 8."""
-    words = [re.sub(r"\(.*", "", word).split(":") for word in re.split(r",(?![^(]*\))", gres)]
+    """ "gpu:h100:8(S:0-1),nvme:1" -> 8; each kind counts, as for --gpus-per-node."""
+    words = [re.sub(r"\(.*|^gres/", "", word).split(":") for word in re.split(r",(?![^(]*\))", gres)]
     return sum(int(word[-1]) if word[-1].isdigit() else 1 for word in words if word[0] == "gpu")
 
 

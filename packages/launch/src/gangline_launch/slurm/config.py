@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from gangline import Problem, UserError
-from gangline.config import NonNegativeInt, PositiveInt, RunsCode
+from gangline.config import PositiveInt, RunsCode
 from gangline_launch.config import ClusterLaunch
 from gangline_launch.slurm import commands
+from gangline_launch.slurm.commands import STATE
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -23,11 +24,13 @@ OWN = {
     **{"signal": "launch.signal_seconds", "array": "train -m", "job-name": "run.name"},
     **dict.fromkeys(("ntasks", "ntasks-per-node"), "launch.processes"),
     **dict.fromkeys(
-        ("output", "error", "open-mode", "comment", "requeue", "no-requeue", "no-kill", "wrap"), "the launcher itself"
+        ("output", "error", "open-mode", "comment", "requeue", "no-requeue", "no-kill", "wait", "wrap"),
+        "the launcher itself",
     ),
 }
 # Options of sbatch that say which nodes and when. Others can run a program: --export sets BASH_ENV for the script.
 PLACE = ("reservation", "gres", "mem", "mem-per-gpu", "cpus-per-task", "cpus-per-gpu", "nodelist", "exclude", "nice")
+NOT_IN_A_LINE = re.compile("[\\\\\x00-\x1f\x7f\x85\u2028\u2029]")
 TIME = re.compile(r"\d+-\d+(:\d+){0,2}|\d+(:\d+){1,2}")
 
 
@@ -59,7 +62,6 @@ class SlurmLaunch(ClusterLaunch):
     options: Annotated[list[str], RunsCode(data=_only_place)] = field(
         default_factory=list
     )  # more of sbatch, as a site asks for: --reservation=night
-    futile_requeues: NonNegativeInt = 3  # so many starts of the job in a row without a new step end it
     most_running: PositiveInt | None = None  # runs of a sweep at the same time; null: all
 
     def gpus(self, run: Run) -> int:
@@ -122,17 +124,22 @@ class SlurmLaunch(ClusterLaunch):
         return found
 
     def _check_text(self, run: Run) -> list[Problem]:
-        """A line of the script is one line; a % in a path is a pattern of Slurm's."""
+        """A line of the script is one option; sbatch removes backslashes, and a % in a path is a pattern of Slurm's."""
         found = []
-        if odd := [sign for sign in "%\\" if sign in (run.run.dir or "")]:
-            why = "Slurm puts numbers in the place of % in the names of files that nodes write, and takes \\ away."
-            found.append(Problem(f"run.dir={run.run.dir} has a {odd[0]} in it.", why, "A directory without one."))
-        texts = {f"launch.{each.name}": getattr(self, each.name) for each in fields(self)}
+        if "%" in (run.run.dir or ""):
+            why = "Slurm puts numbers in the place of % in the names of files that nodes write."
+            found.append(Problem(f"run.dir={run.run.dir} has a % in it.", why, "A directory without one."))
+        texts = {f"launch.{each.name}": getattr(self, each.name) for each in fields(self) if each.name != "setup"}
         texts |= {"run.dir": run.run.dir, "run.name": run.run.name}
         for name, value in texts.items():
-            held = value if isinstance(value, list) and name != "launch.setup" else [value]
-            if any(isinstance(text, str) and "\n" in text for text in held):
-                found.append(Problem(f"{name} has more than one line.", "", "Each line of the script is one option."))
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str) and (odd := NOT_IN_A_LINE.search(text)):
+                    what = f"{name}={text!r} has {odd[0]!r} in it."
+                    why = "Each line of the script is one option, of which sbatch removes backslashes."
+                    found.append(Problem(what, why, "A text without it."))
+        if key := STATE.search(run.run.name):
+            what = f"run.name={run.run.name} has {key[0].strip()!r} in it."
+            found.append(Problem(what, "scontrol prints the state of a job so.", "A name without it."))
         return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gangline_launch.job import SubmittedJob
 from gangline_launch.slurm import commands
 from gangline_launch.slurm.commands import SlurmError
@@ -30,9 +32,11 @@ WORDS = {
     "Dependency": "another job has to end first",
     "BeginTime": "its time has not come",
     "ReqNodeNotAvail": "nodes are down or reserved",
-    "JobHeldUser": "it is held: scontrol release",
     "JobHeldAdmin": "an administrator holds it",
 }
+
+
+HELD = re.compile(r"held|hold", re.IGNORECASE)  # JobHeldUser, JobHoldMaxRequeue, launch_failed_requeued_held
 
 
 class SlurmScheduler:
@@ -57,6 +61,8 @@ def state_of(said: dict[str, str]) -> JobState:
     starts, nodes = int(said.get("Restarts", "0")), said.get("NodeList", "").replace("(null)", "")
     if word in _WAITS:
         meant = WORDS.get(short)
+        if meant is None and HELD.search(short):
+            meant = f"it is held; to release it: scontrol release {_number(said)}"
         why = "" if short == "None" else f"{short}: {meant}" if meant else reason.replace("_", " ")
         return JobState(WAITS, word, why, "", starts, HOPELESS.get(short, ""))
     if word in _RUNS:
@@ -65,3 +71,9 @@ def state_of(said: dict[str, str]) -> JobState:
     code, _, signal = said.get("ExitCode", "0:0").partition(":")
     ended = f"exit code {code}" if code != "0" else f"signal {signal}" if signal not in ("", "0") else ""
     return JobState(ENDED, word, "; ".join(filter(None, [why, ended])), nodes, starts)
+
+
+def _number(said: dict[str, str]) -> str:
+    """Return the job's number as it is typed; of a task of an array both numbers."""
+    array, task = said.get("ArrayJobId"), said.get("ArrayTaskId", "")
+    return f"{array}_{task}" if array and task.isdigit() else said.get("JobId", "JOB")

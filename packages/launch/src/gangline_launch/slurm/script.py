@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gangline_launch import fabric
+from gangline_launch import fabric, setup
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -28,12 +28,15 @@ def render(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int = 0) -> str:
     ]
     if tasks:
         lines.append('run_dir=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$run_dir/launch/runs")')
-    lines += ["export PYTHONUNBUFFERED=1", *fabric.setup(config.fabric), *config.setup]
     lines += [
+        'mkdir -p "$run_dir/launch"',
+        'rm -f "$run_dir/ending.json" "$run_dir/launch/nodes"  # those of an earlier start',
+        "",
+        "export PYTHONUNBUFFERED=1",
+        *fabric.setup(config.fabric),
+        *setup.checked(config.setup, python(), '"$run_dir"'),
         "",
         "# What Slurm knows of the nodes: their addresses, their places in the network.",
-        'mkdir -p "$run_dir/launch"',
-        'rm -f "$run_dir/ending.json"  # that of an earlier start',
         'scontrol --oneliner show node "$SLURM_JOB_NODELIST" > "$run_dir/launch/nodes"',
         "",
         "# Each agent writes into a file of its own, so that the loss of a node breaks no connection.",

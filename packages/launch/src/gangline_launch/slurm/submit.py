@@ -15,6 +15,7 @@ from gangline_launch import job as jobs
 from gangline_launch.job import SubmittedJob
 from gangline_launch.slurm import commands
 from gangline_launch.slurm.commands import SlurmAway, SlurmError
+from gangline_launch.slurm.variables import for_sbatch
 
 FILE = "submitting"  # in RUN_DIR/launch, from before sbatch until job.json is written
 LOOKS, LOOK_SECONDS = 3, 5.0  # a job that sbatch heard nothing of is looked for so often, so far apart
@@ -80,8 +81,11 @@ def found(run_dir: Path) -> SubmittedJob | None:
 
 def _accepted(script: Path, words: Sequence[str], mark: str, patience: float) -> str:
     """The number of the job. The controller may still be at it where sbatch had no answer."""
+    environment, dropped = for_sbatch(script)
+    if dropped:
+        print(f"train: not passed to sbatch: {', '.join(dropped)}; {script} sets these options", flush=True)
     try:
-        return commands.submit(str(script), words)
+        return commands.submit(str(script), words, environment)
     except SlurmAway as error:
         print(f"train: {error}; is there a job of it?", flush=True)
         for look in range(LOOKS):

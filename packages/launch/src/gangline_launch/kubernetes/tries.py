@@ -1,0 +1,47 @@
+"""RUN_DIR/launch/tries-INDEX.json: how often a pod ended with 75 in a row without a new step of the run. Torch-free.
+
+75 costs none of the tries of a Job, so Kubernetes alone would start such a pod again without limit: when another pod
+never starts, all others wait, end with 75 and keep their GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gangline import UserError
+from gangline.tools import read_ending, write_whole
+from gangline_launch import job as jobs
+from gangline_launch.slurm.requeues import steps_done
+
+
+def forget(run_dir: Path) -> None:
+    """Remove the counts of an earlier submit."""
+    for path in jobs.folder(run_dir).glob("tries-*.json"):
+        path.unlink(missing_ok=True)
+
+
+def count(run_dir: Path, index: str) -> tuple[int, int]:
+    """Count an end of the pod with 75; return how many there were in a row without a new step, and the last step."""
+    path, step = jobs.folder(run_dir) / f"tries-{index}.json", steps_done(run_dir)
+    try:
+        before, tries = json.loads(path.read_text())
+    except (OSError, ValueError, TypeError):
+        before, tries = step, 0
+    tries = 1 if step > before else tries + 1
+    write_whole(path, json.dumps([step, tries]) + "\n")
+    return tries, step
+
+
+def refuse_more(run_dir: Path, index: str, most: int) -> None:
+    """Count an end of the pod with 75. Raises UserError where there were `most` of them."""
+    tries, step = count(run_dir, index)
+    if tries < max(1, most):
+        return
+    ending = read_ending(run_dir)
+    raise UserError(
+        f"pod {index} ended {tries} times in a row without a step beyond {step} (launch.futile_requeues).",
+        *(ending.evidence.splitlines()[:1] if ending is not None else []),
+        "A pod that never starts keeps the others waiting; its reason:  kubectl describe pods",
+        "Where pods take long to start:  launch.join_seconds=900",
+    )

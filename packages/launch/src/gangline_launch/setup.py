@@ -1,0 +1,54 @@
+"""Entries of `launch.setup` as shell, and the end of a job in which one of them failed. Torch-free.
+
+python -m gangline_launch.setup RUN_DIR ENTRY
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from gangline import Problem, UserError
+
+
+def checked(entries: Iterable[str], python: str, run_dir: str) -> list[str]:
+    """Return lines of shell, each entry followed by a look at its exit code; `run_dir` is a word of shell, too."""
+    lines = []
+    for entry in entries:
+        failed = f"{python} -P -m gangline_launch.setup {run_dir} {shlex.quote(entry)}"
+        lines += [entry, f"[ $? -eq 0 ] || {{ {failed}; exit 2; }}"]
+    return lines
+
+
+def problems(entries: Iterable[str]) -> list[Problem]:
+    """Return what bash cannot read as commands of their own: a line behind them would become part of them."""
+    bash = shutil.which("bash")
+    found = []
+    for entry in entries if bash else ():
+        read = subprocess.run([str(bash), "-n", "-c", entry], capture_output=True, text=True)
+        said = " ".join(read.stderr.split()) or ("it ends with a backslash" if re.search(r"\\\s*$", entry) else "")
+        if said:
+            what = f"launch.setup holds {entry!r}, which is not a complete command of bash."
+            found.append(Problem(what, said, "An entry may have several lines, such as all of an if ... fi."))
+    return found
+
+
+def main(run_dir: str, entry: str) -> int:
+    """Say which entry failed, here and in ending.json; the exit code of a user's mistake."""
+    from gangline_launch.agent import refused
+
+    error = UserError(
+        f"launch.setup failed: {entry}",
+        f"What the command said is in {run_dir}/launch. Ranks would train without what it sets up.",
+        "Where they may:  'launch.setup=[COMMAND || true]'",
+    )
+    return refused(Path(run_dir), error, ends=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

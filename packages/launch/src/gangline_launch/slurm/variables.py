@@ -1,0 +1,34 @@
+"""sbatch's own variables: SBATCH_* would replace options of the script, so sbatch runs without these. Torch-free."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+# Options that only the launcher may set, also where the script leaves them out.
+OWN = ("array", "error", "exclusive", "no-kill", "no-requeue", "signal", "wait")
+# Options whose variable has another name, by "INPUT ENVIRONMENT VARIABLES" of https://slurm.schedmd.com/sbatch.html.
+NAMES = {
+    "array": ("ARRAY_INX",),
+    "mem": ("MEM_PER_NODE",),
+    "segment": ("SEGMENT_SIZE",),
+    "switches": ("REQ_SWITCH", "WAIT4SWITCH"),
+    "time": ("TIMELIMIT",),
+}
+
+
+def for_sbatch(script: Path, environ: Mapping[str, str] = os.environ) -> tuple[dict[str, str], list[str]]:
+    """Return the environment of sbatch, and the names of the variables that it lacks.
+
+    Slurm takes the command line before the environment, and the environment before the script.
+    """
+    written = re.findall(r"^#SBATCH --([a-z-]+)", script.read_text(), flags=re.MULTILINE)
+    dropped = sorted(_variables([*OWN, *written]) & set(environ))
+    return {name: value for name, value in environ.items() if name not in dropped}, dropped
+
+
+def _variables(options: Iterable[str]) -> set[str]:
+    """Return the variables by which sbatch takes these options."""
+    return {f"SBATCH_{name}" for option in options for name in NAMES.get(option, (option.upper().replace("-", "_"),))}

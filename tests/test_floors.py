@@ -1,0 +1,35 @@
+"""Dependencies that read files of other people: no version with a known way from a file to code is admitted."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGES = sorted((Path(__file__).parents[1] / "packages").glob("*/pyproject.toml"))
+FLOORS = {
+    "fsspec": (2026, 6),  # reference:// renders templates in a sandbox (fsspec 2039)
+    "s3fs": (2026, 6),
+    "jinja2": (3, 1, 6),  # CVE-2025-27516, CVE-2024-56326: ways out of the sandbox
+    "pillow": (10, 3),  # CVE-2023-4863, CVE-2024-28219: overflows in decoders
+    "pyarrow": (14, 0, 1),  # CVE-2023-47248: code in Parquet and IPC files
+}
+
+
+def requirements(path: Path) -> Iterator[str]:
+    content = tomllib.loads(path.read_text())
+    yield from content["project"].get("dependencies", [])
+    for group in ("optional-dependencies", "dependency-groups"):
+        for listed in {**content["project"], **content}.get(group, {}).values():
+            yield from (one for one in listed if isinstance(one, str))
+
+
+@pytest.mark.parametrize("path", PACKAGES, ids=lambda path: path.parent.name)
+def test_dependencies_have_floors_above_known_holes(path):
+    for requirement in requirements(path):
+        name, _, version = requirement.partition(">=")
+        floor = FLOORS.get(name.partition("[")[0])
+        if floor is not None:
+            assert tuple(map(int, version.partition(",")[0].split("."))) >= floor, requirement
