@@ -247,6 +247,23 @@ class StrategySuite(PartSuite):
             scaled = {name: gradient * factor for name, gradient in before.items()}
             all_close("clipped gradient", after, scaled, 1e-4 if factor < 1 else 0)
 
+    def test_clip_measures_changed_gradients(self, layout: Layout) -> None:
+        """Gradients that were multiplied after the step are clipped by their own norm, or `clip` refuses them."""
+        job, factor, limit = self.job(layout, PLAIN), 10.0, 0.5
+        names = self.expected(job, 1)[1][0].gradients
+        answers = self.on_ranks(ranks.clipped_after_a_change, job, limit, factor)
+        for of_ranks in zip(*answers, strict=True):
+            held = [clipped for clipped in of_ranks if clipped is not None]
+            if len(held) < len(of_ranks):
+                continue  # a rank refused, which ends the run
+            before = self.whole([clipped[1] for clipped in held], names)
+            after = self.whole([clipped[2] for clipped in held], names)
+            norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in before.values()))
+            for clipped in held:
+                number_close(f"norm of gradients times {factor:g}", clipped[0], norm, FLOAT64)
+            scaled = {name: gradient * min(limit / norm, 1.0) for name, gradient in before.items()}
+            all_close("clipped gradient", after, scaled, 1e-4)
+
     def test_float32_step(self, layout: Layout) -> None:
         self.compare(layout, SINGLE, FLOAT32)
 

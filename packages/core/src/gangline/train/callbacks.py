@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from gangline.callback.base import Metrics
+from gangline.callback.base import Callback, Metrics
 from gangline.comm.objects import gather_json
 from gangline.config.schema import Run
 from gangline.errors import RAISED, UserError
@@ -129,6 +129,13 @@ def each(s: Session, event: str, *arguments: object) -> dict[str, float | list[f
         name = place.partition("/")[2]
         found |= {f"{name}/{metric}": value for metric, value in (metrics or {}).items()}
     return found
+
+
+def before_clip(s: Session) -> None:
+    """Show the gradients of the step to every callback that asks for them, and have their norm measured again."""
+    if any(type(member).before_clip is not Callback.before_clip for member in s.members.values()):
+        each(s, "before_clip", s.runtime.parameters())
+        s.runtime.remeasure()
 
 
 def named(s: Session, place: str, call: Callable[..., T], *arguments: object) -> T | None:
