@@ -114,7 +114,10 @@ def test_events_come_in_their_order(tmp_path):
     s = session(tmp_path / "out", "run.steps=2", "validate.every=2")
     events = Events()
     train(with_events(s, events))
-    step, whole = ["before_step", "before_clip", "after_step"], ["before_validation", "after_validation", "before_save", "after_save"]
+    step, whole = (
+        ["before_step", "before_clip", "after_step"],
+        ["before_validation", "after_validation", "before_save", "after_save"],
+    )
     assert events.told == ["begin", *step, *step, *whole, "end"]
 
 

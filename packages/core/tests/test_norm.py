@@ -106,19 +106,19 @@ def test_clip_after_a_write_measures_again(write):
 def test_clip_after_a_write_raises_where_other_ranks_are_needed(write):
     x, norm = measured_norm(is_local=False)
     write(x)
-    with pytest.raises(RuntimeError, match="gradient of x was written .*remeasure"):
+    with pytest.raises(RuntimeError, match=r"gradient of x was written .*remeasure"):
         norm.clip(1.0)
     norm.discard()
     assert norm.clip(1.0) == pytest.approx(5.0)
 
 
 def test_clip_without_a_write_keeps_the_measured_value():
-    x, norm = measured_norm(is_local=False)
+    _, norm = measured_norm(is_local=False)
     norm.value = 7.0
     assert norm.clip(None) == 7.0
 
 
 def test_clip_twice_measures_the_clipped_gradients():
-    x, norm = measured_norm(is_local=False, squares=(3.0, 4.0))
+    _, norm = measured_norm(is_local=False, squares=(3.0, 4.0))
     assert norm.clip(1.0) == pytest.approx(5.0)
     assert norm.clip(1.0) == pytest.approx(1.0, rel=1e-5)

@@ -115,7 +115,7 @@ class Runtime(ABC):
         and the norm cannot be measured again without other ranks: see `remeasure`.
         """
 
-    def remeasure(self) -> None:  # noqa: B027  # a runtime whose `clip` always measures needs none
+    def remeasure(self) -> None:
         """Discard the norm that `step` measured, so that `clip` measures again. Called by all ranks.
 
         Required after a write to `.grad` between `step` and `clip`; core calls it after `Callback.before_clip`.

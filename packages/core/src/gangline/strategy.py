@@ -1,7 +1,7 @@
 """What a strategy imports: the runtime that it builds, and what core's own strategies are made of.
 
-A strategy cuts a model by its plan over the mesh and runs one step. Read `gangline.runtime.Runtime` first, and
-`gangline.parallel.single`, the smallest one. Torch is loaded with the first name that needs it.
+A strategy cuts a model by its plan over the mesh and runs one step. Read `Runtime` first, and `SingleRuntime`, the
+smallest one. Torch is loaded with the first name that needs it.
 """
 
 from __future__ import annotations

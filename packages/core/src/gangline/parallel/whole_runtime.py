@@ -153,7 +153,9 @@ class WholeRuntime(Runtime):
         self._norm.discard()
 
     def _measure_norm(self) -> Tensor:
-        return norm.global_norm([master.grad for master in self._masters if master.grad is not None], self.deterministic)
+        return norm.global_norm(
+            [master.grad for master in self._masters if master.grad is not None], self.deterministic
+        )
 
     def parameters(self) -> list[ShardedParam]:
         held = {parameter_of(shard.name): shard for shard in self.shards()}
