@@ -12,6 +12,7 @@ from gangline.config.fields import REQUIRED, comments_of, defaults, stated
 from gangline.config.ramp import ramp_problems
 from gangline.config.schema import Run
 from gangline.config.sections import SECTIONS
+from gangline.config.start import start_problems
 from gangline.config.suggest import near
 from gangline.config.validation import PATH as VALIDATION_SETS, check_sets, problems_of, read_sets
 from gangline.config.values import written
@@ -41,7 +42,7 @@ def problems(run: Run) -> list[Problem]:
         for place, config in _configs(run):
             found += problems_of(place, config, run)
         found += _variables(run)
-        found += [*check_weights(run), *check_sets(run)]
+        found += [*start_problems(run), *check_weights(run), *check_sets(run)]
     if not found:
         found += _refused(lambda: compose_model(run))
         found += layout_problems(run)

@@ -26,6 +26,7 @@ class RunSection:
 
     name: str = "run"  # for people: it ends the directory's name
     dir: str | None = None  # null: runs/<date>-<time>-<name>
+    weights: str | None = None  # run directory, or checkpoint in one, to begin with: its weights and optimizer state
     seed: Annotated[int, AnyNumber()] = 0  # weights, the order of data and every other draw follow from it
     steps: PositiveInt = 300  # optimizer steps
     deterministic: bool = False  # sums over ranks in rank order, deterministic kernels: slower, reproducible to the bit
