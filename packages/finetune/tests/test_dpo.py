@@ -91,6 +91,8 @@ def test_a_resume_asks_the_model_that_the_run_began_with(runs):
     runs.train("run.dir=parted", "run.steps=2")
     runs.train("resume=parted", "run.steps=4")
     assert runs.curve("parted") == runs.curve("whole")
+    runs.train("from=whole", "weights=whole/step-00000002", "run.dir=branch", "run.steps=4")
+    assert runs.curve("branch") == runs.curve("whole")[2:]
     (kept,) = (path for path in (runs.directory / "parted").glob("first-model-*.npy") if len(numpy.load(path)) == 32)
     for spoil in (lambda: kept.write_bytes(b""), lambda: numpy.save(kept, numpy.zeros((3, 2))), kept.unlink):
         spoil()

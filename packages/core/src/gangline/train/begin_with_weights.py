@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from gangline import attempts, plugins
 from gangline.attempts import Attempt
@@ -19,11 +20,18 @@ from gangline.train.session import Session
 FACT = "weights"  # of provenance.json
 
 
+def parent_of(directory: RunDirectory) -> Path | None:
+    """Return the directory of the run with whose weights this one began."""
+    facts = directory.read_provenance().get(FACT)
+    return Path(facts["run"]) if facts else None
+
+
 def begin_with_weights(s: Session) -> bool:
     """Fill a run that has no checkpoint of its own as a resume of the other run would; False if it is not to be so.
 
     The checkpoint is chosen once, in the first start, and written to provenance.json. Steps and the place in the data
-    continue; other data, or a seed that orders it otherwise, is read from its first sample. Raises UserError if the checkpoint does not fit.
+    continue; other data, or a seed that orders it otherwise, is read from its first sample. Raises UserError if the
+    checkpoint does not fit.
     """
     start = start_of(s.run) if s.checkpointer.latest() is None else None
     if start is None:
@@ -91,20 +99,14 @@ def _continues(s: Session, id: CheckpointId) -> bool:
 def _record(s: Session, directory: RunDirectory, id: CheckpointId, continues: bool) -> None:
     """Write down where the run began, and which samples the other one had passed over."""
     facts = {"run": str(directory.path.resolve()), "checkpoint": str(id), "step": s.step, "sample": s.cursor}
-    s.notes.append(
-        f"begins with weights and optimizer state of {directory.path}, checkpoint {id}; "
-        + (
-            f"the data continues at sample {s.cursor}"
-            if continues
-            else "data in another order or other data: read from sample 0"
-        )
-    )
+    data = f"the data continues at sample {s.cursor}" if continues else "other data, read from its first sample"
+    s.notes.append(f"begins with weights and optimizer state of {directory.path}, checkpoint {id}; {data}")
     first = not s.history
+    if s.comms.rank == 0:
+        s.directory.add_provenance(FACT, facts)
     begin(s, Attempt(s.attempt, None, why=f"weights of {directory.path}, {id}", data=s.other_data))
     for line in attempts.read(directory.path) if first and continues else ():
         if line.skipped and line.skipped_from + line.skipped > s.cursor:
             why = f"passed over in {directory.path}"
             begin(s, Attempt(s.attempt, None, line.skipped, why, skipped_from=line.skipped_from))
-    if s.comms.rank == 0:
-        s.directory.add_provenance(FACT, facts)
     s.events.write("weights", **facts)
