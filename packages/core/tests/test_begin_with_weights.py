@@ -75,7 +75,7 @@ def test_resume_before_the_first_save_begins_with_the_same_checkpoint(parent, tm
 
 
 def test_data_in_another_order_is_read_from_its_first_sample(parent, tmp_path):
-    trained(tmp_path / "out", f"run.weights={parent}", "run.steps=5", "run.seed=7")
+    trained(tmp_path / "out", f"run.weights={parent}", "run.steps=5", "run.seed=8")
     assert [(line["step"], line["first_sample"]) for line in read(tmp_path / "out")] == [(5, 0)]
 
 

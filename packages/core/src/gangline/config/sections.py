@@ -26,7 +26,6 @@ class RunSection:
 
     name: str = "run"  # for people: it ends the directory's name
     dir: str | None = None  # null: runs/<date>-<time>-<name>
-    weights: str | None = None  # run directory, or checkpoint in one, to begin with: its weights and optimizer state
     seed: Annotated[int, AnyNumber()] = 0  # weights, the order of data and every other draw follow from it
     steps: PositiveInt = 300  # optimizer steps
     deterministic: bool = False  # sums over ranks in rank order, deterministic kernels: slower, reproducible to the bit
@@ -37,6 +36,7 @@ class RunSection:
     compile: bool = False  # torch.compile, block by block
     sample: NonNegativeInt = 200  # tokens to write from the finished model; 0: none
     save_on_signal: bool = True  # SIGTERM or Ctrl-C: save a checkpoint at the step boundary, then end
+    weights: str | None = None  # run directory, or checkpoint in one, to begin with: its weights and optimizer state
 
 
 @dataclass
