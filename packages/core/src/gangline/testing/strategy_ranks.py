@@ -23,7 +23,7 @@ from gangline.precision.plain import Plain
 from gangline.runtime import Runtime
 from gangline.shard import Registry, model_array, parameter_of
 from gangline.testing import rank
-from gangline.testing.compare import Held
+from gangline.testing.compare import Clipped, Held
 from gangline.testing.inputs import share
 from gangline.testing.reference import Expected, Reference, descend
 from gangline.testing.toys.rows import RowsRuntime
@@ -255,9 +255,6 @@ def expect_mapped(job: Job) -> dict[str, Tensor]:
             matrices = weight.detach().reshape(-1, *weight.shape[-2:]) * 2
             found[name] = torch.stack([of_whole(matrix) for matrix in matrices]).view(weight.shape)
     return found
-
-
-Clipped = tuple[float, list[Held], list[Held]]  # the norm that `clip` gives, and the gradients before and after it
 
 
 def clipped(job: Job, max_norm: float) -> Clipped:
