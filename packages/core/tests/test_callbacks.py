@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy
 import pytest
 import torch
@@ -23,6 +25,7 @@ def toys():
 
 
 PREVIOUS, VALIDATED = "callback=previous", "validate.every=1"
+CLIPPED = ("run.steps=3", "optimizer.clip_norm=0.001")
 
 
 def held(s) -> dict[str, torch.Tensor]:
@@ -113,8 +116,48 @@ def test_events_come_in_their_order(tmp_path):
     s = session(tmp_path / "out", "run.steps=2", "validate.every=2")
     events = Events()
     train(with_events(s, events))
-    step, whole = ["before_step", "after_step"], ["before_validation", "after_validation", "before_save", "after_save"]
+    step, whole = (
+        ["before_step", "before_clip", "after_step"],
+        ["before_validation", "after_validation", "before_save", "after_save"],
+    )
     assert events.told == ["begin", *step, *step, *whole, "end"]
+
+
+class TenTimes(Callback):
+    """Multiplies every gradient by ten."""
+
+    def before_clip(self, parameters):
+        for parameter in parameters:
+            for piece in parameter.pieces:
+                piece.tensor.grad *= 10
+
+
+class NotFinite(Callback):
+    """Writes a NaN into a gradient."""
+
+    def before_clip(self, parameters):
+        parameters[0].pieces[0].tensor.grad.view(-1)[0] = math.nan
+
+
+def test_before_clip_changes_gradients_and_their_norm(tmp_path):
+    """Clipped gradients of ten times the length are those of the plain run."""
+    plain, changed = session(tmp_path / "plain", *CLIPPED), session(tmp_path / "changed", *CLIPPED)
+    train(plain)
+    train(with_events(changed, TenTimes()))
+    want, found = lines(tmp_path / "plain", "metrics.jsonl"), lines(tmp_path / "changed", "metrics.jsonl")
+    assert found[0]["grad_norm"] == pytest.approx(10 * want[0]["grad_norm"], rel=1e-12)
+    assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in want], rel=1e-6)
+    assert found[1]["loss"] < found[0]["loss"]
+
+
+def test_step_whose_changed_gradients_are_not_finite_is_skipped(tmp_path):
+    s = session(tmp_path / "out", "run.steps=2")
+    before = held(s)
+    train(with_events(s, NotFinite()))
+    (record,) = lines(tmp_path / "out", "metrics.jsonl")
+    assert not record["finite"]
+    assert "not finite" in record["skipped"]
+    assert all(array.equal(before[name]) for name, array in held(s).items())
 
 
 @pytest.mark.parametrize(("event", "error"), [("after_step", ValueError), ("before_save", UserError)])

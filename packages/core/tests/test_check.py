@@ -32,6 +32,16 @@ def corpus(tmp_path):
     return str(tmp_path)
 
 
+def test_error_in_a_check_names_the_part(monkeypatch):
+    def fails(self, run):
+        raise TypeError("of all things")
+
+    monkeypatch.setattr(Ddp, "check", fails)
+    with pytest.raises(TypeError, match="of all things") as caught:
+        check(default_run(parallel="ddp", launch=LocalLaunch(processes=2)))
+    assert "raised by the check of parallel=ddp (gangline" in caught.value.__notes__[0]
+
+
 def test_the_default_run_is_fine():
     check(default_run())
 

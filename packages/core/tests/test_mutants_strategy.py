@@ -44,6 +44,7 @@ MUTANTS = [
     Mutant("parallel=forgets-a-share", "test_score", "score of sample.* is 0.0, expected", more=TWO),
     Mutant("parallel=scores-backwards", "test_score", "score of sample.* expected", more=TWO),
     Mutant("parallel=clips-vectors", "test_clip_scales_all_gradients_alike", "clipped gradient", more=TWO),
+    Mutant("parallel=clips-by-the-step", "test_clip_measures_changed_gradients", "norm of gradients times", more=TWO),
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from gangline.parallel.norm import clip, global_norm, ordered_norm, row_squares
+from gangline.parallel.norm import MeasuredNorm, clip, global_norm, ordered_norm, row_squares
 
 
 def gradients(seed=0, dtype=torch.float32):
@@ -69,3 +69,56 @@ def test_clipping_leaves_what_is_small_enough():
     assert x.grad.tolist() == pytest.approx([0.3, 0.4])
     clip([x], 0.25, torch.tensor(0.5), 0.5)
     assert x.grad.tolist() == pytest.approx([0.15, 0.2], rel=1e-4)
+
+
+def measured_norm(is_local, squares=(0.3, 0.4)):
+    x = torch.zeros(2).requires_grad_()
+    x.grad = torch.tensor(squares)
+    norm = MeasuredNorm([("x", x)], lambda: global_norm([x.grad], False), is_local)
+    norm.measure()
+    return x, norm
+
+
+def multiply(x):
+    x.grad *= 10
+
+
+def multiply_all(x):
+    torch._foreach_mul_([x.grad], 10)
+
+
+def replace(x):
+    x.grad = x.grad * 10
+
+
+WRITES = [multiply, multiply_all, replace]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_clip_after_a_write_measures_again(write):
+    x, norm = measured_norm(is_local=True)
+    write(x)
+    assert norm.clip(1.0) == pytest.approx(5.0)
+    assert x.grad.tolist() == pytest.approx([0.6, 0.8], rel=1e-5)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_clip_after_a_write_raises_where_other_ranks_are_needed(write):
+    x, norm = measured_norm(is_local=False)
+    write(x)
+    with pytest.raises(RuntimeError, match=r"gradient of x was written .*remeasure"):
+        norm.clip(1.0)
+    norm.discard()
+    assert norm.clip(1.0) == pytest.approx(5.0)
+
+
+def test_clip_without_a_write_keeps_the_measured_value():
+    _, norm = measured_norm(is_local=False)
+    norm.value = 7.0
+    assert norm.clip(None) == 7.0
+
+
+def test_clip_twice_measures_the_clipped_gradients():
+    _, norm = measured_norm(is_local=False, squares=(3.0, 4.0))
+    assert norm.clip(1.0) == pytest.approx(5.0)
+    assert norm.clip(1.0) == pytest.approx(1.0, rel=1e-5)

@@ -26,6 +26,11 @@ def test_a_run_that_ends_before_its_step_is_not_waited_for(runs):
         runs.wait_for_step(runs.fork("no.such=1", "run.dir=out"), "out", 1)
 
 
+def test_second_use_of_a_directory_is_explained(runs):
+    with pytest.raises(ValueError, match=r"RealRuns\(.*\) was made before"):
+        RealRuns(runs.directory)
+
+
 def test_an_agent_of_the_tests_is_not_the_agent_of_a_run(runs, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")

@@ -13,7 +13,7 @@ from small_models import llama, opened
 from gangline.cli.main import main
 from gangline.config import compose_one
 from gangline.testing import RealRuns
-from gangline_finetune.dpo.modules import dpo_losses
+from gangline_finetune.dpo.modules import dpo_losses, pairs_won
 from gangline_finetune.dpo.source import build
 
 BETA = 0.3
@@ -91,6 +91,8 @@ def test_a_resume_asks_the_model_that_the_run_began_with(runs):
     runs.train("run.dir=parted", "run.steps=2")
     runs.train("resume=parted", "run.steps=4")
     assert runs.curve("parted") == runs.curve("whole")
+    runs.train("from=whole", "weights=whole/step-00000002", "run.dir=branch", "run.steps=4")
+    assert runs.curve("branch") == runs.curve("whole")[2:]
     (kept,) = (path for path in (runs.directory / "parted").glob("first-model-*.npy") if len(numpy.load(path)) == 32)
     for spoil in (lambda: kept.write_bytes(b""), lambda: numpy.save(kept, numpy.zeros((3, 2))), kept.unlink):
         spoil()
@@ -257,3 +259,13 @@ def test_a_signal_is_seen_while_the_first_model_is_asked(runs, monkeypatch, caps
     assert portions == [64, 64], "one pass for each pair"
     assert "asked about 128 of 256 pairs" in capsys.readouterr().out
     assert of.first is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_pair_that_gained_by_rounding_is_not_won(dtype):
+    first = torch.full((3, 2), -120.0, dtype=dtype)
+    gained = torch.tensor([torch.finfo(dtype).eps * 100, 0.1, -0.1], dtype=dtype)
+    now = first + torch.stack((gained, torch.zeros_like(gained)), 1)
+    _, margin = dpo_losses(now, first, BETA)
+    assert float(margin[0]) > 0
+    assert pairs_won(now, margin, BETA).tolist() == [False, True, False]

@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 from gangline import UserError
 from gangline.config import Recompute
 from gangline.config.check import check
-from gangline.config.compose import compose
+from gangline.config.compose import compose, compose_one
 from gangline.forward_context import Collected, Frame, frame
 from gangline.interop.config import edited_config_from
 from gangline.model import compose_model, whole_model
@@ -250,3 +250,5 @@ def test_what_cannot_be_is_refused():
         check(small_run("mtp=on", "mtp.depth=12"))
     with pytest.raises(UserError, match="mup has no rule for the head"):
         compose_model(small_run("mtp=on", "mup=on"))
+    with pytest.raises(UserError, match="mtp has no rule for the embedding of this model"):
+        compose_model(compose_one(["model=gpt2", "mtp=on"]))

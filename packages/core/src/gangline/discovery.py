@@ -23,7 +23,8 @@ VARIABLE = "GANGLINE_PLUGINS"  # names of plugins or distributions, comma-separa
 
 _CONTRACT = re.compile(r"gangline\.v(\d+)")
 _GROUP = re.compile(r"[a-z][a-z0-9_]*(/[a-z][a-z0-9_]*)*")
-_RESERVED = {"run", "batch", "validate", "parts", "recipe", "resume", "from", "edits", "extra", "references", "hydra"}
+_RESERVED = {"run", "batch", "validate", "parts", "recipe", "resume", "from", "weights"}
+_RESERVED |= {"edits", "extra", "references", "hydra"}
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ By rank 0:
 
     start      processes, mesh, nodes (the name of each rank's), checks (what names the code of each health check: one
                that failed is asked again where that has changed)
+    weights    the run begins with those of another one: run, checkpoint, step, sample (the next one)
     phase      phase (build, restore, validate, save, recovery), at ("begin" or "end"; then also seconds)
     verdict    kind, where, confidence, evidence, suggestion
     order      action, kinds, before_step, else_before, skip, rate, rate_steps, exclude, why

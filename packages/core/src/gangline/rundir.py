@@ -76,7 +76,7 @@ class RunDirectory:
                 raise UserError(
                     f"{directory.path} already holds a run.",
                     f"To go on with it:  train resume={shlex.quote(str(directory.path))}",
-                    f"To start afresh with its configuration:  train from={shlex.quote(str(directory.path))}",
+                    f"To start afresh with its configuration (new weights):  train from={shlex.quote(str(directory.path))}",
                 )
             directory._write(run, argv, job, changed={})
         except BaseException:
@@ -308,7 +308,12 @@ def part_versions(run: Run) -> dict[str, Any]:
 
 
 def holds_checkpoint(run: Run) -> bool:
-    """Whether the run's directory has a checkpoint to go on from. One that is kept elsewhere is not seen."""
+    """Whether the weights come from a checkpoint: of the run's directory, or of `run.weights`.
+
+    A checkpoint of the run that is kept elsewhere is not seen.
+    """
+    if run.run.weights is not None:
+        return True
     if run.run.dir is None:
         return False
     folder = RunDirectory(run.run.dir).checkpoints

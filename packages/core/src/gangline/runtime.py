@@ -109,7 +109,17 @@ class Runtime(ABC):
 
     @abstractmethod
     def clip(self, max_norm: float | None) -> float:
-        """Scale the gradients so that their global norm is at most `max_norm`; gives the norm before that."""
+        """Scale the gradients so that their global norm is at most `max_norm`; returns the norm before that.
+
+        The norm is that of `.grad` at the time of the call. Raises RuntimeError if a `.grad` was written since `step`,
+        and the norm cannot be measured again without other ranks: see `remeasure`.
+        """
+
+    def remeasure(self) -> None:
+        """Discard the norm that `step` measured, so that `clip` measures again. Called by all ranks.
+
+        Required after a write to `.grad` between `step` and `clip`; core calls it after `Callback.before_clip`.
+        """
 
     @abstractmethod
     def parameters(self) -> list[ShardedParam]:

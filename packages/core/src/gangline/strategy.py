@@ -1,7 +1,7 @@
 """What a strategy imports: the runtime that it builds, and what core's own strategies are made of.
 
-A strategy cuts a model by its plan over the mesh and runs one step. Read `gangline.runtime.Runtime` first, and
-`gangline.parallel.single`, the smallest one. Torch is loaded with the first name that needs it.
+A strategy cuts a model by its plan over the mesh and runs one step. Read `Runtime` first, and `SingleRuntime`, the
+smallest one. Torch is loaded with the first name that needs it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         seam_function as seam_function,
     )
     from gangline.model.seams import call_at as call_at, calls as calls, recomputed as recomputed
-    from gangline.parallel import norm as norm
     from gangline.parallel.config import Ddp as Ddp, Single as Single
     from gangline.parallel.matrices import Matrices as Matrices
     from gangline.parallel.metrics import Tally as Tally
@@ -38,7 +37,11 @@ if TYPE_CHECKING:
         count_tokens as count_tokens,
         frame_of as frame_of,
     )
-    from gangline.parallel.norm import ordered_norm as ordered_norm, row_squares as row_squares
+    from gangline.parallel.norm import (
+        MeasuredNorm as MeasuredNorm,
+        ordered_norm as ordered_norm,
+        row_squares as row_squares,
+    )
     from gangline.parallel.owners import (
         MatrixId as MatrixId,
         matrix_traffic as matrix_traffic,
@@ -111,8 +114,7 @@ __getattr__, __all__ = lazily(
         "gangline.parallel.matrices": "Matrices",
         "gangline.parallel.metrics": "Tally",
         "gangline.parallel.microbatch": "count_on_host count_tokens frame_of",
-        "gangline.parallel": "norm",
-        "gangline.parallel.norm": "ordered_norm row_squares",
+        "gangline.parallel.norm": "MeasuredNorm ordered_norm row_squares",
         "gangline.parallel.owners": "MatrixId matrix_traffic most_matrix_bytes",
         "gangline.parallel.prepare": "Finish bind_folds finish_head full_product refuse_own set_products",
         "gangline.parallel.sample_losses": "check_share evaluated in_global_order",

@@ -57,6 +57,7 @@ broken(
     "maps-pieces",
     "maps-elsewhere",
     "clips-vectors",
+    "clips-by-the-step",
     "forgets-a-share",
     "scores-backwards",
 )

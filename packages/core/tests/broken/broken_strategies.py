@@ -8,6 +8,7 @@ import torch
 
 from gangline.comm.ordered import sum_rows
 from gangline.parallel.microbatch import count_tokens, frame_of
+from gangline.parallel.norm import clip
 from gangline.parallel.owners import MatrixId
 from gangline.testing.toys.rows import RowsRuntime
 
@@ -190,11 +191,26 @@ class ClipsVectors(Broken):
     """Scales the vectors only."""
 
     def clip(self, max_norm):
-        from gangline.parallel import norm
-
+        value = super().clip(None)
         if max_norm is not None:
-            norm.clip([t for _, part, t in self.gradients() if not part.cut], max_norm, self._norm, self._value)
-        return self._value
+            vectors = [tensor for _, part, tensor in self.gradients() if not part.cut]
+            clip(vectors, max_norm, torch.tensor(value, dtype=torch.float64), value)
+        return value
+
+
+class ClipsByTheStep(Broken):
+    """Scales by the norm that the gradients had at the end of the step."""
+
+    def step(self, microbatches):
+        result = super().step(microbatches)
+        self.value = super().clip(None)
+        return result
+
+    def clip(self, max_norm):
+        if max_norm is not None:
+            leaves = [tensor for _, _, tensor in self.gradients()]
+            clip(leaves, max_norm, torch.tensor(self.value, dtype=torch.float64), self.value)
+        return self.value
 
 
 class ForgetsAShare(Broken):

@@ -69,7 +69,7 @@ class ComposedRuntime(Runtime, RankStages):
         self._grad_norm = GradNorm(
             self._parameters, self.registry, made.shapes, self.world, self.device, made.deterministic
         )
-        self._norm, self._tokens_cut = 0.0, made.tokens_cut
+        self._norm, self._tokens_cut = self._grad_norm.measured, made.tokens_cut
         self._groups = GroupSchedule(made.storage, made.stages, made.prefetch)
         self.stages = [Stage(segments, self._groups.before, self._groups.after) for segments in made.stages]
         self._executor = made.executor(self)
@@ -78,6 +78,7 @@ class ComposedRuntime(Runtime, RankStages):
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def step(self, microbatches: Sequence[Batch]) -> StepResult:
+        self._norm.discard()
         self.storage.refresh()
         self.storage.clear()
         if microbatches:
@@ -90,10 +91,10 @@ class ComposedRuntime(Runtime, RankStages):
         self._tally.begin(losses, self._context.collected if self._counts_metrics else Collected())
         self.storage.finish()
         self._grad_norm.unscale(self.made.precision.scale)
-        norm, own_tokens = self._grad_norm.norm(), count_tokens(own, self.device)
-        tallied, (self._norm, counted) = self._tally.finish(tokens, norm, own_tokens)
+        norm, own_tokens = self._norm.measure(), count_tokens(own, self.device)
+        tallied, (self._norm.value, counted) = self._tally.finish(tokens, norm, own_tokens)
         self._emitted = tallied.by_path
-        finite = math.isfinite(tallied.loss_sum) and math.isfinite(self._norm)
+        finite = math.isfinite(tallied.loss_sum) and math.isfinite(self._norm.value)
         if self.made.records and microbatches:
             tallied.metrics.update(self._recorded(len(microbatches)))
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics, tallied.own_loss_sum, int(counted))
@@ -196,8 +197,10 @@ class ComposedRuntime(Runtime, RankStages):
     # --- after the step ---------------------------------------------------------------------------------------------
 
     def clip(self, max_norm: float | None) -> float:
-        self._grad_norm.clip(max_norm, self._norm)
-        return self._norm
+        return self._norm.clip(max_norm)
+
+    def remeasure(self) -> None:
+        self._norm.discard()
 
     @torch.no_grad()
     def applied(self) -> None:

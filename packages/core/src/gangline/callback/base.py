@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gangline.checkpoint.id import CheckpointId
     from gangline.comm.base import Comms, Store
     from gangline.record import StepRecord
-    from gangline.runtime import Runtime
+    from gangline.runtime import Runtime, ShardedParam
     from gangline.shard import Registry, Shard
 
 Metrics = Mapping[str, "float | list[float]"]
@@ -29,7 +29,7 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
 
     attach                                  once, after the optimizer is built and before a checkpoint is restored
     begin                                   before the first step of this start
-    before_step, after_step                 each step
+    before_step, before_clip, after_step    each step
     before_validation, after_validation     where the step is followed by one
     before_save, after_save                 where the step is followed by one
     end, or on_error                        once
@@ -79,11 +79,20 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
     def before_step(self, step: int) -> None:
         """Step number `step`, counted from 1 as in the record, is about to be taken."""
 
+    def before_clip(self, parameters: Sequence[ShardedParam]) -> None:
+        """Read or change the gradients of a step, before their norm is measured and clipped.
+
+        parameters: `Runtime.parameters()`; each piece's `.grad` is the gradient of the global batch, and not finite in
+        a step that is left out. A change has to be equal on all ranks that hold the same box, and the same whatever the
+        layout. The `grad_norm` of the record is that of the changed gradients.
+        """
+
     def after_step(self, record: StepRecord, applied: bool) -> Metrics | None:
         """The step is done, nothing is saved or rolled back yet. Metrics come into its record as `<name>/<metric>`.
 
         applied: the optimizer stepped; false where the step was left out. Metrics are numbers or lists of numbers,
-        equal on all ranks: the run ends with an error that names the callback where they are not.
+        equal on all ranks: the run ends with an error that names the callback where they are not. Each `.grad` is the
+        clipped one.
         """
 
     def before_validation(self, step: int) -> None:

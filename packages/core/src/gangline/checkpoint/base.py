@@ -120,7 +120,8 @@ class Checkpointer(ABC):
         """Fill the given shards in place, whatever layout wrote the arrays.
 
         A missing name or another shape is a UserError; damage raises BadCheckpoint, on every rank. Names left over are
-        not an error here: sampling and export take the weights alone.
+        not an error here: sampling and export take the weights alone. Core refuses to resume from a checkpoint with
+        weights or optimizer arrays that the run has no place for.
         """
 
     def latest(self) -> CheckpointId | None:

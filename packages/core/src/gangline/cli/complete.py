@@ -74,14 +74,14 @@ def candidates(words: Sequence[str]) -> list[str]:
 def _keys(before: Sequence[str], current: str) -> Iterator[str]:
     """Groups and layers, and the next step of every option's path."""
     yield from (f"{group}=" for group in installed().groups())
-    yield from ("recipe=", "from=", "resume=")
+    yield from ("recipe=", "from=", "weights=", "resume=")
     for path in known_options(before).options:
         cut = path.find(".", len(current))
         yield f"{path}=" if cut < 0 else path[: cut + 1]
 
 
 def _values(before: Sequence[str], key: str, value: str) -> list[str]:
-    if key in ("from", "resume"):
+    if key in ("from", "weights", "resume"):
         return _run_dirs(value)
     if key == "recipe":
         return list(recipes())

@@ -23,6 +23,8 @@ _USAGE = """\
 usage: train [group=part ...] [option=value ...]
        train recipe=NAME ...            a whole run by name, changed by what follows
        train from=RUN_DIR ...           a new run with the configuration of an earlier one
+       train from=RUN_DIR weights=RUN_DIR ...
+                                        the same, with its weights and optimizer state
        train resume=RUN_DIR ...         go on with a run, in its directory
        train -m group=part,part ...     a run for every combination, one after the other
 

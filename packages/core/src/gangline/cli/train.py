@@ -218,7 +218,7 @@ def _resumed(line: CommandLine) -> tuple[RunDirectory, Run, dict]:
     from gangline.config.resume import continued
     from gangline.rundir import RunDirectory
 
-    others = [word for word in line.words if word.startswith(("from=", "recipe="))]
+    others = [word for word in line.words if word.startswith(("from=", "recipe=", "weights="))]
     if others:
         raise UserError(
             f"resume= goes on with a run as it is; {others[0]} would start another.", "Leave one of them out."

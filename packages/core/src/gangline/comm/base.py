@@ -56,7 +56,7 @@ class Comm(ABC):
 
     @abstractmethod
     def _all_reduce(self, x: torch.Tensor, op: Reduction, background: bool) -> Pending[torch.Tensor]:
-        """Both of the above."""
+        """Start the collective of the two methods above."""
 
     def all_gather(self, x: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
         """(s, ...) on each rank -> (n·s, ...) on all, in order of index; `into`: memory for it, which may hold `x`."""
@@ -68,7 +68,7 @@ class Comm(ABC):
 
     @abstractmethod
     def _all_gather(self, x: torch.Tensor, into: torch.Tensor | None, background: bool) -> Pending[torch.Tensor]:
-        """Both of the above."""
+        """Start the collective of the two methods above."""
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
         """(n·s, ...) on each rank -> this rank's (s, ...) of the sum."""
@@ -80,7 +80,7 @@ class Comm(ABC):
 
     @abstractmethod
     def _reduce_scatter(self, x: torch.Tensor, background: bool) -> Pending[torch.Tensor]:
-        """Both of the above."""
+        """Start the collective of the two methods above."""
 
     def all_to_all(self, x: torch.Tensor, in_splits: Splits = None, out_splits: Splits = None) -> torch.Tensor:
         """Rows of dim 0 for each peer in order, `in_splits[i]` to peer i, `out_splits[i]` from it; None: even."""
@@ -96,7 +96,7 @@ class Comm(ABC):
     def _all_to_all(
         self, x: torch.Tensor, in_splits: Splits, out_splits: Splits, background: bool
     ) -> Pending[torch.Tensor]:
-        """Both of the above."""
+        """Start the collective of the two methods above."""
 
     def broadcast(self, x: torch.Tensor, source: int) -> torch.Tensor:
         """`x` of the rank with index `source`, on every rank, written into `x`; gives `x`. Any dtype."""
@@ -108,7 +108,7 @@ class Comm(ABC):
 
     @abstractmethod
     def _broadcast(self, x: torch.Tensor, source: int, background: bool) -> Pending[torch.Tensor]:
-        """Both of the above."""
+        """Start the collective of the two methods above."""
 
     def exchange(self, sends: Transfers, recvs: Transfers) -> Sequence[torch.Tensor]:
         """One batch of point-to-point transfers, (tensor, peer index); receives into the given tensors and gives them.
@@ -123,7 +123,7 @@ class Comm(ABC):
 
     @abstractmethod
     def _exchange(self, sends: Transfers, recvs: Transfers, background: bool) -> Pending[Sequence[torch.Tensor]]:
-        """Both of the above."""
+        """Start the collective of the two methods above."""
 
     @abstractmethod
     def barrier(self) -> None:

@@ -12,8 +12,9 @@ from gangline.config.fields import REQUIRED, comments_of, defaults, stated
 from gangline.config.ramp import ramp_problems
 from gangline.config.schema import Run
 from gangline.config.sections import SECTIONS
+from gangline.config.start import start_problems
 from gangline.config.suggest import near
-from gangline.config.validation import PATH as VALIDATION_SETS, check_sets, read_sets
+from gangline.config.validation import PATH as VALIDATION_SETS, check_sets, problems_of, read_sets
 from gangline.config.values import written
 from gangline.errors import Problem, UserError
 from gangline.interop.config import check_weights
@@ -38,10 +39,10 @@ def problems(run: Run) -> list[Problem]:
     found = meaningless(run)
     if not found:
         found += [*_device(run), *_unread(run)]
-        for config in _configs(run):
-            found += config.check(run)
+        for place, config in _configs(run):
+            found += problems_of(place, config, run)
         found += _variables(run)
-        found += [*check_weights(run), *check_sets(run)]
+        found += [*start_problems(run), *check_weights(run), *check_sets(run)]
     if not found:
         found += _refused(lambda: compose_model(run))
         found += layout_problems(run)
@@ -125,7 +126,7 @@ def _device(run: Run) -> Iterator[Problem]:
 
 def _unread(run: Run) -> Iterator[Problem]:
     """Choices in groups of plugins' own that no part of this run reads."""
-    reading = {group for config in _configs(run) for group in installed().part_of(config).part.reads}
+    reading = {group for _, config in _configs(run) for group in installed().part_of(config).part.reads}
     for group in sorted(set(run.extra) - reading):
         name = installed().part_of(run.extra[group]).part.name
         readers = ", ".join(installed().readers(group))
@@ -136,11 +137,12 @@ def _unread(run: Run) -> Iterator[Problem]:
         yield Problem(f"{group}={name} does nothing in this run.", why, mend)
 
 
-def _configs(run: Run) -> Iterator[PartConfig]:
-    for _, config in run.parts():
-        yield config
+def _configs(run: Run) -> Iterator[tuple[str, PartConfig]]:
+    """("callback.ema", its configuration) of every part, nested ones too ("moe/router")."""
+    for place, config in run.parts():
+        yield place, config
         for name in installed().part_of(config).part.opens:
-            yield getattr(config, name)
+            yield f"{place}/{name}", getattr(config, name)
 
 
 def layout_problems(run: Run) -> list[Problem]:

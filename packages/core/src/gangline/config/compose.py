@@ -59,7 +59,10 @@ def compose_over(layer: Mapping[str, Any], words: Sequence[str], source: str = "
 
 
 def compose_one(words: Sequence[str]) -> Run:
-    """The run that the words describe. Raises UserError, also for a word that names several values."""
+    """The run that the words describe. Raises UserError, also for a word that names several values.
+
+    `weights=` is short for `run.weights=`.
+    """
     layers, rest, files = [], [], []
     for word in words:
         key, _, value = word.partition("=")
@@ -67,6 +70,8 @@ def compose_one(words: Sequence[str]) -> Run:
             layers.append(read_recipe(value))
         elif key == "from":
             layers.insert(0, earlier(value))
+        elif key == "weights":
+            rest.append(f"run.weights={value}")
         else:
             rest.append(word)
             continue
@@ -77,7 +82,7 @@ def compose_one(words: Sequence[str]) -> Run:
 def earlier(path: str) -> dict[str, Any]:
     """The configuration of an earlier run, for a fresh directory."""
     content = RunDirectory.open(path).content()
-    content["run"] = {**content.get("run", {}), "dir": None}
+    content["run"] = {**content.get("run", {}), "dir": None, "weights": None}
     return content
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 
-LAYERS = ("recipe", "from", "resume")  # words that are read before everything else
+LAYERS = ("recipe", "from", "weights", "resume")  # words that are read before everything else
 
 
 class KnownOptions:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import Any
 
 from gangline.config import validation
 from gangline.config.schema import Run
 from gangline.config.serial import to_dict
-from gangline.parts import PartConfig
 from gangline.plugins import installed
 
 
@@ -19,20 +18,21 @@ def rooted(run: Run) -> dict[str, Any]:
     References to the environment stay as they are written: each start looks them up anew.
     """
     content = to_dict(run)
+    _root_options(("weights",), content["run"], "run", run.references)
     for place, config in run.parts():
         options = content
         for step in place.split("."):
             options = options[step]
-        _root_options(config, options, place, run.references)
+        _root_options(config.file_options, options, place, run.references)
         for name in installed().part_of(config).part.opens:
-            _root_options(getattr(config, name), options[name], f"{place}.{name}", run.references)
+            _root_options(getattr(config, name).file_options, options[name], f"{place}.{name}", run.references)
     for name, options in content["validate"]["sets"].items():
-        _root_options(run.data, options or {}, f"{validation.PATH}.{name}", run.references)
+        _root_options(run.data.file_options, options or {}, f"{validation.PATH}.{name}", run.references)
     return content
 
 
-def _root_options(config: PartConfig, options: dict[str, Any], place: str, references: Container[str]) -> None:
-    for name in config.file_options:
+def _root_options(names: Iterable[str], options: dict[str, Any], place: str, references: Container[str]) -> None:
+    for name in names:
         if name in options and f"{place}.{name}" not in references:
             options[name] = _rooted(options[name])
 

@@ -58,11 +58,15 @@ def continued(path: str, content: Mapping[str, Any], words: Sequence[str]) -> tu
     other = [key for key in changed if not any(key == may or key.startswith((f"{may}.", f"{may}/")) for may in free)]
     if other:
         shown = ", ".join(f"{key} ({changed[key][0]} -> {changed[key][1]})" for key in other)
+        remade = ("model", *run.edits)  # other arrays, of which another run holds none
+        new_weights = any(key == "optimizer" or key.partition(".")[0] in remade for key in other)
+        branch = f"train {shlex.join([f'from={path}', f'weights={path}', *words])}"
         raise UserError(
             f"a run that is resumed keeps its {shown}.",
             "With another one it would be another run.",
             f"These may change: {', '.join(free)}.",
-            f"To start afresh with its configuration and your changes:  train {shlex.join([f'from={path}', *words])}",
+            "" if new_weights else f"A new run with its weights and optimizer state:  {branch}",
+            f"A new run with its configuration (new weights):  train {shlex.join([f'from={path}', *words])}",
         )
     return run, changed
 

@@ -179,7 +179,7 @@ class EditConfig(PartConfig):
 
 @dataclass
 class ParallelConfig(PartConfig):
-    """`build(config, run, model, plan, mesh, comm, precision, finish) -> gangline.runtime.Runtime`."""
+    """`build(config, run, model, plan, mesh, comms, precision, finish) -> gangline.runtime.Runtime`."""
 
     def world(self, gpus: int) -> int:
         """How many processes to start where the user named no number."""

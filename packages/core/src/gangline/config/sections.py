@@ -36,6 +36,7 @@ class RunSection:
     compile: bool = False  # torch.compile, block by block
     sample: NonNegativeInt = 200  # tokens to write from the finished model; 0: none
     save_on_signal: bool = True  # SIGTERM or Ctrl-C: save a checkpoint at the step boundary, then end
+    weights: str | None = None  # run directory, or checkpoint in one, to begin with: its weights and optimizer state
 
 
 @dataclass

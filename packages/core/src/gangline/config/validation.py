@@ -11,7 +11,7 @@ from gangline.config.schema import Run
 from gangline.config.serial import fill
 from gangline.config.values import plain
 from gangline.errors import Problem, UserError
-from gangline.parts import DataConfig
+from gangline.parts import DataConfig, PartConfig
 from gangline.plugins import installed
 
 _NAME = re.compile(r"\w[\w-]*")  # without dots and slashes: a name is a step of a path, and of a curve's tag
@@ -46,9 +46,22 @@ def check_sets(run: Run) -> list[Problem]:
     """What can be refused before anything is read: unknown options, values that do not fit, and what the part says."""
     found, problems = read_sets(run)
     for name, config in found.items():
-        said = config.check(run)
+        said = problems_of(f"{PATH}.{name}", config, run)
         problems += [Problem(f"{PATH}.{name}: {problem.what}", problem.why, problem.mend) for problem in said]
     return problems
+
+
+def problems_of(place: str, config: PartConfig, run: Run) -> list[Problem]:
+    """Return the problems that a part finds. An error in its check keeps its traceback and names the part."""
+    try:
+        return list(config.check(run))
+    except UserError:
+        raise
+    except Exception as error:
+        offer = installed().part_of(config)
+        choice = f"{place.removesuffix(f'.{offer.part.name}')}={offer.part.name}"
+        error.add_note(f"raised by the check of {choice} ({offer.distribution} {offer.version})")
+        raise
 
 
 def _over(config: Any, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class FirstModel:
     step       steps that are done: 0 where the model is the one that the run begins with
     writes     whether this rank is the one to write into the directory
     tell       says to people how far the source is, at times
+    parent     directory of the run with whose weights this one began (`run.weights`); None: it has none
     """
 
     score: Callable[..., np.ndarray]  # (samples, k = 1)
@@ -55,6 +56,7 @@ class FirstModel:
     step: int
     writes: bool
     tell: Callable[[str], None] = lambda said: None
+    parent: Path | None = None
 
 
 class DataSource(ABC):

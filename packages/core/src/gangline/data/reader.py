@@ -64,7 +64,7 @@ class ReadPlace:
 
 @dataclass
 class StoredBatch:
-    """One microbatch of B sequences of T tokens as a reader hands it over; `gangline.data.expand` makes a Batch of it.
+    """One microbatch of B sequences of T tokens as a reader hands it over; core makes a Batch of it on the device.
 
     tokens     (B, T+1)  any integer dtype, as stored: inputs and, one further on, targets
     sample     (B,)      int64, in the host's memory: global sample numbers

@@ -179,6 +179,7 @@ PARTS = (
         config=Soap,
         build="gangline.optimizer.soap:build",
         summary="SOAP for the matrices of the blocks, AdamW for the rest",
+        law="each refresh of a basis amplifies rounding by up to 1 / damping: in float64 layouts agree within 1e-10",
         group="optimizer",
     ),
 )

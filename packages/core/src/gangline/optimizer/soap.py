@@ -14,7 +14,8 @@ All of a matrix's state is on the one rank that maps it (`Runtime.matrix_owners`
 there and updates come back. An eigenbasis is a function of the matrix only where no two eigenvalues are equal, and a
 gradient of fewer tokens than rows has many that are 0: which basis an eigensolver gives those is decided by rounding,
 and rounding by the layout. So a basis begins as the unit matrix and is made by power iterations alone, of L with a
-share d of its mean eigenvalue added and R's diagonal positive in QR: a continuous function of all gradients before.
+share d of its mean eigenvalue and ε² added and R's diagonal positive in QR: a continuous function of all gradients
+before. ε² keeps the unit basis of a matrix whose gradients are rounding alone.
 """
 
 from __future__ import annotations
@@ -45,10 +46,13 @@ class Side:
         self.mean = torch.zeros(length, length, dtype=dtype, device=device)
         self.basis = torch.eye(length, dtype=dtype, device=device)
 
-    def refresh(self, damping: float) -> None:
-        """One power iteration, which QR makes orthonormal again; columns come in falling order of eigenvalues."""
+    def refresh(self, damping: float, least: float) -> None:
+        """One power iteration, which QR makes orthonormal again; columns come in falling order of eigenvalues.
+
+        damping: share of the mean eigenvalue that is added to every eigenvalue, `least` on top.
+        """
         length = len(self.mean)
-        shift = (damping / length) * self.mean.diagonal().sum()
+        shift = (damping / length) * self.mean.diagonal().sum() + least
         q, r = torch.linalg.qr(self.mean @ self.basis + shift * self.basis)
         sign = torch.where(r.diagonal() < 0, -1.0, 1.0).to(q.dtype)
         self.basis.copy_(q * sign)
@@ -91,7 +95,7 @@ class SoapMatrix:
     def _refresh(self) -> None:
         for side in (self.left, self.right):
             if side is not None:
-                side.refresh(self.config.damping)
+                side.refresh(self.config.damping, self.config.eps**2)
 
     def _turned(self, x: Tensor) -> Tensor:
         x = x if self.left is None else self.left.basis.T @ x

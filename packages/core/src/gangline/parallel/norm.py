@@ -6,7 +6,8 @@ however the rows are spread over ranks (one sum over a whole tensor differs from
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -39,3 +40,68 @@ def clip(parameters: Sequence[Tensor], max_norm: float, norm: Tensor, value: flo
     """
     if value > max_norm * (1 - 1e-5):
         clip_grads_with_norm_(parameters, max_norm, norm.to(parameters[0].dtype))
+
+
+class MeasuredNorm:
+    """The global norm of the gradients of a runtime's leaves, measured in `step` and checked in `clip`.
+
+    leaves        (parameter name, leaf tensor) of this rank
+    measure_norm  returns the global norm of their `.grad`, 0-d, equal on all ranks
+    is_local      `measure_norm` needs no other rank, so that this rank may measure again by itself
+
+    `clip` compares every `.grad` and its version counter with those that were measured. Writes through `.data`, NumPy
+    or a custom kernel raise no version counter: who makes them calls `discard`.
+    """
+
+    def __init__(
+        self, leaves: Sequence[tuple[str, Tensor]], measure_norm: Callable[[], Tensor], is_local: bool
+    ) -> None:
+        self._names, self._leaves = [name for name, _ in leaves], [leaf for _, leaf in leaves]
+        self._measure_norm, self._is_local = measure_norm, is_local
+        self._measured: tuple[list[Tensor | None], list[int]] | None = None
+        self._norm = torch.zeros(())
+        self.value: float | None = None  # the norm as a number; None until a runtime sets it or `clip` reads it
+
+    def discard(self) -> None:
+        """Forget the norm: the next `clip` measures again, and all ranks have to call this. Releases the gradients."""
+        self._measured, self.value = None, None
+
+    def measure(self) -> Tensor:
+        """Return the norm of the gradients as they are now, 0-d, on the device."""
+        self._norm, self.value = self._measure_norm(), None
+        gradients = [leaf.grad for leaf in self._leaves]
+        self._measured = gradients, _versions(gradients)
+        return self._norm
+
+    def clip(self, max_norm: float | None) -> float:
+        """Scale the gradients so that their norm is at most `max_norm`; returns the norm before that.
+
+        Raises RuntimeError if a gradient was written since it was measured and other ranks are needed to measure again.
+        """
+        if self._measured is None:
+            self.measure()
+        elif (name := self._first_change()) is not None:
+            if not self._is_local:
+                raise RuntimeError(
+                    f"The gradient of {name} was written after its norm was measured, so clip would use a stale norm. "
+                    "Call Runtime.remeasure() on all ranks after writing to `.grad`, or write in Callback.before_clip."
+                )
+            self.measure()
+        value = float(self._norm) if self.value is None else self.value
+        if max_norm is not None and self._leaves:
+            clip(self._leaves, max_norm, self._norm, value)
+        self.discard()
+        return value
+
+    def _first_change(self) -> str | None:
+        assert self._measured is not None
+        measured, versions = self._measured
+        gradients = [leaf.grad for leaf in self._leaves]
+        if all(map(operator.is_, gradients, measured)) and _versions(gradients) == versions:
+            return None
+        changes = zip(self._names, gradients, measured, _versions(gradients), versions, strict=True)
+        return next(name for name, now, then, version, before in changes if now is not then or version != before)
+
+
+def _versions(gradients: Sequence[Tensor | None]) -> list[int]:
+    return [-1 if gradient is None else gradient._version for gradient in gradients]

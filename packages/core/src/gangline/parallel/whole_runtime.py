@@ -68,6 +68,9 @@ class WholeRuntime(Runtime):
         )
         self.data_coordinate = (mesh.index(mesh.coordinate(comms.rank), DATA_AXES), mesh.size(*DATA_AXES))
         self._masters = [self.storage.masters[name] for name in self.storage.trained]
+        self._norm = norm.MeasuredNorm(
+            list(zip(self.storage.trained, self._masters, strict=True)), self._measure_norm, is_local=True
+        )
         self._tally = Tally(self.comm, comms.device, groups)
         self._told = [(plan.emits_under(path), module) for path, module in listeners(model, "", plan)]
         self._emitted: dict[str, dict[str, Tensor]] = {}
@@ -84,6 +87,7 @@ class WholeRuntime(Runtime):
         """As the contract says. Raises ValueError where the microbatches do not divide into `parallel.groups`."""
         if len(microbatches) % self.groups:
             raise ValueError(f"{len(microbatches)} microbatches do not divide into {self.groups} groups")
+        self._norm.discard()
         self.storage.refresh()
         self.storage.clear_gradients()
         own = count_on_host(microbatches)
@@ -108,10 +112,9 @@ class WholeRuntime(Runtime):
         gradients = self._reduced()
         if self.precision.scale != 1.0:
             torch._foreach_mul_(gradients, 1.0 / self.precision.scale)
-        self._norm = norm.global_norm(gradients, self.deterministic)
-        tallied, (self._norm_value,) = self._tally.finish(tokens, self._norm)
+        tallied, (self._norm.value,) = self._tally.finish(tokens, self._norm.measure())
         self._emitted = tallied.by_path
-        finite = math.isfinite(tallied.loss_sum) and math.isfinite(self._norm_value)
+        finite = math.isfinite(tallied.loss_sum) and math.isfinite(self._norm.value)
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics, tallied.own_loss_sum, own_tokens)
 
     def evaluate(self, microbatches: Sequence[Batch]) -> tuple[float, int]:
@@ -144,9 +147,15 @@ class WholeRuntime(Runtime):
         return losses
 
     def clip(self, max_norm: float | None) -> float:
-        if max_norm is not None:
-            norm.clip(self._masters, max_norm, self._norm, self._norm_value)
-        return self._norm_value
+        return self._norm.clip(max_norm)
+
+    def remeasure(self) -> None:
+        self._norm.discard()
+
+    def _measure_norm(self) -> Tensor:
+        return norm.global_norm(
+            [master.grad for master in self._masters if master.grad is not None], self.deterministic
+        )
 
     def parameters(self) -> list[ShardedParam]:
         held = {parameter_of(shard.name): shard for shard in self.shards()}

@@ -11,6 +11,7 @@ from torch import Tensor
 from gangline.parallel.owners import MatrixId
 
 Held = tuple[str, tuple[int, ...], Tensor]  # array name, offset, what lies there
+Clipped = tuple[float, list[Held], list[Held]]  # the norm that `clip` gives, and the gradients before and after it
 
 
 def assemble(per_rank: Sequence[Iterable[Held]], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
@@ -74,6 +75,18 @@ def number_close(what: str, got: float, want: float, relative: float) -> None:
     """One number; 0: the same bits."""
     apart = abs(got - want)
     assert apart <= relative * abs(want), f"{what} is {got!r}, expected {want!r}"
+
+
+def clipped_close(per_rank: Sequence[Clipped], shapes: Mapping[str, tuple[int, ...]], limit: float, what: str) -> None:
+    """Compare what `clip` made of gradients on each rank with those before it, scaled to a norm of `limit`."""
+    before = assemble([held for _, held, _ in per_rank], shapes)
+    after = assemble([held for _, _, held in per_rank], shapes)
+    norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in before.values()))
+    for clipped, _, _ in per_rank:
+        number_close(what, clipped, norm, 1e-12)
+    factor = min(limit / norm, 1.0)
+    scaled = {name: gradient * factor for name, gradient in before.items()}
+    all_close("clipped gradient", after, scaled, 1e-4 if factor < 1 else 0)
 
 
 def mapped_once(

@@ -53,8 +53,17 @@ def own_environment() -> dict[str, str]:
 
 
 def small_text(directory: Path) -> Path:
-    """Make a directory with 40 short files in it, some 20 KB of English; the directory."""
-    directory.mkdir()
+    """Make a directory with 40 short files in it, some 20 KB of English; the directory.
+
+    Raises ValueError if it exists: another `RealRuns` has it.
+    """
+    try:
+        directory.mkdir()
+    except FileExistsError as error:
+        raise ValueError(
+            f"{directory} exists: RealRuns({directory.parent}) was made before. "
+            "Use that one for all runs of a test, or give each its own directory."
+        ) from error
     for number in range(40):
         (directory / f"{number}.txt").write_text(f"file {number}: " + "the quick brown fox jumps. " * 20)
     return directory

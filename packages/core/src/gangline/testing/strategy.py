@@ -18,7 +18,7 @@ from gangline.model.compose import compose_model
 from gangline.shard import model_array
 from gangline.testing import strategy_ranks as ranks
 from gangline.testing.claims import needs
-from gangline.testing.compare import Held, all_close, assemble, close, mapped_once, number_close
+from gangline.testing.compare import Held, all_close, assemble, clipped_close, close, mapped_once, number_close
 from gangline.testing.pool import pool
 from gangline.testing.scenarios import (
     ACCUMULATED,
@@ -99,7 +99,7 @@ class StrategySuite(PartSuite):
 
     def whole(self, per_rank: list[list[Held]], names: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The global view of what the ranks hold, by the shapes that the reference knows."""
-        return assemble(per_rank, {name: tuple(array.shape) for name, array in names.items()})
+        return assemble(per_rank, _shapes(names))
 
     def compare(self, layout: Layout, scenario: Scenario, relative: float) -> None:
         """Everything of a training run against the reference."""
@@ -236,16 +236,19 @@ class StrategySuite(PartSuite):
     def test_clip_scales_all_gradients_alike(self, layout: Layout) -> None:
         """Down to the norm, and never up."""
         job = self.job(layout, PLAIN)
-        want = self.expected(job, 1)[1][0].gradients
-        for limit in (0.5, 2.0):
-            answers = self.on_ranks(ranks.clipped, job, limit * self.expected(job, 1)[1][0].norm)
-            norm = answers[0][0]
-            factor = min(limit * self.expected(job, 1)[1][0].norm / norm, 1.0)
-            number_close("the norm that clip gives", norm, self.expected(job, 1)[1][0].norm, FLOAT64)
-            before = self.whole([answer[1] for answer in answers], want)
-            after = self.whole([answer[2] for answer in answers], want)
-            scaled = {name: gradient * factor for name, gradient in before.items()}
-            all_close("clipped gradient", after, scaled, 1e-4 if factor < 1 else 0)
+        want = self.expected(job, 1)[1][0]
+        for limit in (0.5 * want.norm, 2.0 * want.norm):
+            found = self.on_ranks(ranks.clipped, job, limit)
+            number_close("the norm that clip gives", found[0][0], want.norm, FLOAT64)
+            clipped_close(found, _shapes(want.gradients), limit, "norm")
+
+    def test_clip_measures_changed_gradients(self, layout: Layout) -> None:
+        """Gradients that were multiplied after the step are clipped by their own norm, or `clip` refuses them."""
+        job = self.job(layout, PLAIN)
+        shapes = _shapes(self.expected(job, 1)[1][0].gradients)
+        for found in zip(*self.on_ranks(ranks.clipped_after_a_change, job, 0.5, 10.0), strict=True):
+            if None not in found:  # else a rank refused, which ends the run
+                clipped_close(found, shapes, 0.5, "norm of gradients times 10")
 
     def test_float32_step(self, layout: Layout) -> None:
         self.compare(layout, SINGLE, FLOAT32)
@@ -389,3 +392,7 @@ class StrategySuite(PartSuite):
 def _without_strategy(run: Any) -> Any:
     """The run as far as the reference looks at it."""
     return replace(run, parallel=None)
+
+
+def _shapes(arrays: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(array.shape) for name, array in arrays.items()}

@@ -23,7 +23,7 @@ from gangline.precision.plain import Plain
 from gangline.runtime import Runtime
 from gangline.shard import Registry, model_array, parameter_of
 from gangline.testing import rank
-from gangline.testing.compare import Held
+from gangline.testing.compare import Clipped, Held
 from gangline.testing.inputs import share
 from gangline.testing.reference import Expected, Reference, descend
 from gangline.testing.toys.rows import RowsRuntime
@@ -257,13 +257,40 @@ def expect_mapped(job: Job) -> dict[str, Tensor]:
     return found
 
 
-def clipped(job: Job, max_norm: float) -> tuple[float, list[Held], list[Held]]:
-    """The norm that `clip` gives, and the gradients before and after it."""
+def clipped(job: Job, max_norm: float) -> Clipped:
+    """One step, and what `clip` makes of its gradients."""
     runtime = start(job)
     runtime.step(job.share(0, *runtime.data_coordinate))
     before = gradients(runtime)
     norm = runtime.clip(max_norm)
     return norm, before, gradients(runtime)
+
+
+def clipped_after_a_change(job: Job, max_norm: float, factor: float) -> list[Clipped | None]:
+    """Two steps, and what `clip` makes of their gradients, which were multiplied after the step.
+
+    In the first step `remeasure` is not called, and `clip` may raise RuntimeError (None); in the second it is.
+    """
+    runtime, found = start(job), list[Clipped | None]()
+    for announced in (False, True):
+        runtime.step(job.share(0, *runtime.data_coordinate))
+        with torch.no_grad():
+            for named in runtime.parameters():
+                for piece in named.pieces:
+                    assert piece.tensor.grad is not None
+                    piece.tensor.grad.mul_(factor)
+        before = gradients(runtime)
+        if announced:
+            runtime.remeasure()
+        try:
+            norm = runtime.clip(max_norm)
+        except RuntimeError:
+            if announced:
+                raise
+            found.append(None)
+        else:
+            found.append((norm, before, gradients(runtime)))
+    return found
 
 
 def misfit_shares(job: Job) -> list[str]:

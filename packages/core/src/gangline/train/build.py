@@ -33,6 +33,7 @@ from gangline.runtime import Runtime
 from gangline.shard import Shard
 from gangline.train.agree import same_data
 from gangline.train.batches import Batches
+from gangline.train.begin_with_weights import begin_with_weights
 from gangline.train.callbacks import attach, code_of
 from gangline.train.recompute_and_compile import finisher
 from gangline.train.report import Reporter
@@ -110,7 +111,8 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
             same_data(comms.world, device, sources_of(session))
             attach(session)
         with events.phase("restore"):
-            restore(session)
+            if not begin_with_weights(session):
+                restore(session)
             leave_out_base(session)
     return session
 
@@ -147,7 +149,7 @@ def assemble(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device
     finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
     runtime: Runtime = plugins.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
     checkpointer: Checkpointer = plugins.build(run.checkpoint, run, comms.store)
-    if checkpointer.latest() is None:  # else the weights come from there
+    if checkpointer.latest() is None and run.run.weights is None:  # else the weights come from there
         draw_weights(run, runtime.shards(), plan)
     optimizer = plugins.build(run.optimizer, run, runtime)
     source = build_source(run, "train")

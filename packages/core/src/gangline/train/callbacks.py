@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 
+from gangline.callback.base import Callback
 from gangline.comm.objects import gather_json
 from gangline.config.schema import Run
 from gangline.errors import RAISED, UserError
@@ -133,6 +134,13 @@ def each(s: Session, event: str, *arguments: object) -> dict[str, float | list[f
 
 def _emitted(place: str, call: Callable[..., object], *arguments: object) -> Emitted:
     return read_metrics(choice(place), call(*arguments))
+
+
+def before_clip(s: Session) -> None:
+    """Show the gradients of the step to every callback that asks for them, and have their norm measured again."""
+    if any(type(member).before_clip is not Callback.before_clip for member in s.members.values()):
+        each(s, "before_clip", s.runtime.parameters())
+        s.runtime.remeasure()
 
 
 def named(s: Session, place: str, call: Callable[..., T], *arguments: object) -> T | None:

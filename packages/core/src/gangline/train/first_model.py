@@ -14,6 +14,7 @@ from gangline.data.sample_reader import KeptMemory, stacked
 from gangline.launch.signals import stop_requested
 from gangline.runtime import Runtime
 from gangline.train.agree import agree
+from gangline.train.begin_with_weights import parent_of
 from gangline.train.build import sources_of
 from gangline.train.session import Session
 
@@ -39,7 +40,9 @@ def introduce(s: Session) -> str | None:
             said = time.monotonic()
             print(f"before the first step: {what}", flush=True)
 
-    model = FirstModel(score, s.directory.path, s.step, writes=s.comms.rank == 0, tell=tell)
+    model = FirstModel(
+        score, s.directory.path, s.step, writes=s.comms.rank == 0, tell=tell, parent=parent_of(s.directory)
+    )
     try:
         for source in sources_of(s).values():
             source.begin(model)

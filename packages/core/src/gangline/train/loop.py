@@ -12,7 +12,7 @@ from gangline.launch.signals import stop_requested
 from gangline.record import StepRecord
 from gangline.train import verdicts
 from gangline.train.agree import agree, rank_mfu
-from gangline.train.callbacks import each
+from gangline.train.callbacks import before_clip, each
 from gangline.train.emitted import Emitted, hash_metrics, refuse_unlike
 from gangline.train.first_model import introduce
 from gangline.train.orders import Ending, announce, carry_out
@@ -101,14 +101,18 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, float | None, tuple[Verd
     flush(s)
     loss = result.loss_sum / result.tokens if result.tokens else math.nan
     learning_rate = s.run.optimizer.learning_rate * s.schedule(s.step) * attempts.rate(s.history, s.step + 1)
+    if s.members:
+        with clock("callback"):
+            before_clip(s)
     with clock("optimizer"):
         grad_norm = s.runtime.clip(s.run.optimizer.clip_norm)
-        refused, found = verdicts.before_update(s, loss, grad_norm) if result.finite else ("", ())
-        skipped = refused if result.finite else "loss or gradients are not finite"
+        finite = result.finite and math.isfinite(grad_norm)  # a callback may have changed the gradients
+        refused, found = verdicts.before_update(s, loss, grad_norm) if finite else ("", ())
+        skipped = refused if finite else "loss or gradients are not finite"
         if not skipped:
             s.optimizer.step(learning_rate)
             s.runtime.applied()
-        s.precision.update(found_inf=not result.finite)
+        s.precision.update(found_inf=not finite)
     first = s.cursor
     s.step += 1
     s.cursor += size
@@ -128,7 +132,7 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, float | None, tuple[Verd
         first_sample=first,
         seconds=clock.seconds,
         memory_bytes=peak_memory(s.device),
-        finite=result.finite,
+        finite=finite,
         skipped=skipped,
         metrics=summed_up(s, result.metrics),
         time=time.time(),

@@ -79,7 +79,7 @@ def restore(session: Session) -> None:
         raise UserError(
             f"no checkpoint in {session.directory.path} led to attempt {session.attempt}, the newest one.",
             f"There are: {', '.join(map(str, known))}. The line of an attempt is missing or was changed.",
-            f"Restore {attempts.FILE} from a copy, or start from scratch:  train from={session.directory.path}",
+            f"Restore {attempts.FILE} from a copy, or start from scratch:  train from={shlex.quote(str(session.directory.path))}",
         )
     if wanted is None:
         begin(session, Attempt(session.attempt, None, why="start"))
@@ -98,7 +98,7 @@ def restore(session: Session) -> None:
         raise UserError(
             f"no checkpoint in {session.directory.path} can be read.",
             *damage,
-            f"Start afresh:  train from={shlex.quote(str(session.directory.path))}",
+            f"Start afresh (new weights):  train from={shlex.quote(str(session.directory.path))}",
         )
     if damage:
         session.attempt += 1
@@ -127,12 +127,17 @@ def begin(session: Session, line: Attempt) -> None:
     session.comms.world.barrier()
 
 
-def load(session: Session, id: CheckpointId) -> str | None:
-    """Fill the session from one checkpoint on all ranks; gives what is damaged, or None. Raises UserError."""
+def load(session: Session, id: CheckpointId, *, same_data: bool = True) -> str | None:
+    """Fill the session from one checkpoint on all ranks; gives what is damaged, or None. Raises UserError.
+
+    same_data: refuse a checkpoint of other data.
+    """
     bad = ""
     try:
         document = document_of(session.checkpointer, id)
         _check(session, id, document)
+        if same_data:
+            check_data(session, id, document)
         weights_alone = holds_weights_alone(session, id)
         wanted, fresh = _wanted(session, id, document)
         missing = _base_missing(session, id)
@@ -236,7 +241,7 @@ def _places(names: Iterable[str]) -> list[str]:
 
 def _check(session: Session, id: CheckpointId, document: Document) -> None:
     stored, ours = session.checkpointer.arrays(id), session.registry
-    afresh = f"Start a new run with these settings:  train from={shlex.quote(str(session.directory.path))}"
+    afresh = _afresh(session)
     if document.model and document.model != fingerprint(ours):
         differ = [name for name in ours if in_model(name) and stored.get(name) != ours[name].shape]
         differ += [name for name in stored if in_model(name) and name not in ours]
@@ -246,6 +251,14 @@ def _check(session: Session, id: CheckpointId, document: Document) -> None:
     left = [name for name in stored if name not in ours and not name.startswith(OPTIONAL)]
     if left:
         raise UserError(f"checkpoint {id} holds state that this run has no place for.", ", ".join(left[:3]), afresh)
+
+
+def _afresh(session: Session) -> str:
+    return f"Start a new run with these settings (new weights):  train from={shlex.quote(str(session.directory.path))}"
+
+
+def check_data(session: Session, id: CheckpointId, document: Document) -> None:
+    """Note where the data is not what the checkpoint was made with; raises UserError if it does not continue it."""
     session.other_data = ""
     if not document.data or document.data == session.source.fingerprint():
         return
@@ -253,7 +266,7 @@ def _check(session: Session, id: CheckpointId, document: Document) -> None:
         raise UserError(
             f"checkpoint {id} was trained on other data, or on the same in another order.",
             f"fingerprint {document.data} then, {session.source.fingerprint()} now ({session.source.describe()})",
-            afresh,
+            _afresh(session),
         )
     now = session.source.fingerprint()
     if now != document.data:  # a source that took up the run's past may have its fingerprint again

@@ -17,6 +17,8 @@ from gangline.model import Wrapper
 from gangline.strategy import Batch
 from gangline_finetune.dpo.nodes import DpoHeadNode
 
+ROUNDING = 256  # machine epsilons of a log-likelihood that a sum over an answer may be off by
+
 
 def dpo_losses(now_B2: Tensor, first_B2: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """Log-likelihoods of (chosen, rejected), by the model as it is and as it was -> losses (B,), and margins (B,): by
@@ -25,6 +27,15 @@ def dpo_losses(now_B2: Tensor, first_B2: Tensor, beta: float) -> tuple[Tensor, T
     gained_B2 = now_B2 - first_B2
     margin_B = beta * (gained_B2[:, 0] - gained_B2[:, 1])
     return -F.logsigmoid(margin_B), margin_B
+
+
+def pairs_won(now_B2: Tensor, margin_B: Tensor, beta: float) -> Tensor:
+    """Return (B,) bool: the chosen answer has gained on the other by more than rounding.
+
+    In the first step both models are the same, and margins are rounding, which differs between layouts.
+    """
+    rounding = ROUNDING * torch.finfo(now_B2.dtype).eps
+    return margin_B > beta * rounding * now_B2.abs().sum(1)
 
 
 def _side(batch: Batch, side: int) -> Batch:
@@ -55,7 +66,7 @@ class DpoHead(Wrapper):
         now_B2, often = self.log_likelihoods(self.normed(hidden_BTD), batch)
         losses_B, margin_B = dpo_losses(now_B2, batch.extra["dpo_first"].to(now_B2.dtype), self.beta)
         mine_B = batch.loss_mask.any(1).to(losses_B.dtype)
-        for name, of_each_B in (("pairs", 1.0), ("won", margin_B > 0), ("margin", margin_B)):
+        for name, of_each_B in (("pairs", 1.0), ("won", pairs_won(now_B2, margin_B, self.beta)), ("margin", margin_B)):
             emit_metric(f"dpo_{name}", (mine_B * of_each_B).sum() / often)
         return (losses_B * mine_B).sum()
 

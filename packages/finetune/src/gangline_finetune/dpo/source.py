@@ -62,13 +62,11 @@ class PreferenceSource(TemplatedSource):
         if model.step == 0:
             self.first = self._asked(model)
             if model.writes:
-                partial = kept.with_suffix(".partial")
-                with partial.open("wb") as file:
-                    np.save(file, self.first)
-                partial.replace(kept)
+                _write(kept, self.first)
             return
+        inherited = None if model.parent is None else model.parent / kept.name
         try:
-            self.first = np.load(kept)
+            self.first = np.load(kept if kept.exists() or inherited is None else inherited)
             if self.first.shape != (self.length(), 2):
                 raise ValueError(f"it holds {self.first.shape}")
         except (OSError, ValueError, EOFError) as error:
@@ -77,6 +75,8 @@ class PreferenceSource(TemplatedSource):
                 "It has what the model that this run began with said of its pairs.",
                 f"Start again:  train from={model.directory}",
             ) from error
+        if model.writes and inherited is not None:
+            _write(kept, self.first)
 
     def _asked(self, model: FirstModel) -> np.ndarray:
         """(pairs, 2) float64."""
@@ -97,6 +97,13 @@ class PreferenceSource(TemplatedSource):
 
     def describe(self) -> str:
         return f"{self.length()} pairs of answers{self.told}"
+
+
+def _write(path: Path, first: np.ndarray) -> None:
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        np.save(file, first)
+    partial.replace(path)
 
 
 def _answers(sides: Sequence[MaskedTokens]) -> np.ndarray:

@@ -37,11 +37,15 @@ RULES, PATTERNS = ("cuts", "inits", "seams", "kept"), ("master_dtype", "partial_
 
 
 def edit(tree: Node, plan: Plan, options: Mtp) -> tuple[Node, Plan, list[str]]:
-    """Put the modules beside the head. Raises UserError for a model whose head is of another kind than core's."""
+    """Put the modules beside the head. Raises UserError for a model with another head or embedding than core's."""
     found = dict(nodes(tree))
     head, last = found.get(plan.head), f"{plan.blocks}.{plan.layers - 1}"
     if not isinstance(tree, DecoderNode) or not isinstance(head, HeadNode):
         raise UserError("mtp has no rule for the head of this model.", "", "mtp=off, or another model.")
+    embedding = sorted(parameter_shapes(by_path(tree)[plan.embed]))
+    if embedding != ["weight"]:
+        why = f"It holds {', '.join(embedding)}; a module reads one table of tokens, without positions."
+        raise UserError("mtp has no rule for the embedding of this model.", why, "mtp=off, or another model.")
     modules = tuple(_module(tree, plan, head, index) for index in range(options.depth))
     node = MtpHeadNode(inner=by_path(tree)[plan.head], mtp=modules, weight=options.weight)
     edited = replaced(tree, plan.head, node)

@@ -30,6 +30,17 @@ class Choice:
     whole: bool = True
 
 
+def divide_by_sum(weight_Nk: Tensor, least: float = 0.0) -> Tensor:
+    """Return the weights divided by their sum plus `least`.
+
+    The weight of a single expert is exactly 1 and its gradient exactly 0: the gradient of w / w is rounding, which
+    differs between layouts, and SOAP would build its first basis from it.
+    """
+    if weight_Nk.shape[-1] == 1:
+        return weight_Nk * 0 + 1
+    return weight_Nk / (weight_Nk.sum(-1, keepdim=True) + least)
+
+
 class Router(nn.Module, ABC):
     """x (B, T, D) -> Choice, in the dtype of the gate's weight: float32, or float64 where all of a run is.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from gangline_moe.nodes import SigmoidNode
-from gangline_moe.routers.base import Choice, Router
+from gangline_moe.routers.base import Choice, Router, divide_by_sum
 
 
 class SigmoidRouter(Router):
@@ -26,6 +26,6 @@ def weighted(node: SigmoidNode, logits_NE: Tensor, score_NE: Tensor, expert_Nk: 
     """The chosen experts with their scores as weights, divided by their sum and scaled as `node` says."""
     weight_Nk = score_NE.gather(1, expert_Nk)
     if node.renormalise:
-        weight_Nk = weight_Nk / (weight_Nk.sum(-1, keepdim=True) + 1e-20)
+        weight_Nk = divide_by_sum(weight_Nk, 1e-20)
     prob_NE = score_NE / (score_NE.sum(-1, keepdim=True) + 1e-20)
     return Choice(expert_Nk, weight_Nk * node.scale, prob_NE, logits_NE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from gangline_moe.nodes import SoftmaxNode
-from gangline_moe.routers.base import Choice, Router
+from gangline_moe.routers.base import Choice, Router, divide_by_sum
 
 
 class SoftmaxRouter(Router):
@@ -22,5 +22,5 @@ class SoftmaxRouter(Router):
         expert_Nk = self.top(prob_NE)
         weight_Nk = prob_NE.gather(1, expert_Nk)
         if self.node.renormalise:
-            weight_Nk = weight_Nk / weight_Nk.sum(-1, keepdim=True)
+            weight_Nk = divide_by_sum(weight_Nk)
         return Choice(expert_Nk, weight_Nk, prob_NE, logits_NE)

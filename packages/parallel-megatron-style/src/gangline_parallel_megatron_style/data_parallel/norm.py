@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gangline.comm import Comm
-from gangline.strategy import Registry, ShardedParam, model_array, norm as scaling, ordered_norm, row_squares
+from gangline.strategy import MeasuredNorm, Registry, ShardedParam, model_array, ordered_norm, row_squares
 
 
 class GradNorm:
@@ -33,7 +33,9 @@ class GradNorm:
         layouts = [registry[model_array(name)] for name in shapes]
         self._replicated = not any(layout.divisions or layout.at for layout in layouts)  # every rank has them all
         self._world, self._device = world, device
-        self._norm = torch.zeros((), dtype=torch.float64, device=device)
+        # Under `deterministic` every rank takes part in the sum, whatever it holds.
+        leaves = [(parameter.name, piece.tensor) for parameter in parameters for piece in parameter.pieces]
+        self.measured = MeasuredNorm(leaves, self._measure, is_local=self._replicated and not deterministic)
 
     def unscale(self, scale: float) -> None:
         """Divide by the loss scale."""
@@ -41,18 +43,11 @@ class GradNorm:
         if scale != 1.0 and gradients:
             torch._foreach_mul_(gradients, 1.0 / scale)
 
-    def norm(self) -> Tensor:
+    def _measure(self) -> Tensor:
         """The global norm, 0-d, float64, equal on all ranks."""
         if self._deterministic:
-            self._norm = norm_by_rows(self._parameters, self._shapes, self._world, self._device)
-        else:
-            self._norm = global_norm(self._parameters, None if self._replicated else self._world, self._device)
-        return self._norm
-
-    def clip(self, max_norm: float | None, value: float) -> None:
-        """Scale them so that their norm, of this `value`, is at most `max_norm`."""
-        if max_norm is not None and self._leaves:
-            scaling.clip(self._leaves, max_norm, self._norm, value)
+            return norm_by_rows(self._parameters, self._shapes, self._world, self._device)
+        return global_norm(self._parameters, None if self._replicated else self._world, self._device)
 
 
 def global_norm(named: Sequence[ShardedParam], world: Comm | None, device: torch.device) -> Tensor:

@@ -82,6 +82,8 @@ class RowsRuntime(Runtime):
         self.axes.install()
         finish_blocks(model, plan, finish)
         self.tally = Tally(comms.world, self.device)
+        leaves = [(name, tensor) for name, part in self.trained.items() for tensor in part.tensors]
+        self.norm = norm.MeasuredNorm(leaves, self._global_norm, is_local=False)
         self.emitted: dict[str, dict[str, Tensor]] = {}
 
     # --- storage -----------------------------------------------------------------------------------------------------
@@ -129,6 +131,7 @@ class RowsRuntime(Runtime):
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def step(self, microbatches: Sequence[Batch]) -> StepResult:
+        self.norm.discard()
         self._refresh()
         tokens = int(self.comm.all_reduce(count_tokens(microbatches, self.device)))
         coefficient = self.precision.scale / max(self._divisor(tokens, microbatches), 1)
@@ -142,9 +145,8 @@ class RowsRuntime(Runtime):
         speaks = self.axes.speaks
         self.tally.begin([loss * speaks for loss in losses], collected if speaks else Collected())
         self._reduce()
-        self._norm = self._global_norm()
-        tallied, (value,) = self.tally.finish(tokens, self._norm)
-        self._value, self.emitted = value, tallied.by_path
+        tallied, (value,) = self.tally.finish(tokens, self.norm.measure())
+        self.norm.value, self.emitted = value, tallied.by_path
         finite = math.isfinite(tallied.loss_sum) and math.isfinite(value)
         own_tokens = int(count_tokens([self.axes.own_tokens(batch) for batch in microbatches], self.device)) * speaks
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics, tallied.own_loss_sum, int(own_tokens))
@@ -184,10 +186,10 @@ class RowsRuntime(Runtime):
         return norm.ordered_norm(flat.split([len(squares) for squares in every]))
 
     def clip(self, max_norm: float | None) -> float:
-        held = [tensor for part in self.trained.values() for tensor in part.tensors]
-        if max_norm is not None and held:
-            norm.clip(held, max_norm, self._norm, self._value)
-        return self._value
+        return self.norm.clip(max_norm)
+
+    def remeasure(self) -> None:
+        self.norm.discard()
 
     def evaluate(self, microbatches: Sequence[Batch]) -> tuple[float, int]:
         losses = self._losses(microbatches)

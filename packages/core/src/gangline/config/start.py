@@ -1,0 +1,50 @@
+"""Where a run that begins with another run's weights finds them (`run.weights`), and what is refused. Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gangline.checkpoint.id import CheckpointId
+from gangline.config.schema import Run
+from gangline.errors import Problem, UserError
+from gangline.plugins import installed
+from gangline.rundir import RunDirectory
+
+
+def start_of(run: Run) -> tuple[RunDirectory, CheckpointId | None] | None:
+    """Return (run directory, checkpoint) that `run.weights` names; None for the checkpoint: the newest.
+
+    RUN_DIR, RUN_DIR/step-00000020 and RUN_DIR/checkpoints/step-00000020 are understood. None if the run begins with
+    weights of its own. Raises UserError if there is no such run.
+    """
+    if run.run.weights is None:
+        return None
+    path = Path(run.run.weights).expanduser()
+    id = CheckpointId.parse(path.name)
+    if id is not None:
+        path = path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    return RunDirectory.open(path), id
+
+
+def start_problems(run: Run) -> list[Problem]:
+    """Return why a new run cannot begin with the weights and optimizer state that it names."""
+    directory = run.run.dir
+    if run.run.weights is None or (directory is not None and RunDirectory(directory).config.exists()):
+        return []  # a run that is resumed has begun
+    try:
+        start = start_of(run)
+        assert start is not None
+        theirs = start[0].content().get("parts", {}).get("optimizer")
+    except UserError as error:
+        return [Problem(f"weights={run.run.weights}: {error.what}", *error.details[:2])]
+    ours = installed().part_of(run.optimizer).part.name
+    if theirs == ours:
+        return []
+    return [
+        Problem(
+            f"weights={run.run.weights} was trained with optimizer={theirs}, and this run has optimizer={ours}.",
+            "The optimizer state of one means nothing to the other.",
+            f"Choose optimizer={theirs}. To begin with the weights alone:  gangline export {start[0].path} DIR, then "
+            "train model.weights=DIR",
+        )
+    ]

@@ -1,0 +1,112 @@
+"""The first start of a run that begins with another run's weights and optimizer state (`run.weights`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gangline import attempts, plugins
+from gangline.attempts import Attempt
+from gangline.checkpoint.base import Checkpointer
+from gangline.checkpoint.id import CheckpointId
+from gangline.comm.objects import gather_json
+from gangline.config.start import start_of
+from gangline.errors import BadCheckpoint, UserError
+from gangline.rundir import RunDirectory
+from gangline.train.restore import begin, check_data, document_of, load
+from gangline.train.session import Session
+
+FACT = "weights"  # of provenance.json
+
+
+def parent_of(directory: RunDirectory) -> Path | None:
+    """Return the directory of the run with whose weights this one began."""
+    facts = directory.read_provenance().get(FACT)
+    return Path(facts["run"]) if facts else None
+
+
+def begin_with_weights(s: Session) -> bool:
+    """Fill a run that has no checkpoint of its own as a resume of the other run would; False if it is not to be so.
+
+    The checkpoint is chosen once, in the first start, and written to provenance.json. Steps and the place in the data
+    continue; other data, or a seed that orders it otherwise, is read from its first sample. Raises UserError if the
+    checkpoint does not fit.
+    """
+    start = start_of(s.run) if s.checkpointer.latest() is None else None
+    if start is None:
+        return False
+    directory, wanted = start
+    s.history = attempts.read(s.directory.path)
+    s.attempt = attempts.newest(s.history)
+    with _reading_from(s, directory):
+        id = _chosen(s, directory, wanted)
+        continues = _continues(s, id)
+        if bad := load(s, id, same_data=continues):
+            others = ", ".join(str(other) for other in s.checkpointer.list() if other != id)
+            raise UserError(f"weights={s.run.run.weights}: {bad}.", f"Others there: {others or 'none'}.")
+    if not continues:
+        s.cursor = 0
+    if s.step >= s.run.steps:
+        raise UserError(
+            f"weights={s.run.run.weights}: checkpoint {id} has done {s.step} steps, and run.steps={s.run.steps}.",
+            "Steps continue to count where the other run stood.",
+            f"run.steps={2 * s.step}",
+        )
+    _record(s, directory, id, continues)
+    return True
+
+
+@contextmanager
+def _reading_from(s: Session, directory: RunDirectory) -> Iterator[None]:
+    own, run = s.checkpointer, directory.run()
+    theirs: Checkpointer = plugins.build(run.checkpoint, run, s.comms.store)
+    s.checkpointer = theirs
+    try:
+        yield
+    finally:
+        s.checkpointer = own
+        theirs.close()
+
+
+def _chosen(s: Session, directory: RunDirectory, wanted: CheckpointId | None) -> CheckpointId:
+    """The checkpoint of an earlier start, else the one that is named, else the newest; the same on all ranks."""
+    earlier = s.directory.read_provenance().get(FACT, {}).get("checkpoint")
+    found = earlier or wanted or s.checkpointer.latest()
+    name = gather_json(s.comms.world, s.device, None if found is None else str(found))[0]
+    id = None if name is None else CheckpointId.parse(name)
+    if id is None:
+        raise UserError(
+            f"weights={s.run.run.weights}: {directory.path} holds no checkpoint.",
+            "",
+            f"To start with its configuration (new weights):  train from={directory.path}",
+        )
+    return id
+
+
+def _continues(s: Session, id: CheckpointId) -> bool:
+    """Whether the run reads on in the data of the checkpoint; also True if that cannot be read, which `load` says."""
+    try:
+        document = document_of(s.checkpointer, id)
+        check_data(s, id, document)
+    except BadCheckpoint:
+        return True
+    except UserError:
+        return False
+    return document.seed == s.run.seed  # the order of samples follows from it
+
+
+def _record(s: Session, directory: RunDirectory, id: CheckpointId, continues: bool) -> None:
+    """Write down where the run began, and which samples the other one had passed over."""
+    facts = {"run": str(directory.path.resolve()), "checkpoint": str(id), "step": s.step, "sample": s.cursor}
+    data = f"the data continues at sample {s.cursor}" if continues else "other data, read from its first sample"
+    s.notes.append(f"begins with weights and optimizer state of {directory.path}, checkpoint {id}; {data}")
+    first = not s.history
+    if s.comms.rank == 0:
+        s.directory.add_provenance(FACT, facts)
+    begin(s, Attempt(s.attempt, None, why=f"weights of {directory.path}, {id}", data=s.other_data))
+    for line in attempts.read(directory.path) if first and continues else ():
+        if line.skipped and line.skipped_from + line.skipped > s.cursor:
+            why = f"passed over in {directory.path}"
+            begin(s, Attempt(s.attempt, None, line.skipped, why, skipped_from=line.skipped_from))
+    s.events.write("weights", **facts)

@@ -1,0 +1,115 @@
+"""A run that begins with the weights and optimizer state of another run's checkpoint."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gangline.config.check import problems
+from gangline.config.compose import compose_one
+from gangline.config.resume import continued
+from gangline.errors import UserError
+from gangline.rundir import RunDirectory
+from gangline.testing.sessions import lines, session, trained, trained_on
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory):
+    """A run of four steps, with checkpoints at 2 and 4."""
+    run_dir = tmp_path_factory.mktemp("parent") / "run"
+    trained(run_dir, "run.steps=4")
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """Losses and gradient norms of steps 5 and 6 of the same run, resumed."""
+    run_dir = tmp_path_factory.mktemp("resumed") / "run"
+    trained(run_dir, "run.steps=4")
+    trained(run_dir, "run.steps=6")
+    return curve(run_dir)[4:]
+
+
+def curve(run_dir):
+    return [(line["step"], line["first_sample"], line["loss"], line["grad_norm"]) for line in read(run_dir)]
+
+
+def read(run_dir):
+    return lines(run_dir, "metrics.jsonl")
+
+
+def test_first_steps_are_those_of_a_resume(parent, resumed, tmp_path):
+    trained(tmp_path / "out", f"run.weights={parent}", "run.steps=6")
+    assert curve(tmp_path / "out") == resumed
+    facts = json.loads((tmp_path / "out/provenance.json").read_text())["weights"]
+    assert facts == {"run": str(parent), "checkpoint": "step-00000004", "step": 4, "sample": resumed[0][1]}
+    assert [line for line in lines(tmp_path / "out", "events.jsonl") if line["event"] == "weights"]
+    assert "weights of" in lines(tmp_path / "out", "attempts.jsonl")[0]["why"]
+
+
+def test_first_steps_on_two_ranks_are_those_of_a_resume(parent, resumed, tmp_path):
+    trained_on(2, tmp_path / "out", f"run.weights={parent}", "run.steps=6", "parallel=ddp")
+    for found, want in zip(curve(tmp_path / "out"), resumed, strict=True):
+        assert found == pytest.approx(want, rel=1e-12)
+
+
+def test_learning_rate_may_change(parent, resumed, tmp_path):
+    trained(tmp_path / "out", f"run.weights={parent}", "run.steps=6", "optimizer.learning_rate=0.0001")
+    assert curve(tmp_path / "out")[0] == resumed[0]
+    assert curve(tmp_path / "out")[1] != resumed[1]
+    assert {line["learning_rate"] for line in read(tmp_path / "out")} == {0.0001}
+
+
+def test_checkpoint_may_be_named(parent, tmp_path):
+    trained(tmp_path / "out", f"run.weights={parent}/step-00000002", "run.steps=4")
+    assert curve(tmp_path / "out") == curve(parent)[2:]
+
+
+def test_resume_before_the_first_save_begins_with_the_same_checkpoint(parent, tmp_path):
+    """Whatever the other run has saved meanwhile."""
+    words = (f"run.weights={parent}/step-00000002", "run.steps=4", "checkpoint=off")
+    trained(tmp_path / "out", *words)
+    again = session(tmp_path / "out", f"run.weights={parent}", *words[1:])
+    assert again.step == 2
+
+
+def test_data_in_another_order_is_read_from_its_first_sample(parent, tmp_path):
+    trained(tmp_path / "out", f"run.weights={parent}", "run.steps=5", "run.seed=8")
+    assert [(line["step"], line["first_sample"]) for line in read(tmp_path / "out")] == [(5, 0)]
+
+
+def test_run_without_steps_left_is_refused(parent, tmp_path):
+    with pytest.raises(UserError, match=r"has done 4 steps, and run.steps=4"):
+        session(tmp_path / "out", f"run.weights={parent}", "run.steps=4")
+
+
+def test_other_model_is_refused(parent, tmp_path):
+    with pytest.raises(UserError, match="is of another model"):
+        session(tmp_path / "out", f"run.weights={parent}", "run.steps=6", "model.dim=32")
+
+
+def test_another_optimizer_is_refused_before_anything_starts(parent):
+    run = compose_one([f"from={parent}", f"weights={parent}", "optimizer=lion", "run.steps=6"])
+    assert "trained with optimizer=adamw, and this run has optimizer=lion" in problems(run)[0].what
+
+
+def test_missing_run_is_refused_before_anything_starts():
+    assert "there is no run directory" in problems(compose_one(["weights=nowhere"]))[0].what
+
+
+def test_from_a_branch_takes_the_configuration_alone(parent, tmp_path):
+    RunDirectory.create(compose_one([f"from={parent}", f"weights={parent}", f"run.dir={tmp_path}/out"])).unlock()
+    assert RunDirectory.open(tmp_path / "out").run().run.weights == str(parent)
+    assert compose_one([f"from={tmp_path}/out"]).run.weights is None
+
+
+def test_refused_resume_names_the_way_to_keep_weights(parent):
+    content = RunDirectory.open(parent).content()
+    with pytest.raises(UserError) as caught:
+        continued("a", content, ["optimizer.learning_rate=0.5"])
+    assert "train from=a weights=a optimizer.learning_rate=0.5" in str(caught.value)
+    assert "(new weights):  train from=a optimizer.learning_rate=0.5" in str(caught.value)
+    with pytest.raises(UserError) as caught:
+        continued("a", content, ["optimizer=lion"])
+    assert "weights=a" not in str(caught.value)

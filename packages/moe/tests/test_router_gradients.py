@@ -1,0 +1,23 @@
+"""Gradients of routers: exactly zero where they are zero on paper."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gangline_moe.routers.base import divide_by_sum
+
+
+@pytest.mark.parametrize("least", [0.0, 1e-20])
+def test_weight_of_a_single_expert_is_one_without_gradient(least):
+    """w / w has a gradient of rounding, which SOAP would make a basis of."""
+    weight = torch.rand(7, 1, dtype=torch.float64, requires_grad=True)
+    divided = divide_by_sum(weight, least)
+    divided.backward(torch.randn(7, 1, dtype=torch.float64))
+    assert divided.eq(1).all()
+    assert weight.grad.eq(0).all()
+
+
+def test_weights_of_several_experts_add_up_to_one():
+    weight = torch.rand(7, 3, dtype=torch.float64)
+    torch.testing.assert_close(divide_by_sum(weight), weight / weight.sum(1, keepdim=True), rtol=0, atol=0)

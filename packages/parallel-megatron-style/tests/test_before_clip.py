@@ -1,0 +1,38 @@
+"""Gradients that a callback changes between step and clip, in whole runs on sharded layouts."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.callback import Callback
+from gangline.testing.pool import pool
+from gangline.testing.sessions import lines, session
+from gangline.train.rank import train
+
+
+class TenTimes(Callback):
+    """Multiplies every gradient by ten."""
+
+    def before_clip(self, parameters):
+        for parameter in parameters:
+            for piece in parameter.pieces:
+                piece.tensor.grad *= 10
+
+
+def changed(run_dir, *settings):
+    s = session(run_dir, "run.steps=3", "optimizer.clip_norm=0.001", "checkpoint=off", *settings)
+    s.callbacks["ten-times"] = TenTimes()
+    train(s)
+
+
+def curve(run_dir):
+    return [(line["loss"], line["grad_norm"]) for line in lines(run_dir, "metrics.jsonl")]
+
+
+@pytest.mark.parametrize("layout", ["parallel=fsdp", "parallel=pp"])
+def test_changed_gradients_are_clipped_as_on_one_process(layout, tmp_path):
+    """Each rank holds some of the gradients, and measures their norm again with the others."""
+    changed(tmp_path / "one")
+    pool(2).run(changed, tmp_path / "two", layout)
+    for found, want in zip(curve(tmp_path / "two"), curve(tmp_path / "one"), strict=True):
+        assert found == pytest.approx(want, rel=1e-12)
