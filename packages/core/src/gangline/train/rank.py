@@ -21,9 +21,10 @@ from gangline.config.schema import Run
 from gangline.data.base import DataSource
 from gangline.determinism import use_deterministic_kernels
 from gangline.ending import EXIT_REQUEUE, RunEnding, write_ending
-from gangline.errors import UserError
+from gangline.errors import PeerFailed, UserError
 from gangline.generation import generation, hold
-from gangline.launch.failures import EXIT_STOPPED, RestartWanted
+from gangline.launch.failures import EXIT_STOPPED, RestartWanted, lost_peer
+from gangline.launch.output import log_path
 from gangline.mesh import Mesh
 from gangline.pulse.layout import NUMBER
 from gangline.pulse.write import current
@@ -130,13 +131,20 @@ def errors_reported(s: Session, began: float, first: int) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        said = str(error).strip().splitlines()
-        ending = Ending("error", ": ".join([type(error).__name__, *said[:1]]))
+        ending = Ending("error", evidence_of(error, s))
         try:
             s.reporter.end(summary(s, ending, time.time() - began, s.step - first))
         except BaseException as another:  # it must not hide the first one
             error.add_note(f"the trackers could not be told of it: {type(another).__name__}: {another}")
         raise
+
+
+def evidence_of(error: BaseException, s: Session) -> str:
+    """Return an error in one line. Transport libraries report a lost peer with their own addresses: those go to the log."""
+    if lost_peer(error) and not isinstance(error, PeerFailed):
+        return f"lost the connection to another rank (details: {log_path(s.directory.path / 'logs', s.comms.rank)})"
+    said = str(error).strip().splitlines()
+    return ": ".join([type(error).__name__, *said[:1]])
 
 
 def said_of(s: Session, ending: Ending) -> RunEnding | None:
