@@ -188,10 +188,12 @@ def _prepare(line: CommandLine, argv: Sequence[str], job: str | None = None) -> 
     if line.resume is None:
         return api.prepare(compose_one(line.words), command, job)
     from gangline.config.check import check
+    from gangline.config.resume import refuse_ended
 
     directory, run, changed = _resumed(line)
     run.run.dir = str(directory.path)
     check(run)
+    refuse_ended(run, directory.path)
     if not run.launch.shares:
         directory.lock()
     for note in directory.changed_parts():
