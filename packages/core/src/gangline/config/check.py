@@ -9,6 +9,7 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from gangline.config.fields import REQUIRED, comments_of, defaults, stated
+from gangline.config.memory import memory_problems
 from gangline.config.ramp import ramp_problems
 from gangline.config.schema import Run
 from gangline.config.sections import SECTIONS
@@ -45,6 +46,8 @@ def problems(run: Run) -> list[Problem]:
     if not found:
         found += _refused(lambda: compose_model(run))
         found += layout_problems(run)
+    if not found:
+        found += memory_problems(run)
     return found
 
 
