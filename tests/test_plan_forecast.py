@@ -112,7 +112,11 @@ def test_a_machine_without_links_to_wait_for_computes_alone():
     plain = plan_of("parallel=single batch.global_size=16 batch.sequence_length=128 batch.micro_size=4")
     assert plain.step.kinds["tp"] == plain.step.kinds["dp"] == plain.step.kinds["bubble"] == pytest.approx(0)
     assert plain.step.kinds["jitter"] == 0  # of one rank
-    fast = plan_of("parallel=single batch.global_size=16 batch.sequence_length=128 batch.micro_size=4", module__seconds=0, host__seconds=0)
+    fast = plan_of(
+        "parallel=single batch.global_size=16 batch.sequence_length=128 batch.micro_size=4",
+        module__seconds=0,
+        host__seconds=0,
+    )
     assert fast.step.seconds < plain.step.seconds - 0.0099
 
 

@@ -62,7 +62,9 @@ def test_alternatives_come_one_by_one_in_the_order_of_their_bounds(words, bandwi
 @pytest.mark.parametrize("bandwidth", [5e8, 5e10])
 @pytest.mark.parametrize("compiled", ["on", "off"])
 def test_no_layout_is_faster_than_its_bound_whatever_hides_its_transfers(bandwidth, compiled):
-    words = f"parallel=3d launch.processes=32 {SIZES} batch.global_size=64 run.compile={compiled} {MODEL} model.layers=16"
+    words = (
+        f"parallel=3d launch.processes=32 {SIZES} batch.global_size=64 run.compile={compiled} {MODEL} model.layers=16"
+    )
     slow = load_cluster("h100_ib").with_numbers({"link.cluster.bandwidth": Quantity(bandwidth, "a test")})
     chance, case = random.Random(0), planned(words.split())
     compared, chunked = 0, 0

@@ -48,7 +48,21 @@ def test_a_run_leaves_everything_it_promises(runs):
     printed = runs.train("run.dir=out", "track=[console,jsonl,tensorboard]", "validate.every=3", "run.sample=20")
     out = runs.directory / "out"
     names = {path.name for path in out.iterdir()}
-    assert {"config.yaml", "attempts.jsonl", "parts.json", "metrics.jsonl", "checkpoints", "tensorboard"} <= names
+    assert {
+        "config.yaml",
+        "attempts.jsonl",
+        "parts.json",
+        "metrics.jsonl",
+        "checkpoints",
+        "tensorboard",
+        "loss.svg",
+    } <= names
+    closing = printed[printed.index("done, 6 steps") :]
+    assert (
+        f"\n  figure {out}/loss.svg\n  curves: gangline compare {out} OTHER_RUN, tensorboard --logdir {out}\n"
+        in closing
+    )
+    assert f"\n  to continue: train resume={out} run.steps=12\n" in closing
     records = runs.records("out")
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
     assert [record["validation_loss"] is not None for record in records] == [False, False, True] * 2
@@ -148,6 +162,7 @@ def test_a_signal_saves_a_checkpoint_and_leaves_no_process(runs, name, code, rea
     ending = read_ending(runs.directory / "out")
     assert (ending.reason, ending.exit_code, ending.requeue) == (reason, code, code == 75)
     assert "Traceback" not in printed
+    assert f"\n  to continue: train resume={runs.directory / 'out'}\n" in printed
     wait_until_none_lives(session)
     done = runs.records("out")[-1]
     assert done["checkpoint"] == f"step-{done['step']:08d}"

@@ -18,7 +18,9 @@ FAILURES = ("failure.hours", "storage.bandwidth", "restart.seconds")
 
 def text(plan: Forecast, run: Run, assumed: Sequence[str]) -> str:
     """Return the report of a plan. assumed: words that the user did not type."""
-    return "\n".join([*_head(plan, run, assumed), "", *_step(plan), "", *_memory(plan), "", *_pipeline(plan), *_all(plan)])
+    return "\n".join(
+        [*_head(plan, run, assumed), "", *_step(plan), "", *_memory(plan), "", *_pipeline(plan), *_all(plan)]
+    )
 
 
 def buys(plan: Forecast, budget: float) -> str:

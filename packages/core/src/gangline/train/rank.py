@@ -33,6 +33,7 @@ from gangline.sampling.sampler import Sampler
 from gangline.train.agree import gather_verdicts
 from gangline.train.build import build, device_of
 from gangline.train.callbacks import each, tell_of_error
+from gangline.train.left_behind import left_behind
 from gangline.train.loop import loop
 from gangline.train.orders import Ending
 from gangline.train.save import poll, save, settle, tell
@@ -240,6 +241,7 @@ def summary(s: Session, ending: Ending, seconds: float, steps: int) -> dict:
         "directory": str(s.directory.path),
         "failed_save": s.failed_save,
         "unigram_entropy": s.source.unigram_entropy(),
+        **left_behind(s, ending.why),
     }
 
 
