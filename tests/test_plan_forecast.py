@@ -77,7 +77,7 @@ SIZES = {"precision": "bf16", "batch.sequence_length": "8192", "batch.global_siz
 @pytest.mark.parametrize("named", [(), *((name,) for name in SIZES), tuple(SIZES)])
 def test_plan_assumes_each_unset_word_on_its_own(named):
     given = [f"{name}={SIZES[name]}" for name in named]
-    case = planned([*"parallel=fsdp model=llama3-8b launch.processes=64".split(), *given])
+    case = planned(["parallel=fsdp", "model=llama3-8b", "launch.processes=64", *given])
     micro = () if {"batch.sequence_length", "batch.global_size"} <= set(named) else ("batch.micro_size=1",)
     assert {*given, *case.assumed} == {*(f"{name}={value}" for name, value in SIZES.items()), *micro}
     assert (case.run.batch.sequence_length, case.run.batch.global_size) == (8192, 512)

@@ -148,7 +148,7 @@ def test_from_starts_afresh_with_the_same_settings(runs):
 @pytest.mark.parametrize(("name", "code", "reason"), [("SIGTERM", 75, "preempted"), ("SIGINT", 130, "signal")])
 def test_a_signal_saves_a_checkpoint_and_leaves_no_process(runs, name, code, reason):
     start = runs.start if name == "SIGINT" else runs.fork  # Ctrl-C reaches all of a group, and a fork is in another
-    process = start("run.dir=out", "run.steps=100000", "parallel=ddp", "launch.processes=2")
+    process = start("run.dir=out", "run.steps=100000", "parallel=ddp", "launch.processes=2", "track=[console,jsonl]")
     runs.wait_for_step(process, "out", 3)
     ranks = [reader.read().pid for reader in pulse.readers(runs.directory / "out")]
     (session,) = {os.getsid(pid) for pid in ranks}

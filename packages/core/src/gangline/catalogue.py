@@ -95,7 +95,9 @@ WORDS = {
     "pp pipeline_parallel pipeline_parallel_size pipeline_parallel_degree pipeline_model_parallel_size": (
         "parallel=pp launch.processes={n}, or with other axes  parallel=3d parallel.pp={n}"
     ),
-    "cp context_parallel context_parallel_size context_parallel_degree": "parallel=3d parallel.cp={n} launch.processes={n}",
+    "cp context_parallel context_parallel_size context_parallel_degree": (
+        "parallel=3d parallel.cp={n} launch.processes={n}"
+    ),
     "dp data_parallel data_parallel_size ddp": "parallel=ddp launch.processes={n}",
     "fsdp fully_sharded_data_parallel": "parallel=fsdp launch.processes={n}",
     "zero zero_stage": "parallel=fsdp parallel.zero={n}  (1 shards optimizer state, 2 gradients too, 3 weights too)",

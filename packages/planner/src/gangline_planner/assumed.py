@@ -37,7 +37,7 @@ class Planned:
 def planned(words: Sequence[str]) -> Planned:
     """Complete `words` to a run: assume precision, sequence length, batch and strategy, each only if it is not named.
 
-    A recipe or another run names all of them. Raises UserError for words that make no run; `problems` judges the layout.
+    A recipe or another run names all of them. Raises UserError for words that make no run. The layout is not checked.
     """
     given = {word.lstrip("+").partition("=")[0] for word in words}
     complete = bool(given & {"recipe", "from", "resume"})

@@ -37,13 +37,13 @@ SYNONYMS = {
 }
 # Words of other frameworks that no option answers alone -> what to type.
 ANSWERS = {
-    "gradient_checkpointing activation_checkpointing activation_checkpoint checkpoint_activations recompute_activations": (
+    "gradient_checkpointing activation_checkpointing checkpoint_activations recompute_activations": (
         "run.recompute=full  (activation checkpointing; selective: attention only)"
     ),
-    "gradient_accumulation_steps gradient_accumulation grad_accum_steps grad_accum accumulation accumulate_grad_batches": (
+    "gradient_accumulation_steps gradient_accumulation grad_accum accumulation accumulate_grad_batches": (
         "batch.micro_size=N  (gradient accumulation = batch.global_size / (batch.micro_size x data-parallel ranks))"
     ),
-    "model_name_or_path pretrained_model_name_or_path": "model.weights=DIR  (gangline import DIR prints the complete command)",
+    "model_name_or_path": "model.weights=DIR  (gangline import DIR prints the complete command)",
     "config_file": "recipe=NAME|FILE.yaml",
 }
 _ANSWER = {word: answer for words, answer in (ANSWERS | catalogue.WORDS).items() for word in words.split()}

@@ -141,7 +141,7 @@ def errors_reported(s: Session, began: float, first: int) -> Iterator[None]:
 
 
 def evidence_of(error: BaseException, s: Session) -> str:
-    """Return an error in one line. Transport libraries report a lost peer with their own addresses: those go to the log."""
+    """Return an error in one line. What a transport library prints of a lost peer stays in the log."""
     if lost_peer(error) and not isinstance(error, PeerFailed):
         return f"lost the connection to another rank (details: {log_path(s.directory.path / 'logs', s.comms.rank)})"
     said = str(error).strip().splitlines()

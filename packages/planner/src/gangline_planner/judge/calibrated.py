@@ -67,6 +67,6 @@ def expected_error() -> str:
     side = "short" if found["bias"] < 0 else "long"
     return (
         f"expected error of the step time: {found['median']:.0%} median, {found['ninetieth']:.0%} in the worst tenth, "
-        f"{abs(found['bias']):.0%} too {side} on average ({found['rows']:.0f} published runs, {found['tables']:.0f} tables, "
-        "each predicted by a fit on the others)"
+        f"{abs(found['bias']):.0%} too {side} on average ({found['rows']:.0f} published runs, "
+        f"{found['tables']:.0f} tables, each predicted by a fit on the others)"
     )
