@@ -30,7 +30,7 @@ from gangline.ranges import choices, listed_divisors, wrong
 
 def check(run: Run) -> None:
     """Raises UserError that lists everything found."""
-    if found := problems(run) or _too_few_nodes(run):
+    if found := problems(run) or _too_few_nodes(run) or memory_problems(run):
         raise UserError.of(found)
 
 
@@ -46,8 +46,6 @@ def problems(run: Run) -> list[Problem]:
     if not found:
         found += _refused(lambda: compose_model(run))
         found += layout_problems(run)
-    if not found:
-        found += memory_problems(run)
     return found
 
 
