@@ -9,6 +9,7 @@ import time
 import pytest
 
 from gangline import pulse
+from gangline.config import default_run
 from gangline.ending import read_ending
 from gangline.plugins import build
 from gangline.rundir import RunDirectory
@@ -42,6 +43,15 @@ def same(first, second):
     assert not different
     keys = ("step", "cursor", "tokens", "seed", "states", "data", "model")
     assert {key: document[key] for key in keys} == {key: other[key] for key in keys}
+
+
+def test_large_model_is_named_before_it_is_built(tmp_path, capsys):
+    from gangline.train.build import announce
+
+    announce(default_run(model="llama3-8b"), RunDirectory(tmp_path), 2)
+    assert capsys.readouterr().out == f"building llama3-8b, 8030 M parameters, on 2 processes, in {tmp_path}\n"
+    announce(default_run(), RunDirectory(tmp_path), 1)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_run_leaves_everything_it_promises(runs):
