@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gangline.cluster import Cluster
@@ -58,6 +58,7 @@ class TableRow:
 def table_row(model: str, world: int, cluster: Cluster) -> TableRow:
     """The fastest layout that fits."""
     case = planned(["parallel=3d", *MODELS[model].split(), *BATCH.split(), f"launch.processes={world}"])
+    case = replace(case, run=replace(case.run, batch=replace(case.run.batch, micro_size=1)))  # where the search begins
     plan, _ = fastest(case, cluster, within=NEAR)
     return TableRow(model, world, plan and plan.of(TOKENS * plan.explained.parameters))
 
