@@ -101,7 +101,7 @@ def held(runs: Drawings, one: Drawn) -> str:
         return "refused"
     if code == REFUSED:  # the last layout; one process goes on with any checkpoint
         code, printed = runs.carried(["resume=carried", "parallel=single", "launch.processes=1"], None)
-        assert code == 0 or "no checkpoint" in printed, printed
+        assert code == 0 or "no checkpoint" in printed or "the run has ended" in printed, printed
     found = runs.steps("carried")
     assert code != 0 or list(found) == list(range(1, STEPS + 1))
     compared(found, expected, BOUND[one.precision])

@@ -24,7 +24,7 @@ from gangline_planner.page import text
 from gangline_planner.price.transfers import transfer_seconds
 
 LLAMA = "parallel=3d model=llama3-405b launch.processes=16384 cluster=h100_ib"
-SMALL = "parallel=3d launch.processes=8 batch.global_size=16 precision=bf16 cluster=h100_ib"
+SMALL = "parallel=3d launch.processes=8 batch.global_size=16 batch.sequence_length=128 precision=bf16 cluster=h100_ib"
 
 
 @pytest.fixture
@@ -62,20 +62,61 @@ def test_the_kinds_add_up_to_the_step(say):
 def test_llama_3_405b_where_the_words_leave_the_layout_open(say):
     code, text = say(f"{LLAMA} --tokens 15e12")
     assert code == 0
-    assert "assumed: batch.sequence_length=8192" in text
+    assert "assumed: batch.global_size=2048 batch.micro_size=1 batch.sequence_length=8192 " in text
     assert "GB to spare" in text
     assert "US dollars at 4.916 an hour (Amazon EC2 Capacity Blocks" in text
     words = next(line for line in text.splitlines() if line.startswith("assumed: ")).split()[1:]
     again = say(f"{LLAMA} {' '.join(words)} --tokens 15e12")[1]
-    assert not again.splitlines()[2].startswith("assumed")
-    assert again.splitlines()[6:] == text.splitlines()[7:]  # the words that it says make the plan that it prints
+    assert not again.splitlines()[3].startswith("assumed")
+    assert again.splitlines()[7:] == text.splitlines()[8:]  # the words that it says make the plan that it prints
+
+
+SIZES = {"precision": "bf16", "batch.sequence_length": "8192", "batch.global_size": "512"}
+
+
+@pytest.mark.parametrize("named", [(), *((name,) for name in SIZES), tuple(SIZES)])
+def test_plan_assumes_each_unset_word_on_its_own(named):
+    given = [f"{name}={SIZES[name]}" for name in named]
+    case = planned(["parallel=fsdp", "model=llama3-8b", "launch.processes=64", *given])
+    micro = () if {"batch.sequence_length", "batch.global_size"} <= set(named) else ("batch.micro_size=1",)
+    assert {*given, *case.assumed} == {*(f"{name}={value}" for name, value in SIZES.items()), *micro}
+    assert (case.run.batch.sequence_length, case.run.batch.global_size) == (8192, 512)
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        ("batch.sequence_length=128 launch.processes=64", (128, 32768, 64)),
+        ("batch.sequence_length=1000 launch.processes=24", (1000, 4224, 8)),
+        ("batch.micro_size=3 launch.processes=8", (8192, 528, 3)),
+        ("launch.processes=16384", (8192, 2048, 1)),
+        ("batch.global_size=8", (8192, 8, 1)),
+        ("batch.ramp={4:8} batch.micro_size=2", (8192, 16, 2)),
+        ("recipe=quick", (32, 4, None)),
+    ],
+)
+def test_plan_assumes_a_batch_of_4m_tokens(words, sizes):
+    batch = planned(words.split()).run.batch
+    assert (batch.sequence_length, batch.global_size, batch.micro_size) == sizes
+
+
+def test_plan_reports_batch_precision_and_expected_error(say):
+    code, text = say(SMALL)
+    assert code == 0
+    assert "\n16 sequences of 128 tokens a step, in bf16\n" in text
+    assert "\nexpected error of the step time: 6% median, 19% in the worst tenth, 3% too short on average" in text
+    assert json.loads(say(f"{SMALL} --json")[1])["expected_error"]["median"] == 0.0585
 
 
 def test_a_machine_without_links_to_wait_for_computes_alone():
-    plain = plan_of("parallel=single batch.micro_size=4")
+    plain = plan_of("parallel=single batch.global_size=16 batch.sequence_length=128 batch.micro_size=4")
     assert plain.step.kinds["tp"] == plain.step.kinds["dp"] == plain.step.kinds["bubble"] == pytest.approx(0)
     assert plain.step.kinds["jitter"] == 0  # of one rank
-    fast = plan_of("parallel=single batch.micro_size=4", module__seconds=0, host__seconds=0)
+    fast = plan_of(
+        "parallel=single batch.global_size=16 batch.sequence_length=128 batch.micro_size=4",
+        module__seconds=0,
+        host__seconds=0,
+    )
     assert fast.step.seconds < plain.step.seconds - 0.0099
 
 
@@ -168,7 +209,7 @@ def test_goodput_at_a_mean_time_between_failures(say):
 
 
 def test_data_that_come_slower_than_steps_are_waited_for():
-    words = "parallel=single batch.micro_size=4"
+    words = "parallel=single batch.global_size=16 batch.sequence_length=128 batch.micro_size=4"
     fast, slow = plan_of(words, storage__read=1e12), plan_of(words, storage__read=1e5)
     assert fast.step.kinds["data"] == 0
     assert slow.step.kinds["data"] > 0
@@ -230,7 +271,7 @@ def test_a_node_of_which_no_cost_is_known_is_named_with_the_least_that_it_takes(
     assert found.unknown == ()
     strange = replace(found.work[0], unknown=("blocks.0.oracle",), unknown_flops=10**15)
     plan = forecast(replace(found, work=(strange, *found.work[1:])), cluster)
-    said = text(plan, [], [])
+    said = text(plan, case.run, [])
     assert "no cost is known of blocks.0.oracle: the step takes at least" in said
     assert plan.step.unknown > 1  # 3 passes of 10^15 operations at less than 10^15 a second, over the ranks
 
@@ -248,7 +289,7 @@ def test_a_node_that_says_nothing_is_named():
     tree = replaced(tree, "blocks.0.feed_forward", Silent())
     found = explain(replace(case, model=(tree, rules)), case.run, cluster)
     assert found.unknown == ("blocks.0.feed_forward",)
-    said = text(forecast(found, cluster), [], [])
+    said = text(forecast(found, cluster), case.run, [])
     assert "no cost is known of blocks.0.feed_forward: neither parameters nor operations are said" in said
 
 

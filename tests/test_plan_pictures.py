@@ -18,7 +18,8 @@ from gangline_planner.pictures.plan import plan_figure
 from gangline_planner.pictures.terminal import WIDE, memory_bars, plane, stacked, step_bar, timeline
 
 WORDS = (
-    "parallel=3d launch.processes=16 parallel.pp=4 parallel.tp=2 batch.global_size=32 batch.micro_size=1 model.layers=8"
+    "parallel=3d launch.processes=16 parallel.pp=4 parallel.tp=2 batch.global_size=32 batch.micro_size=1 "
+    "model.layers=8 batch.sequence_length=128 precision=fp32"
 )
 
 

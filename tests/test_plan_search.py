@@ -20,7 +20,8 @@ from gangline_planner.price.step import Pieces
 from gangline_planner.search import search
 
 MODEL = "model.layers=8 model.heads=8 model.kv_heads=8"
-WORDS = f"parallel=3d launch.processes=8 batch.global_size=16 {MODEL}"
+SIZES = "batch.global_size=16 batch.sequence_length=128 precision=fp32"
+WORDS = f"parallel=3d launch.processes=8 {SIZES} {MODEL}"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,9 @@ def test_alternatives_come_one_by_one_in_the_order_of_their_bounds(words, bandwi
 @pytest.mark.parametrize("bandwidth", [5e8, 5e10])
 @pytest.mark.parametrize("compiled", ["on", "off"])
 def test_no_layout_is_faster_than_its_bound_whatever_hides_its_transfers(bandwidth, compiled):
-    words = f"parallel=3d launch.processes=32 batch.global_size=64 run.compile={compiled} {MODEL} model.layers=16"
+    words = (
+        f"parallel=3d launch.processes=32 {SIZES} batch.global_size=64 run.compile={compiled} {MODEL} model.layers=16"
+    )
     slow = load_cluster("h100_ib").with_numbers({"link.cluster.bandwidth": Quantity(bandwidth, "a test")})
     chance, case = random.Random(0), planned(words.split())
     compared, chunked = 0, 0
@@ -109,14 +112,14 @@ def test_every_dimension_is_searched():
 @pytest.mark.parametrize("words", ["", "lora=on", "model.layers=1"])
 def test_layouts_that_do_not_divide_the_model_are_passed_over(words):
     """The model that a run has by default has 6 heads, which 4 ranks do not share."""
-    case = planned(f"parallel=3d launch.processes=8 batch.global_size=16 parallel.zero=1 {words}".split())
+    case = planned(f"parallel=3d launch.processes=8 {SIZES} parallel.zero=1 {words}".split())
     found = search(case, load_cluster("h100_ib"))
     assert found.fit
     assert {one.plan.explained.mesh.size("tp") for one in found.every} <= {1, 2}
 
 
 def test_where_no_layout_can_be_the_search_says_why():
-    case = planned(["parallel=3d", "launch.processes=8", "batch.global_size=16", "parallel.tp=4"])
+    case = planned(["parallel=3d", "launch.processes=8", *SIZES.split(), "parallel.tp=4"])
     with pytest.raises(UserError, match="tp") as refusal:
         search(case, load_cluster("h100_ib"))
     assert refusal.value.details

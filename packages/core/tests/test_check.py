@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gangline.config import default_run
+from gangline.config import default_run, memory
 from gangline.config.check import check, world_of
 from gangline.config.fields import defaults, hints
 from gangline.config.sections import SECTIONS
@@ -44,6 +44,32 @@ def test_error_in_a_check_names_the_part(monkeypatch):
 
 def test_the_default_run_is_fine():
     check(default_run())
+
+
+def test_model_larger_than_the_machine_is_refused_with_numbers():
+    said = refused(model="llama3-405b", run={"device": "cpu"})
+    assert "llama3-405b in fp32 with adamw takes 6.49e+03 GB; this machine has " in said
+    assert "406 G parameters, 1 CPU process: weights 1.62e+03, gradients 1.62e+03, optimizer state 3.25e+03 GB" in said
+    assert "model=tiny" in said
+    assert "launch=elastic launch.nodes=N" in said
+    check(default_run(model="llama3-405b", run={"device": "cpu"}, launch="elastic"))  # its nodes may be other machines
+
+
+def test_memory_of_replicas_is_counted_for_each():
+    alone = default_run()
+    one, all_ranks = memory.one_copy(alone), memory.state_of_all_ranks(default_run(parallel="ddp"), 2)
+    assert all_ranks == {kind: 2 * size for kind, size in one.items()}
+    assert one["weights"] == one["gradients"] > 4e6
+
+
+@pytest.mark.parametrize(("limit", "bytes_"), [("4096\n", 4096 + 2048), ("max\n", None), (None, None)])
+def test_machine_memory_is_the_limit_of_the_container(tmp_path, limit, bytes_):
+    (tmp_path / "meminfo").write_text("MemTotal:  9 kB\nSwapTotal:       2 kB\n")
+    if limit is not None:
+        (tmp_path / "max").write_text(limit)
+    without = memory.machine_bytes(str(tmp_path / "absent"), str(tmp_path / "absent"))
+    found = memory.machine_bytes(str(tmp_path / "meminfo"), str(tmp_path / "max"))
+    assert found == (without + 2048 if bytes_ is None else bytes_)
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,9 @@ def test_the_rank_that_raised_is_named_not_those_that_lost_it(run_dir, capsys, c
     assert "in end\n" in said
     assert "peer" not in said
     assert "ValueError" in log(run_dir, culprit)
-    assert str(run_dir / "logs" / f"rank-{culprit:05d}.log") in said
+    assert said.endswith(
+        f"Its log: {run_dir / 'logs' / f'rank-{culprit:05d}.log'}\nTo continue:  train resume={run_dir}\n"
+    )
 
 
 @pytest.mark.parametrize("culprit", [0, 3])

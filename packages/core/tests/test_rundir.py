@@ -129,6 +129,14 @@ def test_a_missing_directory_is_refused_and_its_neighbours_are_named(directory):
         RunDirectory.open(directory.path.with_name("outt"))
 
 
+def test_missing_run_directory_names_runs_of_the_usual_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    (tmp_path / "runs" / "one" / "config.yaml").touch()
+    with pytest.raises(UserError, match="Runs there: runs/one"):
+        RunDirectory.open("last")
+
+
 def test_a_directory_that_holds_a_run_is_not_taken_again(directory):
     directory.unlock()
     with pytest.raises(UserError, match="already holds a run") as caught:

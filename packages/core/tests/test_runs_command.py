@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gangline.cli import run_figure
 from gangline.cli.compare import differences, main as compare
 from gangline.cli.runs import main as runs
 from gangline.config.compose import compose
@@ -24,6 +26,7 @@ from gangline.run_lock import RunLock
 from gangline.rundir import RunDirectory
 from gangline.runs import summaries, summary
 from gangline.testing import RealRuns
+from gangline.testing.figures import readable
 
 
 def record(step: int, loss: float, **more) -> StepRecord:
@@ -227,6 +230,30 @@ def test_compare_draws(tmp_path: Path, kind: str) -> None:
         assert {(0x56, 0xB4, 0xE9), (0, 0x9E, 0x73)} <= colours
 
 
+def test_compare_draws_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made(tmp_path / "one")
+    lines = [record(step, 3.0 - step / 10, validation_loss=3.0 if step % 2 else None) for step in range(1, 6)]
+    (run / "metrics.jsonl").write_text("".join(line.to_json() + "\n" for line in lines))
+    file = tmp_path / "one.svg"
+    assert compare([str(run), "--picture", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert "Their configurations" not in said
+    assert "best" in said
+    words = readable(file.read_text())
+    assert words[0] == "Loss of one"
+    assert {"training", "validation", "learning rate", "step", "2.6"} <= set(words)
+    assert compare([str(run), "--metric", "grad_norm", "--picture", str(file)]) == 0
+    assert "learning rate" not in readable(file.read_text())
+
+
+def test_run_figure_of_a_long_run_draws_means() -> None:
+    curve = [(float(step), math.nan if step == 7 else step % 2) for step in range(1, 5001)]
+    thinned = run_figure.thin(curve)
+    assert len(thinned) == run_figure.POINTS
+    assert thinned[-1] == (5000.0, 0.4)
+    assert thinned[1] == (10.0, 0.25)
+
+
 def test_compare_refuses_what_is_not_there(tmp_path: Path) -> None:
     one, two = made(tmp_path / "one"), made(tmp_path / "two")
     with pytest.raises(UserError, match=r"no step of .* has the number 'los'"):
@@ -251,8 +278,6 @@ def test_compare_says_what_it_cannot_read_or_write(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a list of numbers") as refused:
         compare([str(one), str(two), "--metric", "rank_phases/collective"])
     assert "rank_phases" not in "".join(refused.value.details)
-    with pytest.raises(UserError, match="two or more run directories"):
-        compare([str(one)])
     with pytest.raises(UserError, match="cannot be written"):
         compare([str(one), str(two), "--picture", str(tmp_path / "none" / "x.svg")])
     file.write_text('{"step": 1, "loss": 2.0}\n')

@@ -72,6 +72,21 @@ def test_so_does_one_behind_the_loop(tmp_path: Path) -> None:
     assert [summary["why"] for summary in tracker.summaries] == ["error"]
 
 
+def test_lost_peer_is_one_line_without_transport_text(tmp_path: Path) -> None:
+    tracker = Kept()
+    s = failing(tmp_path, tracker)
+
+    def lose_peer(*_: Any, **__: Any) -> None:
+        raise RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:14737")
+
+    s.optimizer.step = lose_peer
+    with pytest.raises(RuntimeError, match="gloo"):
+        train(s)
+    (summary,) = tracker.summaries
+    log = tmp_path / "out" / "logs" / "rank-00000.log"
+    assert summary["evidence"] == f"lost the connection to another rank (details: {log})"
+
+
 @pytest.mark.parametrize("fails", [RuntimeError("away"), KeyboardInterrupt()])
 def test_what_a_tracker_raises_then_hides_nothing(tmp_path: Path, fails: BaseException) -> None:
     with pytest.raises(ZeroDivisionError, match="step 4 is broken"):

@@ -6,6 +6,7 @@ import importlib
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ import torch
 from gangline.health import Verdict
 from gangline.testing.health import healthy
 from gangline_health.config import MachineOptions
-from gangline_health.gpus import Gpus
+from gangline_health.gpus import Gpus, has_gpus
 from gangline_health.monitors.machine import MachineMonitor
 from gangline_health.probes import Finding, Probe, descriptors, disk, memory
 
@@ -226,6 +227,7 @@ def test_what_raises_or_hangs_is_unknown_and_nobody_waits() -> None:
 
 
 def test_a_finding_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gangline_health.monitors.machine.has_gpus", lambda: True)
     monkeypatch.setattr("gangline_health.monitors.machine.Gpus", lambda: Gpus(nvml(errors=(0, 3))))
     monitor = MachineMonitor(MachineOptions(seconds=0.001, memory=0, disk=0, descriptors=1), "/")
     monitor.attach(cast(Any, None), cast(Any, SimpleNamespace(rank=5)), None, cast(Any, None))
@@ -248,6 +250,7 @@ def test_the_same_defect_of_a_second_gpu_is_news_and_another_number_of_the_first
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake = nvml(errors=[0, 3])
+    monkeypatch.setattr("gangline_health.monitors.machine.has_gpus", lambda: True)
     monkeypatch.setattr("gangline_health.monitors.machine.Gpus", lambda: Gpus(fake))
     monitor = MachineMonitor(MachineOptions(seconds=0.001, memory=0, disk=0, descriptors=1), "/")
     monitor.attach(cast(Any, None), cast(Any, SimpleNamespace(rank=5)), None, cast(Any, None))
@@ -274,9 +277,22 @@ def test_the_same_defect_of_a_second_gpu_is_news_and_another_number_of_the_first
 
 def test_without_a_driver_gpus_are_unknown_and_that_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)  # as where it is not installed
+    monkeypatch.setattr("gangline_health.monitors.machine.has_gpus", lambda: True)
     monitor = MachineMonitor(MachineOptions(), "/")
-    assert "unknown: gpus (" in monitor.watches()
+    assert monitor.unknown().startswith("gpus (")
     assert [v for record in healthy(5) for v in monitor.observe(record) if v.details["probe"] == "gpus"] == []
+
+
+def test_a_machine_without_a_gpu_has_no_gpu_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not has_gpus(str(tmp_path))
+    (tmp_path / "nvidiactl").touch()
+    assert not has_gpus(str(tmp_path))
+    (tmp_path / "nvidia0").touch()
+    assert has_gpus(str(tmp_path))
+    monkeypatch.setattr("gangline_health.monitors.machine.has_gpus", lambda: False)
+    monitor = MachineMonitor(MachineOptions(), "/")
+    assert monitor.watches() == "descriptors, memory, disk"
+    assert monitor.unknown() == ""
 
 
 def test_a_clock_that_is_off_is_named() -> None:

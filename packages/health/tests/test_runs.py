@@ -162,6 +162,19 @@ class Counts(Monitor):
         return {"collectives": self.collectives}
 
 
+def test_note_at_the_start_is_one_short_line_with_details_beside_it() -> None:
+    run = small_run("health=[on]")
+    check = WatchCheck(cast(WatchedHealth, run.health["on"]), run)
+    (note,) = [verdict for verdict in check.before_run() if verdict.kind == "watch"]
+    names = "numbers, corruption, rank_losses, stragglers, saves, repeated, machine"
+    assert note.evidence.startswith(
+        f"monitors: {names}; {len(note.details['playbooks'])} playbooks (details: events.jsonl)"
+    )
+    assert len(note.evidence) < 200
+    assert list(note.details["monitors"]) == names.split(", ")
+    assert "pynvml" not in note.evidence or any(Path("/dev").glob("nvidia[0-9]*"))
+
+
 def test_a_monitor_that_raises_on_one_rank_is_left_out_by_all_at_once() -> None:
     """Else the other ranks would wait for it in its collective, and states would differ."""
     run = small_run("health=[on]")

@@ -14,6 +14,7 @@ EIGHT = (
     "model=llama3-1b",
     "launch.processes=8",
     "batch.global_size=64",
+    "batch.sequence_length=128",
     "batch.micro_size=1",
     "cluster=h100_ib",
 )

@@ -113,7 +113,13 @@ def test_whatever_a_busy_machine_measures_is_a_cluster_file_that_a_plan_takes(tm
     path = tmp_path / "here.yaml"
     save_cluster(written(path, numbers(measured, 4, "cpu") | {"memory.bytes": 1e9}, 4, "made up"), path)
     cluster = load_cluster(str(path))
-    words = ["parallel=ddp", "launch.processes=4", "batch.global_size=16", "run.device=cpu", "precision=fp32"]
+    words = [
+        "parallel=ddp",
+        "launch.processes=4",
+        "batch.global_size=16",
+        "batch.sequence_length=128",
+        "run.device=cpu",
+    ]
     case = planned(words)
     step = step_time(explain(case, case.run, cluster), cluster)
     assert 0 < step.seconds < 1e4

@@ -87,6 +87,27 @@ ENTRIES = (
 )
 
 
+# Words of other frameworks that the options of these parts answer -> what to type; {n}: the number that the user gave.
+WORDS = {
+    "tp tensor_parallel tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size": (
+        "parallel=tp launch.processes={n}, or with other axes  parallel=3d parallel.tp={n}"
+    ),
+    "pp pipeline_parallel pipeline_parallel_size pipeline_parallel_degree pipeline_model_parallel_size": (
+        "parallel=pp launch.processes={n}, or with other axes  parallel=3d parallel.pp={n}"
+    ),
+    "cp context_parallel context_parallel_size context_parallel_degree": (
+        "parallel=3d parallel.cp={n} launch.processes={n}"
+    ),
+    "dp data_parallel data_parallel_size ddp": "parallel=ddp launch.processes={n}",
+    "fsdp fully_sharded_data_parallel": "parallel=fsdp launch.processes={n}",
+    "zero zero_stage": "parallel=fsdp parallel.zero={n}  (1 shards optimizer state, 2 gradients too, 3 weights too)",
+    "ep expert_parallel expert_parallel_size expert_parallel_degree expert_model_parallel_size": "moe=on moe.ep={n}",
+    "dropout attention_dropout attn_dropout hidden_dropout resid_dropout residual_dropout": (
+        "optimizer.weight_decay=0.1  (models have no dropout here; adapters have lora.dropout)"
+    ),
+}
+
+
 # Verbs of `gangline` that come with a distribution.
 VERBS = {
     "ckpt": "gangline-ckpt-zarr",

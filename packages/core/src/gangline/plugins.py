@@ -112,9 +112,10 @@ class Installed:
             raise UserError(f"{group}={name} cannot be used.", f"{failure.supplier} {failure.why}.", failure.mend)
         if (offer := self._found.offers.get(group, {}).get(name)) is not None:
             return offer
-        raise UserError(f"{group}={name} is not available here.", *self._reasons(group, name), self.listed(group))
+        raise UserError(f"{group}={name} is not available here.", *self.reasons(group, name), self.listed(group))
 
-    def _reasons(self, group: str, name: str) -> list[str]:
+    def reasons(self, group: str, name: str) -> list[str]:
+        """Return why `group=name` is not available here and how to get it."""
         supplier = catalogue.supplier(group, name)
         if supplier is None:
             return self._guesses(group, name)

@@ -73,10 +73,11 @@ class RunDirectory:
         directory.lock()
         try:
             if directory.config.exists():
+                place = shlex.quote(str(directory.path))
                 raise UserError(
                     f"{directory.path} already holds a run.",
-                    f"To go on with it:  train resume={shlex.quote(str(directory.path))}",
-                    f"To start afresh with its configuration (new weights):  train from={shlex.quote(str(directory.path))}",
+                    f"To go on with it:  train resume={place}",
+                    f"To start afresh with its configuration (new weights):  train from={place}",
                 )
             directory._write(run, argv, job, changed={})
         except BaseException:
@@ -358,13 +359,16 @@ def _flat(parts: dict[str, Any]) -> dict[str, str]:
 
 
 def _siblings(path: Path) -> str:
-    """The newest runs beside a directory that is none, to choose from."""
-    try:
-        runs = [entry for entry in path.parent.iterdir() if (entry / "config.yaml").exists()]
-    except OSError:
-        return ""
-    newest = sorted(runs, key=lambda run: run.stat().st_mtime, reverse=True)[:5]
-    return f"Runs there: {', '.join(str(run) for run in newest)}." if newest else ""
+    """Return a line that names the newest runs next to a directory that is none, or those in runs/."""
+    for folder in (path.parent, Path("runs")):
+        try:
+            runs = [entry for entry in folder.iterdir() if (entry / "config.yaml").exists()]
+        except OSError:
+            continue
+        if runs:
+            newest = sorted(runs, key=lambda run: run.stat().st_mtime, reverse=True)[:5]
+            return f"Runs there: {', '.join(str(run) for run in newest)}."
+    return ""
 
 
 def _difference(there: dict[str, Any], mine: dict[str, Any]) -> str:

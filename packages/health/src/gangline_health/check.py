@@ -69,14 +69,19 @@ class WatchCheck(HealthCheck):
 
     def before_run(self) -> Iterable[Verdict]:
         if self.rank == 0:
-            yield Verdict("watch", "the run", 1.0, self.told(), Action.NOTE)
+            watched = {name: monitor.watches() for name, monitor in self.monitors.items()}
+            answers = {kind: list(one.actions) for kind, one in self.config.playbooks.items()}
+            details = {"monitors": watched, "playbooks": answers}
+            yield Verdict("watch", "the run", 1.0, self.told(), Action.NOTE, details=details)
         yield from self._each(lambda monitor: monitor.before_run())
 
     def told(self) -> str:
-        """What is watched and which playbooks apply, for the start of a run."""
-        watched = "; ".join(f"{name}: {monitor.watches()}" for name, monitor in self.monitors.items())
-        answers = "; ".join(f"{kind}: {', '.join(one.actions)}" for kind, one in self.config.playbooks.items())
-        return f"{len(self.monitors)} monitors ({watched or 'none'}); playbooks ({answers})"
+        """Return the note at the start of a run; what each monitor watches for is in the verdict's details."""
+        unknown = "".join(f"; unknown: {text}" for monitor in self.monitors.values() if (text := monitor.unknown()))
+        names = ", ".join(self.monitors) or "none"
+        return (
+            f"monitors: {names}; {len(list(self.config.playbooks.items()))} playbooks (details: events.jsonl){unknown}"
+        )
 
     def before_step(self, step: int) -> None:
         self.step = step

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from gangline_health.probes import Finding
@@ -27,6 +28,11 @@ COUNTERS = {"CRC": "NVML_NVLINK_ERROR_DL_CRC_FLIT", "replay": "NVML_NVLINK_ERROR
 SLOW_CLOCK = 0.5  # of the highest, while the GPU is busy
 BUSY = 90  # percent
 MOST_EVENTS = 64  # read at once
+
+
+def has_gpus(devices: str = "/dev") -> bool:
+    """Return whether this machine has a GPU of NVIDIA, also under WSL, by its device files."""
+    return any(Path(devices).glob("nvidia[0-9]*")) or Path(devices, "dxg").exists()
 
 
 class Gpus:

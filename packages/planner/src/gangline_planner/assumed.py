@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, fields, replace
+from math import ceil, log2
 
 from gangline import UserError
 from gangline.cluster import Cluster
-from gangline.config import ParallelConfig, Run, compose_one, layout_problems, meaningless, world_of
+from gangline.config import BatchSection, ParallelConfig, Run, compose_one, layout_problems, meaningless, world_of
 from gangline.explain import Explained, Kernels
 from gangline.model import Node, Plan, compose_model
 from gangline.plugins import installed
 from gangline.strategy import Mesh
 
-# What a run of unknown batch is taken to be: Llama 3 405B's, 16.8 M tokens a step (arXiv 2407.21783, table 4).
-USUAL = {"batch.sequence_length": "8192", "batch.global_size": "2048", "batch.micro_size": "1", "precision": "bf16"}
+LENGTH = 8192  # tokens per sequence: Llama 3's (arXiv 2407.21783, table 4)
+STEP = 2**22  # tokens per step: Llama 2's (arXiv 2307.09288, section 2.2) and those that Llama 3 begins with
+SHARERS = 8  # most ranks per sequence of a step: Llama 3 405B trains on 2,048 sequences per step with 16,384 GPUs
+PRECISION = "bf16"
 
 
 @dataclass(frozen=True)
@@ -32,17 +35,47 @@ class Planned:
 
 
 def planned(words: Sequence[str]) -> Planned:
-    """Raises UserError for words that make no run; whether its layout fits is `problems`' to say."""
+    """Complete `words` to a run: assume precision, sequence length, batch and strategy, each only if it is not named.
+
+    A recipe or another run names all of them. Raises UserError for words that make no run. The layout is not checked.
+    """
     given = {word.lstrip("+").partition("=")[0] for word in words}
-    alone = not given & {"recipe", "from", "resume"}
-    takes = alone and not any(name.startswith("batch.") for name in given)
-    assumed = tuple(f"{name}={value}" for name, value in USUAL.items() if takes and name not in given)
-    if alone and "parallel" not in given:
+    complete = bool(given & {"recipe", "from", "resume"})
+    assumed: tuple[str, ...] = ()
+    if not complete and "run.device=cpu" not in words and not any(name.split(".")[0] == "precision" for name in given):
+        assumed += (f"precision={PRECISION}",)
+    if not complete and "parallel" not in given:
         assumed += strategy(words)
     run = compose_one([*words, *assumed])
+    if not complete and "batch" not in given and not meaningless(run):
+        batch = usual_batch(run.batch, given, world_of(run))
+        changed = [item.name for item in fields(batch) if getattr(batch, item.name) != getattr(run.batch, item.name)]
+        assumed = (*(f"batch.{name}={getattr(batch, name)}" for name in changed), *assumed)
+        run = replace(run, batch=batch)
     if problems := meaningless(run):
         raise UserError.of(problems)
     return Planned(run, tuple(words), assumed, compose_model(run))
+
+
+def usual_batch(batch: BatchSection, given: Set[str], world: int) -> BatchSection:
+    """Return `batch` with the sizes of a published pre-training for those that `given` does not name.
+
+    A microbatch is assumed only with a sequence length or a global batch: otherwise `train` has one that can be known.
+    """
+    length = "batch.sequence_length" not in given
+    sequences = given.isdisjoint({"batch.global_size", "batch.ramp"})
+    if length:
+        batch = replace(batch, sequence_length=LENGTH)
+    micro = batch.micro_size
+    if "batch.micro_size" not in given and (length or sequences):
+        micro = 2 ** int(log2(max(1, LENGTH // batch.sequence_length))) if sequences else 1
+        batch = replace(batch, micro_size=micro)
+    if sequences:
+        least = max(STEP // batch.sequence_length, world // SHARERS)
+        unit = world * (micro or 1)
+        size = ceil(least / unit) * unit if least >= unit else max(2 ** ceil(log2(least)), micro or 1)
+        batch = replace(batch, global_size=size)
+    return batch
 
 
 def strategy(words: Sequence[str]) -> tuple[str, ...]:

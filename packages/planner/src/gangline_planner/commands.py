@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gangline import UserError
-from gangline.cluster import Cluster, Quantity, load_cluster
+from gangline.cluster import Cluster, Quantity, load_cluster, shipped
 from gangline.config import near
 from gangline.figure import Figure
 
@@ -21,7 +21,7 @@ usage: gangline plan [--tokens N] [--budget DOLLARS] [--price DOLLARS] [--mtbf H
        gangline plan calibrate --out FILE.yaml [--processes N] [--rounds N]
 
   WORDS   what this run takes, holds and costs on a cluster; nothing is started, and no GPU is needed.
-          An axis of the layout that the words leave open is chosen, the batch too, and said.
+          Precision, sequence length, batch and layout are assumed, each where it is not named, and printed.
           --tokens: days, money and energy for so many; --budget: how many tokens that buys; --price: of an accelerator
           and hour, where the cluster file names none or you pay another; --mtbf: mean hours between failures that stop
           the run, where it is not what the cluster file says of so many accelerators; --svg: pictures as a file, too
@@ -88,6 +88,7 @@ def _plan(argv: Sequence[str]) -> int:
     from gangline_planner.assumed import planned
     from gangline_planner.choose import chosen
     from gangline_planner.failures import as_text, simulated
+    from gangline_planner.judge.calibrated import elsewhere
     from gangline_planner.page import buys, text
 
     flags, words = flags_of(argv, ("tokens", "budget", "price", "mtbf", "svg"), ("json",))
@@ -112,14 +113,11 @@ def _plan(argv: Sequence[str]) -> int:
     course = simulated(plan)
     if "json" in flags:
         budget = {"budget_dollars": given["budget"], "budget_tokens": bought.tokens} if bought else {}
-        print(
-            json.dumps(
-                {**plan.data(), **budget, "simulated": course.data() if course else None, "assumed": list(assumed)},
-                indent=1,
-            )
-        )
+        error = dict(elsewhere()) if cluster.name in shipped() else None
+        added = {"simulated": course.data() if course else None, "assumed": list(assumed), "expected_error": error}
+        print(json.dumps({**plan.data(), **budget, **added}, indent=1))
     else:
-        print(text(plan, words, assumed))
+        print(text(plan, case.run, assumed))
         if course is not None:
             print(as_text(course))
         if bought is not None and bought.fits:
@@ -193,8 +191,6 @@ def cluster_of(words: Sequence[str]) -> tuple[Cluster, list[str]]:
     """(the cluster that `cluster=` names, the other words). Raises UserError where none does."""
     names = [word.removeprefix("cluster=") for word in words if word.startswith("cluster=")]
     if len(names) != 1:
-        from gangline.cluster import shipped
-
         raise UserError(
             "a plan is for a cluster, and the words name none." if not names else "the words name two clusters.",
             "How long a step takes depends on the machine.",

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from gangline.cluster import shipped
+from gangline.config import Run
+from gangline.plugins import installed
 from gangline_planner.forecast import Forecast
+from gangline_planner.judge.calibrated import expected_error
 from gangline_planner.pictures.terminal import memory_bars, step_bar, timeline
 
 GB = 1e9
@@ -12,10 +16,10 @@ NAMED = 3  # nodes without a cost, in one line
 FAILURES = ("failure.hours", "storage.bandwidth", "restart.seconds")
 
 
-def text(plan: Forecast, words: Sequence[str], assumed: Sequence[str]) -> str:
-    """The whole page."""
+def text(plan: Forecast, run: Run, assumed: Sequence[str]) -> str:
+    """Return the report of a plan. assumed: words that the user did not type."""
     return "\n".join(
-        [*_head(plan, words, assumed), "", *_step(plan), "", *_memory(plan), "", *_pipeline(plan), *_all(plan)]
+        [*_head(plan, run, assumed), "", *_step(plan), "", *_memory(plan), "", *_pipeline(plan), *_all(plan)]
     )
 
 
@@ -25,11 +29,13 @@ def buys(plan: Forecast, budget: float) -> str:
     return f"{budget:,.0f} US dollars buy {number(plan.tokens or 0.0)} tokens, {days}"
 
 
-def _head(plan: Forecast, words: Sequence[str], assumed: Sequence[str]) -> Iterable[str]:
+def _head(plan: Forecast, run: Run, assumed: Sequence[str]) -> Iterable[str]:
     found = plan.explained
     axes = " x ".join(f"{axis} {size}" for axis, size in found.mesh.sizes if size > 1) or "one rank"
     yield f"{plan.world} ranks of {plan.cluster.name} ({plan.cluster.about})"
     yield f"{number(found.parameters)} parameters; {axes}; {found.microbatches} microbatches, schedule {found.schedule}"
+    precision = installed().part_of(run.precision).part.name
+    yield f"{run.batch.global_size:,} sequences of {run.batch.sequence_length:,} tokens a step, in {precision}"
     if assumed:
         yield f"assumed: {' '.join(assumed)}"
     guesses = [name for name, quantity in plan.cluster.numbers.items() if quantity.source.startswith("assumed")]
@@ -61,6 +67,8 @@ def _step(plan: Forecast) -> Iterable[str]:
         yield f"  {'checkpoint stall':16} {plan.save_stall:9.4f} s  on average, beside the step"
     each = plan.tokens_per_second / plan.world
     yield f"{number(plan.tokens_per_second)} tokens/s, {each:.4g} a rank; MFU {plan.mfu:.1%} of the 16-bit peak"
+    if plan.cluster.name in shipped():
+        yield expected_error()
 
 
 def _memory(plan: Forecast) -> Iterable[str]:

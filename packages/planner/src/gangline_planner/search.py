@@ -9,13 +9,14 @@ from heapq import nsmallest
 from typing import Any
 
 from gangline import UserError
-from gangline.cluster import Cluster
+from gangline.cluster import Cluster, shipped
 from gangline.figure import Figure
 from gangline_planner.alternatives import name_of
 from gangline_planner.assumed import Planned, refused
 from gangline_planner.bounds import Alternative, bounded
 from gangline_planner.choose import Beaten, all_words, planned_as, uncollected
 from gangline_planner.forecast import Forecast
+from gangline_planner.judge.calibrated import expected_error
 from gangline_planner.page import unknown
 from gangline_planner.pictures.terminal import plane
 
@@ -154,6 +155,8 @@ def text(found: SearchResult, words: Sequence[str], case: Planned) -> str:
     for one in found.fit:
         typed = " ".join([*words, *all_words(case, one.words)])
         lines.append(f"{one.plan.step.seconds:9.4g} {one.plan.mfu:6.1%} {one.plan.memory / 1e9:7.1f}  train {typed}")
+    if found.fit and found.fit[0].plan.cluster.name in shipped():
+        lines.append(expected_error())
     if found.others:
         lines.append(f"{found.others} more layouts can be no faster than these, whatever they do")
     if len(found.drawn) > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gangline.cluster import Cluster
@@ -18,6 +18,8 @@ MODELS = {  # name on the page -> words
     "405B": "model=llama3-405b",
     "1T": "model=llama3-405b model.dim=24576 model.heads=192 model.hidden=65536 model.layers=164",
 }
+# Llama 3 405B's, 16.8 M tokens a step (arXiv 2407.21783, table 4): one batch for all rows, up to the largest cluster
+BATCH = "batch.sequence_length=8192 batch.global_size=2048"
 WORLDS = (8, 64, 512, 4096, 32768)
 TOKENS = 20  # of training to a parameter (Hoffmann et al., arXiv 2203.15556, table 3)
 HEAD = "| model | accelerators | tokens | layout | MFU | days | accelerator-hours | money | MWh | electricity |"
@@ -55,7 +57,8 @@ class TableRow:
 
 def table_row(model: str, world: int, cluster: Cluster) -> TableRow:
     """The fastest layout that fits."""
-    case = planned(["parallel=3d", *MODELS[model].split(), f"launch.processes={world}"])
+    case = planned(["parallel=3d", *MODELS[model].split(), *BATCH.split(), f"launch.processes={world}"])
+    case = replace(case, run=replace(case.run, batch=replace(case.run.batch, micro_size=1)))  # where the search begins
     plan, _ = fastest(case, cluster, within=NEAR)
     return TableRow(model, world, plan and plan.of(TOKENS * plan.explained.parameters))
 

@@ -23,30 +23,38 @@ Curve = list[tuple[float, float]]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the differences and the curves; write the picture. Raises UserError for what it cannot read or write."""
+    """Print the differences and the curves; write the picture. Raises UserError for what it cannot read or write.
+
+    The picture of one run shows training loss, validation loss and learning rate, unless a metric is named.
+    """
     parser = argparse.ArgumentParser(
-        prog="gangline compare", description="What differs between runs, and their curves side by side."
+        prog="gangline compare",
+        description="What differs between runs, and their curves side by side; or one run's curve.",
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="two or more run directories")
-    parser.add_argument("--metric", default="loss", help="which number of metrics.jsonl; default: loss")
+    parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run directories")
+    parser.add_argument("--metric", help="which number of metrics.jsonl; default: loss")
     parser.add_argument("--over", choices=("step", "tokens", "hours"), default="step", help="along what; default: step")
     parser.add_argument("--picture", metavar="FILE", help="also write the curves as FILE.svg or FILE.png")
     parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
     options = parser.parse_args(list(argv))
     if options.picture and Path(options.picture).suffix not in (".svg", ".png"):
         raise UserError(f"--picture={options.picture} must end with .svg or .png.")
-    if len(options.runs) < 2:
-        raise UserError("gangline compare takes two or more run directories.", f"Only {options.runs[0]} is given.")
+    alone, metric = len(options.runs) == 1, options.metric or "loss"
     names = _short(options.runs)
     different = differences([RunDirectory.open(path).content() for path in options.runs])
-    found = [curve(path, options.metric, options.over) for path in options.runs]
-    if options.picture:
-        _write(Path(options.picture), picture(names, found, options.metric, options.over))
+    found = [curve(path, metric, options.over) for path in options.runs]
+    if options.picture and alone and options.metric is None:
+        from gangline.cli.run_figure import run_figure
+
+        _write(Path(options.picture), run_figure(options.runs[0], options.over))
+    elif options.picture:
+        _write(Path(options.picture), picture(names, found, metric, options.over))
     if options.json:
-        print(json.dumps(plain({"runs": options.runs, "options": different, options.metric: found}), allow_nan=False))
+        print(json.dumps(plain({"runs": options.runs, "options": different, metric: found}), allow_nan=False))
         return 0
-    _print_differences(names, different)
-    _print_curves(names, found, options.metric, options.over)
+    if not alone:
+        _print_differences(names, different)
+    _print_curves(names, found, metric, options.over)
     if options.picture:
         print(f"\n{options.picture}")
     return 0

@@ -85,13 +85,15 @@ def _refuse_flag(word: str, rest: Sequence[str]) -> None:
     name, sign, value = word.lstrip("-").partition("=")
     if not sign and rest and "=" not in rest[0] and not rest[0].startswith("--"):  # --lr 1e-3
         value = rest[0]
-    meant = options_called(name, known_options([]).options)
-    if (meant and value) or sign:
-        words = [f"{path}={value}" for path in meant] or [f"{name}={value}"]
-        hint = f"Values are set without dashes:  {'  or  '.join(words)}"
+    known = known_options([])
+    meant = options_called(name, known.options)
+    if meant and value:
+        words = [f"{path}={value}" for path in meant]
+        hints = [f"Values are set without dashes:  {'  or  '.join(words)}"]
     else:
-        hint = near(word, flags)
-    raise UserError(f"there is no flag {word}.", hint, f"Flags: {', '.join(flags)}.")
+        hints = known.meant(name, value or "true")  # --bf16
+        hints = hints or [f"Values are set without dashes:  {name}={value}" if sign else near(word, flags)]
+    raise UserError(f"there is no flag {word}.", *hints, f"Flags: {', '.join(flags)}.")
 
 
 def _train(argv: Sequence[str]) -> int:
@@ -202,10 +204,12 @@ def _prepare(line: CommandLine, argv: Sequence[str], job: str | None = None) -> 
     if line.resume is None:
         return api.prepare(compose_one(line.words), command, job)
     from gangline.config.check import check
+    from gangline.config.resume import refuse_ended
 
     directory, run, changed = _resumed(line)
     run.run.dir = str(directory.path)
     check(run)
+    refuse_ended(run, directory.path)
     if not run.launch.shares:
         directory.lock()
     for note in directory.changed_parts():

@@ -9,6 +9,7 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from gangline.config.fields import REQUIRED, comments_of, defaults, stated
+from gangline.config.memory import memory_problems
 from gangline.config.ramp import ramp_problems
 from gangline.config.schema import Run
 from gangline.config.sections import SECTIONS
@@ -30,7 +31,7 @@ from gangline.ranges import choices, listed_divisors, wrong
 
 def check(run: Run) -> None:
     """Raises UserError that lists everything found."""
-    if found := problems(run) or _too_few_nodes(run):
+    if found := problems(run) or _too_few_nodes(run) or memory_problems(run):
         raise UserError.of(found)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from gangline import catalogue
+from gangline.config.defaults import DEFAULTS
 from gangline.config.fields import Option, options
 from gangline.config.sections import SECTIONS
-from gangline.config.suggest import foreign, near, synonym
+from gangline.config.suggest import answer, foreign, near, synonym
 from gangline.errors import UserError
 from gangline.parts import LISTS
 from gangline.plugins import OFF, Offer, installed
@@ -75,13 +77,14 @@ class KnownOptions:
         groups = installed().groups()
         places = sorted((place for place in [*SECTIONS, *self._offers] if path.startswith(place + ".")), key=len)
         if places:
-            return UserError(what, *self._within(places[-1], path))
+            return UserError(what, *self._within(places[-1], path, text))
         if head in LISTS and rest:
             name = rest.partition(".")[0]
-            if lines := foreign(name, _names("track")):
+            if lines := foreign(name, _known("track")):
                 return UserError(what, *lines)
-            if name in installed().offers(head):
-                return UserError(what, f"{head}={name} is not chosen; add it:  {head}=[...,{name}]")
+            if name in _known(head):
+                add = f"{head}={name} is not chosen; add it:  {head}=[...,{name}]"
+                return UserError(what, add, *_how_to_get(f"{head}={name}"))
             inner = [known for known in self.options if known.startswith(head + ".")]
             return UserError(what, near(path, inner), f"Options: {', '.join(inner) or 'none'}.")
         if head in groups:
@@ -89,26 +92,43 @@ class KnownOptions:
             return UserError(what, hint, *installed().elsewhere(head), installed().listed(head))
         listed = f"Groups: {', '.join(groups)}. Sections: {', '.join(SECTIONS)}."
         if rest:
+            if line := answer(path, text):
+                return UserError(what, line, *_how_to_get(line), listed)
             guess = synonym(path, self.options) or near(path, self.options) or near(head, [*groups, *SECTIONS])
             return UserError(what, guess, listed)
-        if lines := foreign(path, _names("track")):
-            return UserError(f"there is no group {path}, and no option.", *lines)
-        meant = [f"{known}={text}" for known in self.options if known.rpartition(".")[2] == path]
-        if not meant and text.lower() in ("true", "on", "1", "yes"):  # bf16=true
-            named = [group for group in groups if path in catalogue.names(group) + _names(group)]
-            meant = [f"{group}=[{path}]" if group in LISTS else f"{group}={path}" for group in named]
-        meant = meant or [f"{group}={text}" for group in groups if text in catalogue.names(group) + _names(group)]
-        guess = f"Did you mean {' or '.join(meant)}?" if meant else synonym(path, self.options)
-        guess = guess or near(path, [*groups, *LAYERS])
-        return UserError(f"there is no group {path}, and no option.", guess, listed)
+        what = f"there is no group {path}, and no option."
+        if lines := foreign(path, _known("track")):
+            return UserError(what, *lines)
+        return UserError(what, *(self.meant(path, text) or [near(path, [*groups, *LAYERS])]), listed)
 
-    def _within(self, place: str, path: str) -> list[str]:
+    def meant(self, path: str, text: str) -> list[str]:
+        """Return lines that name what a user may have meant by the word `path` with the value `text`; [] if unknown."""
+        groups = installed().groups()
+        words = [f"{known}={text}" for known in self.options if known.rpartition(".")[2] == path]
+        switched = text.lower() in ("true", "on", "1", "yes")  # bf16=true
+        chosen = [(group, path) for group in groups if switched and path in _known(group)]
+        if not words and (line := answer(path, text)):
+            return [line, *_how_to_get(line)]
+        if not words and not chosen and (line := synonym(path, self.options)):
+            return [line]
+        chosen = chosen or [(group, text) for group in groups if text in _known(group)]
+        if words or not chosen:
+            return [f"Did you mean {' or '.join(words)}?"] if words else []
+        words = [
+            f"{group}=[{','.join(_added(group, name))}]" if group in LISTS else f"{group}={name}"
+            for group, name in chosen
+        ]
+        return [f"Did you mean {' or '.join(words)}?", *_how_to_get(*(f"{group}={name}" for group, name in chosen))]
+
+    def _within(self, place: str, path: str, text: str) -> list[str]:
         own = [known for known in self.options if known.startswith(place + ".")]
         listed = f"Options: {', '.join(name.removeprefix(place + '.') for name in own)}." if own else "It has none."
         offer = self._offers.get(place)
         last = path.removeprefix(place + ".")
         close = near(last, (name.removeprefix(place + ".") for name in own), 0.7)
-        lines = [synonym(path, self.options) or close.replace("mean ", f"mean {place}.")]
+        alike = [name for name in own if f"_{last}_" in f"_{name.rpartition('.')[2]}_"]  # batch.size
+        close = close.replace("mean ", f"mean {place}.") or (f"Did you mean {' or '.join(alike)}?" if alike else "")
+        lines = [answer(path, text) or synonym(path, self.options) or close]
         if offer is not None:
             others = [
                 other.part.name
@@ -120,8 +140,21 @@ class KnownOptions:
         return [*lines, listed]
 
 
-def _names(group: str) -> list[str]:
-    return list(installed().offers(group))
+def _known(group: str) -> list[str]:
+    """Parts of a group, installed or not."""
+    return list(dict.fromkeys([*installed().offers(group), *catalogue.names(group)]))
+
+
+def _added(group: str, name: str) -> list[str]:
+    """Return the default members of a list group and one more."""
+    return list(dict.fromkeys([*DEFAULTS[group], name]))
+
+
+def _how_to_get(*lines: str) -> list[str]:
+    """Return how to install the parts that the lines name as group=part, of those that are not installed."""
+    named = dict.fromkeys(pair for line in lines for pair in re.findall(r"(\w+)=(\w+)", line))
+    absent = [pair for pair in named if catalogue.supplier(*pair) and pair[1] not in installed().offers(pair[0])]
+    return list(dict.fromkeys(line for pair in absent for line in installed().reasons(*pair)))
 
 
 def _is_text(hint: Any) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from gangline import attempts
+from gangline.checkpoint.id import CheckpointId
 from gangline.config.compose import compose_over
 from gangline.config.paths import rooted
 from gangline.config.programs import untrusted
 from gangline.config.schema import LISTS, Run
 from gangline.config.serial import from_dict
+from gangline.ending import read_ending
 from gangline.errors import UserError
 
 # A run is its seed, data, model, optimizer and global batch. How many ranks carry it, along which axes, in which
@@ -69,6 +73,21 @@ def continued(path: str, content: Mapping[str, Any], words: Sequence[str]) -> tu
             f"A new run with its configuration (new weights):  train {shlex.join([f'from={path}', *words])}",
         )
     return run, changed
+
+
+def refuse_ended(run: Run, directory: str | Path) -> None:
+    """Raise UserError for a finished run without steps to add, where its checkpoints lie in the run directory."""
+    ending = read_ending(directory)
+    folder = Path(directory, "checkpoints")
+    if ending is None or ending.reason != "done" or not folder.is_dir():
+        return
+    ids = [id for entry in folder.iterdir() if (id := CheckpointId.parse(entry.name))]
+    newest = attempts.latest(directory, ids)
+    if newest is not None and newest.step >= run.steps:
+        raise UserError(
+            f"the run has ended: step {newest.step} is done, and run.steps={run.steps}.",
+            f"To continue:  train resume={directory} run.steps={2 * newest.step}",
+        )
 
 
 def _leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -30,7 +30,7 @@ class RunSection:
     steps: PositiveInt = 300  # optimizer steps
     deterministic: bool = False  # sums over ranks in rank order, deterministic kernels: slower, reproducible to the bit
     device: str | None = None  # null: a GPU where there is one
-    recompute: Recompute = Recompute.none  # what the backward pass computes again: none, selective (attention), full
+    recompute: Recompute = Recompute.none  # activation (gradient) checkpointing: none, selective (attention), full
     recompute_every: PositiveInt = 1  # of every n blocks one is recomputed
     loss_chunk: PositiveInt | None = None  # tokens that the loss has logits of at a time, computed twice; null: all
     compile: bool = False  # torch.compile, block by block
@@ -45,7 +45,10 @@ class BatchSection:
 
     global_size: PositiveInt = 16  # sequences a step, over all ranks
     ramp: dict[PositiveInt, PositiveInt] = field(default_factory=dict)  # smaller ones, each until a sample: {4: 8000}
-    micro_size: PositiveInt | None = None  # sequences a forward pass, on one rank; null: a rank's whole share
+    micro_size: PositiveInt | None = (
+        None  # sequences per forward pass of a rank; null: its whole share, or less with a pipeline; gradient
+        # accumulation is global_size / (micro_size x data-parallel ranks)
+    )
     sequence_length: PositiveInt = 128  # tokens
 
     def sizes(self) -> list[int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable
 
+from gangline import catalogue
+
 # What others call an option: ours -> their words, in the part of the path behind the last dot.
 SYNONYMS = {
     "run.steps": "epochs num_epochs max_steps num_steps train_steps total_steps max_iters iters",
@@ -29,9 +31,22 @@ SYNONYMS = {
     "model.tied": "tie_embeddings tie_word_embeddings tie_weights tied_embeddings",
     "model.vocab_size": "vocab n_vocab vocabulary_size",
     "checkpoint.every": "save_every save_interval save_steps checkpoint_interval ckpt_every",
+    "checkpoint.keep_last": "save_total_limit keep_latest_k max_checkpoints",
     "data.path": "dataset data_path data_dir corpus files",
     "launch.processes": "nproc nproc_per_node num_processes world_size gpus ngpus num_gpus",
 }
+# Words of other frameworks that no option answers alone -> what to type.
+ANSWERS = {
+    "gradient_checkpointing activation_checkpointing checkpoint_activations recompute_activations": (
+        "run.recompute=full  (activation checkpointing; selective: attention only)"
+    ),
+    "gradient_accumulation_steps gradient_accumulation grad_accum accumulation accumulate_grad_batches": (
+        "batch.micro_size=N  (gradient accumulation = batch.global_size / (batch.micro_size x data-parallel ranks))"
+    ),
+    "model_name_or_path": "model.weights=DIR  (gangline import DIR prints the complete command)",
+    "config_file": "recipe=NAME|FILE.yaml",
+}
+_ANSWER = {word: answer for words, answer in (ANSWERS | catalogue.WORDS).items() for word in words.split()}
 _OURS = {theirs: ours for ours, words in SYNONYMS.items() for theirs in words.split()}
 
 
@@ -44,6 +59,12 @@ def near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 # What others have a switch for and a run has a part for: their word -> our group.
 ELSEWHERE = {"track": "wandb mlflow comet neptune aim clearml"}
 _GROUP = {theirs: ours for ours, words in ELSEWHERE.items() for theirs in words.split()}
+
+
+def answer(word: str, value: str) -> str:
+    """Return what to type for a word of another framework, or "". value: what the user gave for it."""
+    found = _ANSWER.get(word.rpartition(".")[2].lower().replace("-", "_"), "")
+    return f"Type  {found.format(n=value if value.isdecimal() else 'N')}" if found else ""
 
 
 def foreign(word: str, choices: Collection[str]) -> list[str]:

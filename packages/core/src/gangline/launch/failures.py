@@ -151,14 +151,14 @@ def seen_at(logs: Path, attempt: int) -> float | None:
 
 def report(failure: RankFailure, logs: Path) -> str:
     """What the user is shown of a failure that is not theirs."""
+    again = f"train resume={shlex.quote(str(logs.parent))}"
     if failure.kind == "restart":
-        again = f"train resume={shlex.quote(str(logs.parent))}"
         return f"train: {failure.what}\n  It asks for new workers, and no restart is left.\n  To go on:  {again}\n"
     if failure.kind == "lost":
-        return f"train: {failure.what}\nThe logs: {logs}\n"
+        return f"train: {failure.what}\nThe logs: {logs}\nTo continue:  {again}\n"
     end = "" if failure.trace else _tail(log_path(logs, failure.rank))
     log = f"Its log: {log_path(logs, failure.rank)}\n"
-    return f"train: rank {failure.rank} failed first: {failure.what}\n{failure.trace}{end}{log}"
+    return f"train: rank {failure.rank} failed first: {failure.what}\n{failure.trace}{end}{log}To continue:  {again}\n"
 
 
 def _tail(log: Path, lines: int = 5) -> str:

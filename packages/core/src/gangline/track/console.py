@@ -154,7 +154,8 @@ def closing(summary: dict[str, Any], newest: StepRecord | None, validated: StepR
         lines.append(f"  checkpoint {summary['checkpoint']}")
     if summary.get("directory"):
         lines.append(f"  {summary['directory']}")
-    return lines
+    named = (("figure", "figure "), ("curves", "curves: "), ("resume", "to continue: "))
+    return lines + [f"  {text}{summary[name]}" for name, text in named if summary.get(name)]
 
 
 def validation_lines(record: StepRecord) -> list[str]:

@@ -25,6 +25,7 @@ from gangline.launch.nodes import name_of_this_node
 from gangline.mesh import AXES, DATA_AXES, Mesh
 from gangline.model.build import model_of
 from gangline.model.compose import compose_model
+from gangline.model.flops import parameter_count
 from gangline.model.init import initialise
 from gangline.plan import Plan
 from gangline.precision.base import Precision
@@ -39,6 +40,8 @@ from gangline.train.recompute_and_compile import finisher
 from gangline.train.report import Reporter
 from gangline.train.restore import restore
 from gangline.train.session import Session
+
+LARGE = 100e6  # parameters: building such a model takes seconds
 
 
 def device_of(run: Run) -> torch.device:
@@ -103,6 +106,8 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
     events = Events(directory.path if comms.rank == 0 else None, generation())
     nodes = gather_json(comms.world, device, name_of_this_node())
     checks = code_of(run) if comms.rank == 0 else {}
+    if comms.rank == 0:
+        announce(run, directory, comms.world.size)
     events.write("start", processes=comms.world.size, mesh=dict(mesh.sizes), nodes=nodes, checks=checks)
     with events.ends_with_error():
         with events.phase("build"):
@@ -115,6 +120,15 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
                 restore(session)
             leave_out_base(session)
     return session
+
+
+def announce(run: Run, directory: RunDirectory, ranks: int) -> None:
+    """Print what is built, for a model that takes seconds: the trackers begin after the build."""
+    count = parameter_count(compose_model(run)[0])
+    if count >= LARGE:
+        name = plugins.installed().part_of(run.model).part.name
+        processes = f"{ranks} process{'es' * (ranks > 1)}"
+        print(f"building {name}, {count / 1e6:.4g} M parameters, on {processes}, in {directory.path}", flush=True)
 
 
 def leave_out_base(s: Session) -> None:

@@ -22,9 +22,10 @@ from gangline.config.schema import Run
 from gangline.data.base import DataSource
 from gangline.determinism import use_deterministic_kernels
 from gangline.ending import EXIT_REQUEUE, RunEnding, write_ending
-from gangline.errors import UserError
+from gangline.errors import PeerFailed, UserError
 from gangline.generation import generation, hold
-from gangline.launch.failures import EXIT_STOPPED, RestartWanted
+from gangline.launch.failures import EXIT_STOPPED, RestartWanted, lost_peer
+from gangline.launch.output import log_path
 from gangline.mesh import Mesh
 from gangline.pulse.layout import NUMBER
 from gangline.pulse.write import current
@@ -33,6 +34,7 @@ from gangline.sampling.sampler import Sampler
 from gangline.train.agree import gather_verdicts
 from gangline.train.build import build, device_of
 from gangline.train.callbacks import each, tell_of_error
+from gangline.train.left_behind import left_behind
 from gangline.train.loop import loop
 from gangline.train.orders import Ending
 from gangline.train.save import NOT_FINITE, lost_directory, poll, save, settle, tell
@@ -134,13 +136,20 @@ def errors_reported(s: Session, began: float, first: int) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        said = str(error).strip().splitlines()
-        ending = Ending("error", ": ".join([type(error).__name__, *said[:1]]))
+        ending = Ending("error", evidence_of(error, s))
         try:
             s.reporter.end(summary(s, ending, time.time() - began, s.step - first))
         except BaseException as another:  # it must not hide the first one
             error.add_note(f"the trackers could not be told of it: {type(another).__name__}: {another}")
         raise
+
+
+def evidence_of(error: BaseException, s: Session) -> str:
+    """Return an error in one line. What a transport library prints of a lost peer stays in the log."""
+    if lost_peer(error) and not isinstance(error, PeerFailed):
+        return f"lost the connection to another rank (details: {log_path(s.directory.path / 'logs', s.comms.rank)})"
+    said = str(error).strip().splitlines()
+    return ": ".join([type(error).__name__, *said[:1]])
 
 
 def said_of(s: Session, ending: Ending) -> RunEnding | None:
@@ -236,6 +245,7 @@ def summary(s: Session, ending: Ending, seconds: float, steps: int) -> dict:
         "directory": str(s.directory.path),
         "failed_save": s.failed_save,
         "unigram_entropy": s.source.unigram_entropy(),
+        **left_behind(s, ending.why),
     }
 
 

@@ -16,7 +16,7 @@ from gangline import plugins
 from gangline.comm.base import Comms
 from gangline.config.schema import Run
 from gangline.config.serial import to_dict
-from gangline.mesh import Mesh
+from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.flops import flops_per_token, parameter_count, trained_count
 from gangline.model.tree import Node
 from gangline.plan import Plan
@@ -79,12 +79,14 @@ class Reporter:
         peak, source = peak_flops(device, precision.compute_dtype)
         trackers = {name: plugins.build(config, run) for name, config in run.track.items()}
         layout = " x ".join(f"{axis} {size}" for axis, size in mesh.sizes if size > 1) or "one process"
+        share = run.batch.global_size // mesh.size(*DATA_AXES)
+        accumulation = share // run.batch.micro_size if run.batch.micro_size else run.parallel.accumulation(share, mesh)
         rate = "unknown" if peak is None else f"{peak / 1e12:.3g} TFLOP/s a device ({source})"
         trained = trained_count(tree, plan)
         of = "" if trained == parameters else f", {trained / 1e6:.4g} M of them trained"
         describe = {
             "model": f"{parameters / 1e6:.4g} M parameters{of}, {flops / 1e6:.4g} MFLOP a token (forward and backward)",
-            "layout": f"{layout} on {device.type}",
+            "layout": f"{layout} on {device.type}, accumulation {accumulation}",
             "peak": rate,
         }
         whole = None if peak is None else peak * mesh.world

@@ -79,7 +79,7 @@ def restore(session: Session) -> None:
         raise UserError(
             f"no checkpoint in {session.directory.path} led to attempt {session.attempt}, the newest one.",
             f"There are: {', '.join(map(str, known))}. The line of an attempt is missing or was changed.",
-            f"Restore {attempts.FILE} from a copy, or start from scratch:  train from={shlex.quote(str(session.directory.path))}",
+            f"Restore {attempts.FILE} from a copy. {_afresh(session)}",
         )
     if wanted is None:
         begin(session, Attempt(session.attempt, None, why="start"))

@@ -34,6 +34,10 @@ class Monitor(ABC):
     def watches(self) -> str:
         """What it watches, in a few words, for the start of a run."""
 
+    def unknown(self) -> str:
+        """Return what cannot be watched on this machine and why, in a few words; "" if all can."""
+        return ""
+
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
         """The parts of the run are built."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gangline.health import Action, Verdict
 from gangline_health.config import MachineOptions
-from gangline_health.gpus import Gpus
+from gangline_health.gpus import Gpus, has_gpus
 from gangline_health.monitors.base import Monitor
 from gangline_health.probes import UNASKED, Findings, Probe, descriptors, disk, memory
 
@@ -36,7 +36,8 @@ class MachineMonitor(Monitor):
         asked: dict[str, Callable[[], Findings]] = {"descriptors": partial(descriptors, options.descriptors)}
         if os.environ.get("LOCAL_RANK", "0") == "0":
             asked |= {"memory": partial(memory, options.memory), "disk": partial(disk, run_dir, options.disk)}
-            asked["gpus"] = Gpus()
+            if has_gpus():
+                asked["gpus"] = Gpus()
         self.probes = [Probe(name, ask, options.seconds, options.deadline) for name, ask in asked.items()]
         self.said: set[str] = set()
         self.rank = 0
@@ -63,14 +64,16 @@ class MachineMonitor(Monitor):
         self.skew = clocks[comm.index] - statistics.median(clocks)
 
     def watches(self) -> str:
-        """Also which probes are unknown: the first answers are waited for, a little."""
+        return ", ".join(probe.name for probe in self.probes)
+
+    def unknown(self) -> str:
+        """Wait a little for the first answers of the probes."""
         until = time.monotonic() + PATIENCE
         while any(probe.why == UNASKED for probe in self.probes) and time.monotonic() < until:
             for probe in self.probes:
                 probe.poll()
             time.sleep(0.01)
-        unknown = "".join(f"; unknown: {probe.name} ({probe.why})" for probe in self.probes if probe.findings is None)
-        return ", ".join(probe.name for probe in self.probes) + unknown
+        return ", ".join(f"{probe.name} ({probe.why})" for probe in self.probes if probe.findings is None)
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
         now: set[str] = set()

@@ -59,3 +59,14 @@ def elsewhere() -> Mapping[str, float]:
     """
     found: Mapping[str, float] = _kept()["elsewhere"]
     return found
+
+
+def expected_error() -> str:
+    """Return the error of a predicted step time to expect, as a line for people."""
+    found = elsewhere()
+    side = "short" if found["bias"] < 0 else "long"
+    return (
+        f"expected error of the step time: {found['median']:.0%} median, {found['ninetieth']:.0%} in the worst tenth, "
+        f"{abs(found['bias']):.0%} too {side} on average ({found['rows']:.0f} published runs, "
+        f"{found['tables']:.0f} tables, each predicted by a fit on the others)"
+    )

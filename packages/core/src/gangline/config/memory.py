@@ -1,0 +1,98 @@
+"""Whether the weights, gradients and optimizer state of a run can fit into this machine's memory. Torch-free."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from math import prod
+from pathlib import Path
+
+from gangline.config.schema import Run
+from gangline.errors import Problem, UserError
+from gangline.explain.replicated import weight_bytes
+from gangline.launch import agents
+from gangline.launch.config import gpus
+from gangline.mesh import Mesh
+from gangline.model.compose import compose_model
+from gangline.model.flops import parameter_count
+from gangline.model.tree import parameter_shapes
+from gangline.plan import is_mapped
+from gangline.plugins import installed
+
+GB = 1e9
+STATE = ("weights", "master weights", "gradients", "optimizer state")
+# device files of GPUs that `gpus` does not count: AMD, WSL, Jetson
+OTHER_GPUS = ("/dev/kfd", "/dev/dxg", "/dev/nvmap")
+
+
+def memory_problems(run: Run) -> list[Problem]:
+    """Return a problem if all ranks of the run are CPU processes of this machine and their state exceeds its memory.
+
+    Activations and buffers are not counted, so a run that passes may still run out of memory.
+    """
+    local = run.launch.here and not run.launch.shares and agents.detect() is None
+    on_cpu = run.run.device == "cpu" or not (gpus(run.run.device) or any(Path(file).exists() for file in OTHER_GPUS))
+    if not local or not on_cpu:
+        return []
+    memory, ranks = machine_bytes(), run.launch.world(run)
+    found = one_copy(run)
+    if sum(found.values()) * ranks <= memory:
+        return []
+    if sum(found.values()) <= memory and ranks > 1:
+        found = state_of_all_ranks(run, ranks)
+    if sum(found.values()) <= memory:
+        return []
+    model, precision, optimizer = (
+        installed().part_of(part).part.name for part in (run.model, run.precision, run.optimizer)
+    )
+    parts = ", ".join(f"{kind} {size / GB:.3g}" for kind, size in found.items() if size)
+    total = sum(found.values()) / GB
+    what = f"{model} in {precision} with {optimizer} takes {total:.3g} GB; this machine has {memory / GB:.3g} GB."
+    count = parameter_count(compose_model(run)[0]) / GB
+    return [
+        Problem(
+            what,
+            f"{count:.3g} G parameters, {ranks} CPU process{'es' * (ranks > 1)}: {parts} GB; activations come on top.",
+            "Choose a smaller model, such as  model=tiny, or fewer layers  (model.layers=N);\n"
+            "or more machines:  launch=elastic launch.nodes=N  with a strategy that shards the model.",
+        )
+    ]
+
+
+def one_copy(run: Run) -> dict[str, int]:
+    """Return the bytes of one copy of the state by kind: the least that all ranks hold together in any layout."""
+    tree, plan = compose_model(run)
+    width, shapes = run.precision.sizes(), parameter_shapes(tree)
+    found = dict.fromkeys(STATE, 0)
+    for name, shape in shapes.items():
+        used, master = weight_bytes(plan, name, width)
+        found["weights"] += prod(shape) * used
+        found["master weights"] += prod(shape) * master
+        if not plan.is_frozen(name):
+            matrix = name.startswith(f"{plan.blocks}.") and is_mapped(name, shape)
+            found["gradients"] += prod(shape) * width.gradient
+            found["optimizer state"] += run.optimizer.state_bytes(shape, shape, matrix=matrix, master=width.master)
+    return found
+
+
+def state_of_all_ranks(run: Run, world: int) -> dict[str, int]:
+    """Return the bytes of the state on all ranks by kind; nothing for a strategy that does not explain itself."""
+    try:
+        explained = run.parallel.explain(run, Mesh.of(run.parallel.axes(world)))
+    except UserError:
+        return {}
+    if explained is None:
+        return {}
+    each = world // len(explained.ranks)
+    return {kind: each * sum(rank.bytes.get(kind, 0) for rank in explained.ranks) for kind in STATE}
+
+
+def machine_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memory.max") -> int:
+    """Return the memory of this machine, or of the container that limits this process, plus its swap, in bytes."""
+    memory, swap = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), None
+    with suppress(OSError):  # not Linux
+        swap = re.search(r"^SwapTotal:\s+(\d+) kB", Path(meminfo).read_text(), re.MULTILINE)
+    with suppress(OSError, ValueError):  # no cgroup v2, or "max"
+        memory = min(memory, int(Path(limit).read_text()))
+    return memory + (int(swap[1]) * 1024 if swap else 0)

@@ -1,0 +1,39 @@
+"""What the summary of a run names: its figure, who shows its curves, and the command that continues it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from gangline.config.schema import Run
+from gangline.train.session import Session
+
+
+def left_behind(s: Session, why: str) -> dict[str, str]:
+    """Return the figure and the commands of a run that ends because of `why`; "" for each that it lacks."""
+    directory = s.directory.path
+    ended = why == "done" or why in signal.Signals.__members__
+    more = f" run.steps={2 * s.step}" if why == "done" else ""
+    return {
+        "figure": figure_of(s) if ended else "",
+        "curves": f"gangline compare {directory} OTHER_RUN{_tensorboard(s.run, str(directory))}" if ended else "",
+        "resume": f"train resume={directory}{more}" if ended and s.saved else "",
+    }
+
+
+def figure_of(s: Session) -> str:
+    """Write the figure of the run on global rank 0 and return its path, or ""; a failure is printed and ends no run."""
+    if s.comms.rank != 0 or s.step == 0:
+        return ""
+    try:
+        from gangline.cli.run_figure import write_run_figure
+
+        return str(write_run_figure(s.directory.path) or "")
+    except Exception as error:
+        print(f"train: no figure of the loss: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return ""
+
+
+def _tensorboard(run: Run, directory: str) -> str:
+    config = run.track.get("tensorboard")
+    return "" if config is None else f", tensorboard --logdir {getattr(config, 'path', None) or directory}"
