@@ -500,6 +500,31 @@ class TestRefusals:
         lying = {"layer_types": ["sliding_attention"] * 4}
         assert "not in use" in self.error(lambda: of("Qwen3ForCausalLM", **lying))
 
+    def test_layer_types_of_a_mistral_are_refused(self):
+        of = lambda **more: read_window("there", {"architectures": ["MistralForCausalLM"], **more}, 2)  # noqa: E731
+        full, sliding = "full_attention", "sliding_attention"
+        for types in ([full, full], [sliding, full]):
+            assert "layer_types" in self.error(lambda types=types: of(sliding_window=8, layer_types=types))
+        assert "layer_types" in self.error(lambda: of(sliding_window=None, layer_types=[sliding, sliding]))
+        assert of(sliding_window=8, layer_types=[sliding, sliding]) == {"window": 8}
+        assert of(sliding_window=None, layer_types=[full, full]) == {"window": None}
+
+    def test_tied_model_with_another_head_in_the_file_is_refused(self, tmp_path):
+        untied = replace(CASES["llama"], tied=False)
+        model = randomised(untied)
+        write(tmp_path / "other", untied, model)
+        with torch.no_grad():
+            model.head.weight.copy_(model.embed.weight)
+        write(tmp_path / "copy", untied, model)
+        for name in ("other", "copy"):
+            self.change(tmp_path / name, tie_word_embeddings=True)
+        tied = model_config_from(tmp_path / "copy")
+        assert tied.tied
+        assert torch.equal(read(tmp_path / "copy", tied).embed.weight, model.embed.weight)
+        said = self.error(read, tmp_path / "other", tied)
+        assert "lm_head.weight differs from model.embed_tokens.weight" in said
+        assert "tie_word_embeddings to false" in said
+
     def test_no_directory_and_no_json(self, directory, tmp_path):
         assert "config.json" in self.error(model_config_from, tmp_path / "nowhere")
         (directory / "config.json").write_text("{")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from gangline.batch import Batch
 from gangline.checkpoint import SaveRequest
@@ -29,7 +30,7 @@ from gangline.rundir import RunDirectory
 from gangline.sampling.options import Sampling, Written
 from gangline.sampling.prompts import read_prompts
 from gangline.sampling.sampler import Sampler, generate, sample
-from gangline.sampling.text import unstopped
+from gangline.sampling.text import codec_of, encode, ends_of, unstopped
 from gangline.shard import Layout, Registry, Shard
 from gangline.testing import warm
 from gangline.testing.inputs import whole_sequences
@@ -187,11 +188,49 @@ def test_a_run_that_was_moved_away_from_its_text_still_writes(tmp_path):
     assert len(sample(tmp_path / "moved", "", 10)) >= 1
 
 
-def words(path: Path, *known: str) -> TextConfig:
+def words(path: Path, *known: str, bos: bool = False) -> TextConfig:
+    """bos: the tokenizer puts the first word before a text, and the second after it."""
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(known)}))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    if bos:
+        around = [(known[0], 0), (known[1], 1)]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{known[0]} $A {known[1]}", special_tokens=around
+        )
     tokenizer.save(str(path))
     return TextConfig(tokenizer=str(path))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "bos", "tokens"),
+    [("a b", True, [0, 2, 3]), ("bos a", True, [0, 2]), ("a b", False, [2, 3]), ([3], True, [3])],
+)
+def test_prompt_begins_with_the_bos_of_the_tokenizer(tmp_path, prompt, bos, tokens):
+    run = make_run(tmp_path / "run", data=words(tmp_path / "words.json", "bos", "eos", "a", "b", bos=True))
+    assert encode(codec_of(run), prompt, run, bos) == tokens
+
+
+def test_empty_prompt_is_the_bos_or_a_line_end(tmp_path):
+    run = make_run(tmp_path / "bos", data=words(tmp_path / "words.json", "bos", "eos", bos=True))
+    assert encode(codec_of(run), "", run)[0] == 0
+    run = make_run(tmp_path / "bytes")
+    assert encode(codec_of(run), "", run) == [ord("\n")]
+
+
+@pytest.mark.parametrize(
+    ("files", "ends"),
+    [
+        ({"config.json": {"eos_token_id": 2}}, {2}),
+        ({"config.json": {"eos_token_id": [2, 5]}}, {2, 5}),
+        ({"config.json": {"eos_token_id": 2}, "generation_config.json": {"eos_token_id": 7}}, {7}),
+        ({"config.json": {"eos_token_id": 2}, "generation_config.json": {}}, set()),
+    ],
+)
+def test_end_tokens_are_those_of_the_weights(tmp_path, files, ends):
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    run = make_run(tmp_path / "run", data=words(tmp_path / "words.json", "a", "b"))
+    assert ends_of(replace(run, model=replace(run.model, weights=str(tmp_path))), codec_of(run)) == ends
 
 
 def test_what_is_missing_is_said(tmp_path):

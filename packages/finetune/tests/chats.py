@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' %}{% generation %}"
@@ -15,16 +15,22 @@ TEMPLATE = (
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def tokenizer(directory: Path, template: str | None = TEMPLATE) -> Path:
-    """Write a tokenizer of bytes with three special tokens; its tokenizer.json."""
+def tokenizer(directory: Path, template: str | None = TEMPLATE, bos: bool = False) -> Path:
+    """Write a tokenizer of bytes with three special tokens; its tokenizer.json. bos: it begins a text by the second."""
     directory.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: 256 - len(SPECIAL)]
     made = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(word, special=True) for word in SPECIAL])
+    if bos:
+        word = SPECIAL[1]
+        pair = (word, made.token_to_id(word))
+        made.post_processor = processors.TemplateProcessing(single=f"{word} $A", special_tokens=[pair])
     made.save(str(directory / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    if bos:
+        config["bos_token"] = SPECIAL[1]
     if template is not None:
         config["chat_template"] = template
     (directory / "tokenizer_config.json").write_text(json.dumps(config))

@@ -37,10 +37,13 @@ metric_list: [{metric: exact_match}]
 }
 
 
-def made(folder: Path, tasks: Mapping[str, str], count: int) -> tuple[str, ...]:
-    """Write the tasks as `own_NAME` to NAME.yaml, of `count` questions each; the words of `train` that learn them."""
+def made(folder: Path, tasks: Mapping[str, str], count: int, bos: bool = False) -> tuple[str, ...]:
+    """Write the tasks as `own_NAME` to NAME.yaml, of `count` questions each; the words of `train` that learn them.
+
+    bos: the tokenizer begins each text by a BOS.
+    """
     base = llama(folder / "base")
-    path = tokenizer(folder / "base")
+    path = tokenizer(folder / "base", bos=bos)
     rows = [{"question": f"{n % 7}+{n % 3}?", "answer": n % 3} for n in range(count)]
     data = write(folder / "rows.jsonl", rows)
     chats = [

@@ -21,7 +21,7 @@ from gangline_finetune.evaluate.text_model import TextModel
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     folder = tmp_path_factory.mktemp("eval")
-    with RealRuns(folder, made(folder, TASKS, 12)) as runs:
+    with RealRuns(folder, made(folder, TASKS, 12, bos=True)) as runs:
         runs.train("run.dir=run", "run.steps=2")
     assert main(["export", str(folder / "run"), str(folder / "out"), "--merge"]) == 0
     return folder

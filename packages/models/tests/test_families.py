@@ -41,6 +41,19 @@ class TestFamilies(FamilySuite):
         with torch.no_grad():
             assert (ours(run).logits(batch) - model(batch.tokens).logits).abs().max() < 1e-5
 
+    @pytest.mark.parametrize("same", [True, False])
+    def test_head_beside_tied_embeddings_is_a_copy_or_refused(self, same, saved, tmp_path):
+        model, directory = saved("qwen2-tied-yarn")
+        tensors = load_file(directory / "model.safetensors")
+        embedding = tensors["model.embed_tokens.weight"]
+        tensors["lm_head.weight"] = embedding.clone() if same else embedding + 1
+        save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+        (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
+        if same:
+            return compare_logits(model, tmp_path)
+        with pytest.raises(UserError, match=r"lm_head\.weight differs"):
+            ours(run_of(tmp_path))
+
     def test_what_predicts_further_tokens_is_passed_over_and_said(self, saved, tmp_path):
         model, directory = saved("deepseek-v3-dense")
         tensors = load_file(directory / "model.safetensors")
@@ -94,6 +107,8 @@ class TestFamilies(FamilySuite):
             ("smollm3", {"no_rope_layers": [1, 0, 1, 1, 0]}, "no_rope_layers="),
             ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
             ("olmo2", {"hidden_size": None}, "does not give hidden_size"),
+            ("deepseek-v3-dense", {"head_dim": 24}, "head_dim=24"),
+            ("gemma3", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "Write rope_type"),
         ],
     )
     def test_what_a_family_cannot_compute_is_refused(self, name, change, what, saved, tmp_path):

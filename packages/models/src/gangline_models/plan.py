@@ -118,7 +118,7 @@ def plan_of(config: FamilyConfig, tree: DecoderNode, theirs: TheirNames, **own: 
             Cut("head.weight", 0),
         ),
         inits=(*dict.fromkeys(_identities(tree)), *_drawn(config.init_std, config.init_std / sqrt(2 * config.layers))),
-        names=theirs.names(shapes),
+        names=theirs.names((*shapes, *tree.ties())),
         tied=tuple(tree.ties().items()),
         seams=(Seam("attention", "blocks.*.attention"), Seam("loss", "head")),
         partial_grad=tuple(f"blocks.*.attention.{name}" for name in over_each),

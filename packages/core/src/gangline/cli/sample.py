@@ -44,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
         top_p=options.top_p,
         seed=options.seed,
         stop=options.stop,
+        bos=not options.chat,  # a chat template writes its own
     )
     for number, text in enumerate(written):
         if options.json:

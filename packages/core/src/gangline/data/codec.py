@@ -48,6 +48,10 @@ class TextCodec(ABC):
         """Tokens as text, special tokens by their names."""
         return self.decode(tokens)
 
+    def encode_special(self, text: str) -> tuple[list[int], list[int], list[int]]:
+        """Return the tokens that the tokenizer adds before a text, such as a BOS, the text's, and those added after."""
+        return [], self.encode(text), []
+
 
 class ByteCodec(TextCodec):
     """One token for each byte. Raises UserError for a separator that is not one byte."""
@@ -113,6 +117,13 @@ class TokenizerCodec(TextCodec):
 
     def decode_special(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(self._known(tokens), skip_special_tokens=False)
+
+    def encode_special(self, text: str) -> tuple[list[int], list[int], list[int]]:
+        with self._named(repr(text)):
+            encoded = self.tokenizer.encode(text, add_special_tokens=True)
+        ids, own = encoded.ids, [index for index, added in enumerate(encoded.special_tokens_mask) if not added]
+        first, stop = (own[0], own[-1] + 1) if own else (len(ids), len(ids))
+        return ids[:first], ids[first:stop], ids[stop:]
 
     def _known(self, tokens: list[int]) -> list[int]:
         return [token for token in tokens if token < self.vocab_size]

@@ -9,6 +9,7 @@ from typing import Any
 from gangline.errors import UserError
 
 CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
+GENERATION = "generation_config.json"
 
 
 def special_tokens(directory: Path) -> dict[str, str]:
@@ -29,6 +30,18 @@ def named_words(config: dict[str, Any], map: dict[str, Any]) -> dict[str, str]:
         if name.endswith("_token") and isinstance(word, str):
             found[name] = word
     return found
+
+
+def generation_config(directory: Path) -> dict[str, Any]:
+    """Return a model's generation config; without that file the token ids of config.json, as transformers does.
+
+    Raises UserError for a file that cannot be read.
+    """
+    if (directory / GENERATION).exists():
+        return read_object(directory / GENERATION)
+    config = read_object(directory / "config.json")
+    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {name: config[name] for name in ids if config.get(name) is not None}
 
 
 def read_object(path: Path) -> dict[str, Any]:

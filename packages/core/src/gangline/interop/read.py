@@ -32,6 +32,7 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
 
     with Tensors(directory) as tensors:
         _refuse_strangers(tensors, plan)
+        _refuse_untied(tensors, plan)
 
         def read(shard: Shard) -> None:
             found = _brought(tensors, plan, shard)
@@ -44,12 +45,13 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
 
 
 def check_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan) -> None:
-    """Whether `load_pretrained` can fill these shards, which need no memory: by the headers and the sizes of the files.
+    """Whether `load_pretrained` can fill these shards, which need no memory: by headers, file sizes, and a tied head.
 
     Raises UserError as it does. Shards that are kept in fewer bits are not known here.
     """
     with Tensors(directory) as tensors:
         _refuse_strangers(tensors, plan)
+        _refuse_untied(tensors, plan)
         for shard in shards:
             for theirs in _brought(tensors, plan, shard):
                 _check(tensors, theirs, shard, plan)
@@ -61,6 +63,35 @@ def _refuse_strangers(tensors: Tensors, plan: Plan) -> None:
             f"{tensors.directory} holds weights that this model has no place for.",
             ", ".join(left_over[:4]) + (f" and {len(left_over) - 4} more" if len(left_over) > 4 else "") + ".",
         )
+
+
+def _refuse_untied(tensors: Tensors, plan: Plan) -> None:
+    """Refuse a head of its own beside tied embeddings: transformers takes that head, this model would leave it out.
+
+    A head that equals the embedding is a copy, as some tools write it.
+    """
+    for alias, owner in plan.tied:
+        head, embedding = (
+            next(filter(None, (rule.translate(name) for rule in plan.names)), "") for name in (alias, owner)
+        )
+        both = head in tensors.files and embedding in tensors.files
+        if both and not _equal(tensors, head, embedding):
+            raise UserError(
+                f"{tensors.directory}: {head} differs from {embedding}, and config.json ties the two.",
+                "transformers computes with both tensors, a tied model with the embedding alone.",
+                "Set tie_word_embeddings to false in config.json (model.tied=false), or remove the tensor.",
+            )
+
+
+def _equal(tensors: Tensors, one: str, other: str) -> bool:
+    """Return whether two tensors have the same shape and numbers; a few rows of each are in memory at a time."""
+    import torch
+
+    if tensors.shape(one) != tensors.shape(other) or tensors.dtype(one) != tensors.dtype(other):
+        return False
+    box = tuple(slice(0, size) for size in tensors.shape(one))
+    pairs = zip(tensors.blocks(one, box), tensors.blocks(other, box), strict=True)
+    return all(torch.equal(rows.view(torch.uint8), rest.view(torch.uint8)) for (_, rows), (_, rest) in pairs)
 
 
 def _brought(tensors: Tensors, plan: Plan, shard: Shard) -> list[Theirs]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gangline.data.named_tokens import CONFIG, MAP, named_words
+from gangline.data.named_tokens import CONFIG, GENERATION, MAP, generation_config, named_words
 from gangline.errors import UserError
 
 # As transformers writes them; which there are depends on the tokenizer.
@@ -20,7 +20,6 @@ TOKENIZER = (
     "vocab.json",
     "merges.txt",
 )
-GENERATION = "generation_config.json"
 TEMPLATE = "chat_template.jinja"
 
 
@@ -40,8 +39,7 @@ def tokenizer_files(tokenizer: str | None, weights: str | None, template: str | 
             found["tokenizer.json"] = path.read_bytes()
         if template is not None:
             found[TEMPLATE] = Path(template).expanduser().read_bytes()
-        own = None if weights is None else Path(weights).expanduser() / GENERATION
-        generation = json.loads(own.read_bytes()) if own is not None and own.exists() else {}
+        generation = {} if weights is None else generation_config(Path(weights).expanduser())
         for name, token in _named_tokens(found).items():
             before = generation.get(name)
             ends = before if isinstance(before, list) else [] if before is None else [before]

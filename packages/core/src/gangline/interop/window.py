@@ -28,7 +28,15 @@ def read_window(directory: str | Path, theirs: Mapping[str, Any], layers: int) -
             raise UserError(f"{directory} holds a Llama with sliding windows.", "transformers computes none there.")
         return {}
     if architecture == "MistralForCausalLM":
-        return {"window": theirs.get("sliding_window", WINDOW)}
+        window = theirs.get("sliding_window", WINDOW)
+        types = theirs.get("layer_types")
+        if types is not None and set(types) != {FULL if window is None else SLIDING}:
+            raise UserError(
+                f"{directory} holds a Mistral with layer_types={types}.",
+                f"A Mistral has sliding_window={window} in every block; transformers mixes the two.",
+                "The architecture MinistralForCausalLM has layer_types.",
+            )
+        return {"window": window}
     window = theirs.get("sliding_window", WINDOW) if theirs.get("use_sliding_window") else None
     if window is None:
         first = layers

@@ -99,15 +99,17 @@ class Writer(ABC):
         top_p: float | None = None,
         seed: int = 0,
         stop: Sequence[str] = (),
+        bos: bool = True,
     ) -> list[Text]:
         """What follows each prompt, a text or its tokens, each the same as if it were alone with its number.
 
         tokens: at most, an error where the context has no room for them; None: the usual, or what it has room for.
         stop: a text ends before the first of these, which may name special tokens. What else there is, `Sampling`
-        says.
+        says. bos: a text begins with the BOS that the tokenizer adds to texts; false: as it is, for a chat template has
+        written its own.
         Raises UserError where a prompt cannot be put in tokens, or is too long.
         """
-        starts = [encode(self.codec, prompt, self.run) for prompt in prompts]
+        starts = [encode(self.codec, prompt, self.run, bos) for prompt in prompts]
         if tokens is None:
             tokens = max(1, min([self.usual, *(self.context - len(start) for start in starts)]))
         check_lengths(starts, tokens, self.context)

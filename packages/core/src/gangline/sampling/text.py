@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gangline import plugins
 from gangline.data.codec import TextCodec, TokenizerCodec
-from gangline.data.named_tokens import read_object, special_tokens
+from gangline.data.named_tokens import generation_config, special_tokens
 from gangline.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,12 +21,14 @@ def codec_of(run: Run) -> Codec:
     return run.data.codec(run) or plugins.build(run.data, run, "train")
 
 
-def encode(codec: Codec, prompt: str | Sequence[int], run: Run) -> list[int]:
-    """The prompt's tokens; of an empty text those of a line's end, so that there is something to go on from.
+def encode(codec: Codec, prompt: str | Sequence[int], run: Run, bos: bool = True) -> list[int]:
+    """Return the prompt's tokens, which begin with the BOS that the tokenizer adds to a text, unless they have it.
 
-    Raises UserError where the data is not text, or a token of the prompt is none of the model's.
+    An empty prompt becomes the BOS, or a line's end where the tokenizer adds none. bos: false for the text of a chat
+    template, which writes its own. Raises UserError where the data is not text, or the model lacks a token of the
+    prompt.
     """
-    tokens = codec.encode(prompt or "\n") if isinstance(prompt, str) else list(prompt)
+    tokens = _text_tokens(codec, prompt, bos) if isinstance(prompt, str) else list(prompt)
     if tokens is None:
         raise UserError("the data of this run is not text, so there is nothing to sample.")
     if not tokens:
@@ -38,6 +40,14 @@ def encode(codec: Codec, prompt: str | Sequence[int], run: Run) -> list[int]:
             "data.tokenizer may have changed since the run.",
         )
     return tokens
+
+
+def _text_tokens(codec: Codec, prompt: str, bos: bool) -> list[int] | None:
+    if bos and isinstance(codec, TextCodec):
+        before, own, _ = codec.encode_special(prompt)
+        if before:
+            return own if own[: len(before)] == before else [*before, *own]
+    return codec.encode(prompt or "\n")
 
 
 def spelled(codec: Codec, tokens: list[int]) -> str:
@@ -80,6 +90,6 @@ def ends_of(run: Run, codec: Codec) -> frozenset[int]:
         ends |= set() if token is None else {token}
     directory = run.model.pretrained()
     if directory is not None:
-        said = read_object(Path(directory).expanduser() / "generation_config.json").get("eos_token_id")
+        said = generation_config(Path(directory).expanduser()).get("eos_token_id")
         ends |= {token for token in (said if isinstance(said, list) else [said]) if isinstance(token, int)}
     return frozenset(ends)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gangline import UserError
-from gangline.data import special_tokens
+from gangline.data import TextCodec, special_tokens
 from gangline.tools import Writer
 
 Asked = tuple[tuple[str, str], list[int], list[int]]  # texts, and tokens of context and continuation
@@ -78,7 +78,13 @@ class TextModel(ABC):
         return str(self.path)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        return list(self.codec.encode(string))
+        """Return the tokens that lm-eval's HFLM takes: with the BOS that the tokenizer adds, unless the text has it."""
+        if not isinstance(self.codec, TextCodec):
+            return list(self.codec.encode(string))
+        if add_special_tokens is None:
+            add_special_tokens = not string.startswith(self.codec.decode_special([self.prefix_token_id]))
+        before, own, after = self.codec.encode_special(string)
+        return [*before, *own, *after] if add_special_tokens else own
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         return self.writer.template.render(chat_history, prompt=add_generation_prompt)

@@ -48,7 +48,7 @@ ROUTING = (
     *("n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor", "num_experts_per_tok", "n_shared_experts"),
     *("moe_intermediate_size", "router_aux_loss_coef", "output_router_logits", "ep_size", "aux_loss_alpha", "seq_aux"),
 )
-PASSED = ("head_dim", "qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers")  # follow from others, or of MTP
+PASSED = ("qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers")  # follow from others, or of MTP
 
 
 @dataclass
@@ -126,6 +126,7 @@ class DeepSeek(FamilyConfig):
             reader.take(name)
         for name, value in (("moe_layer_freq", 1), ("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
             reader.only(name, value)
+        reader.only("head_dim", None, given["rope_dim"])  # transformers rotates by it
         if (key_heads := reader.take("num_key_value_heads", 128)) not in (given["heads"], None):
             raise reader.refused("num_key_value_heads", key_heads, "Every head has a key of its own here.")
         return read_rope(reader, 10_000.0)

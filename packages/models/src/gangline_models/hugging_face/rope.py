@@ -50,6 +50,9 @@ def read_layered_rope(reader: ConfigReader, theta: float, local: str | None, loc
     near = reader.given(local, local_theta) if local else local_theta
     full = {**(given.get("full_attention") or {}), **old}
     sliding = given.get("sliding_attention") or {}
+    if old and "rope_type" not in old and old.get("type", "default") != "default":
+        why = "Where layers differ, transformers takes rope_type alone and passes over type."
+        raise reader.refused("rope_scaling", old, f"{why} Write rope_type.")
     if left := set(given) - {"full_attention", "sliding_attention"}:
         raise reader.refused("rope_parameters", ", ".join(sorted(left)), "Its layers have a window or none.")
     if not isinstance(read_choice(reader, sliding), BY_KIND["default"]):
