@@ -28,7 +28,7 @@ def log_path(logs: Path, rank: int) -> Path:
 
 def divert(logs: Path, rank: int) -> TextIO:
     """Send this process's output where it belongs; gives the open log. A restart appends to it."""
-    log = open_own(log_path(logs, rank), "a", buffering=1)
+    log: Any = open_own(log_path(logs, rank), "a", buffering=1)
     if rank == 0:
         sys.stdout, sys.stderr = Copied(sys.stdout, log), Copied(sys.stderr, log)
         return log
@@ -44,7 +44,7 @@ def outlive_readers() -> Iterator[None]:
     """Keep this process running within the block when the reader of its output is gone (`| head`, a closed ssh)."""
     before = sys.stdout, sys.stderr
     streams = [stream and DetachableStream(stream) for stream in before]
-    sys.stdout, sys.stderr = streams  # type: ignore[assignment]
+    sys.stdout, sys.stderr = streams
     try:
         yield
     finally:
