@@ -20,6 +20,7 @@ from gangline.checkpoint import CheckpointId
 from gangline_ckpt_zarr.stores.local import LocalStore
 from gangline_ckpt_zarr.tiers import copies as copies_module, handshake, peers, places, server as keeper_server
 from gangline_ckpt_zarr.tiers.copies import Copies
+from gangline_ckpt_zarr.tiers.keeper import listening_host
 from gangline_ckpt_zarr.tiers.memory_store import MemoryStore
 from gangline_ckpt_zarr.tiers.peers import Address, Peer, PeerLost, announce, announced, reached, this_machine, withdraw
 from gangline_ckpt_zarr.tiers.server import Server
@@ -509,3 +510,20 @@ def test_a_machine_of_the_same_name_is_another_one(monkeypatch: pytest.MonkeyPat
     assert Address("10.0.0.2/1", this_machine(), 1, "").host == "127.0.0.1"
     assert Address("10.0.0.2/1", os.uname().nodename, 1, "").host == "10.0.0.2"
     assert this_machine() != os.uname().nodename
+
+
+@pytest.mark.parametrize(
+    ("shares", "environ", "host"),
+    [
+        (False, {}, "127.0.0.1"),
+        (False, {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, "127.0.0.1"),
+        (False, {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, ""),
+        (True, {}, ""),
+    ],
+)
+def test_keeper_of_one_machine_listens_at_loopback(tmp_path: Path, shares: bool, environ: dict, host: str) -> None:
+    assert listening_host(shares, environ) == host
+    server = Server(tmp_path, host)
+    assert (server.socket.getsockname()[0] == "127.0.0.1") == bool(host)
+    announce(tmp_path, Address("b", this_machine(), server.port, server.token))
+    assert Peer(tmp_path, "b").sizes() == {}

@@ -40,7 +40,9 @@ class ZarrCheckpoint(CheckpointConfig):
             return []
         waits = SUCCESSOR_SECONDS if run.launch.shares else 0.0
         target = "gangline_ckpt_zarr.tiers.keeper:keep"
-        return [Sidecar(name="checkpoint-memory", target=target, args=(waits,), outlives=waits + 10.0)]
+        return [
+            Sidecar(name="checkpoint-memory", target=target, args=(waits, run.launch.shares), outlives=waits + 10.0)
+        ]
 
     def check(self, run: Run) -> list[Problem]:
         if self.memory_copies and self.memory_every is None:

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gangline.launch import born, name_of_this_node, space
@@ -28,8 +28,11 @@ LAST_WORDS = 5.0  # seconds in which ranks end when their launcher was killed; l
 LOOK_SECONDS = 0.2
 
 
-def keep(run_dir: str, waits: float = 0.0) -> None:
-    """The sidecar: the directory is there for as long as the job, and `waits` seconds longer where it was killed."""
+def keep(run_dir: str, waits: float = 0.0, shares: bool = True) -> None:
+    """The sidecar: the directory is there for as long as the job, and `waits` seconds longer where it was killed.
+
+    shares: whether the launcher may start ranks of the run on other machines.
+    """
     place, launcher = directory(run_dir), os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # also of the threads that answer
     mine = f"{space()}-{os.getpid()}-{born(os.getpid())}-{secrets.token_hex(8)}"
@@ -38,7 +41,7 @@ def keep(run_dir: str, waits: float = 0.0) -> None:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         (place / TROUBLE).unlink(missing_ok=True)
         (place / OWNER).write_text(mine)
-    server = Server(place)
+    server = Server(place, listening_host(shares))
     address = Address(name_of_this_node(), this_machine(), server.port, server.token)
     try:
         announce(run_dir, address)
@@ -82,6 +85,15 @@ def _is_dead(owner: str) -> bool:
         return True
     among, *process = owner.split("-")[:3]
     return among == str(space()) and len(process) == 2 and str(born(int(process[0]))) != process[1]
+
+
+def listening_host(shares: bool, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the address that a keeper binds to: loopback if all ranks are on this machine, else "" (all interfaces).
+
+    Under torchrun and Slurm the environment of the ranks says so; a launcher of ours says it by `shares`.
+    """
+    here = not shares and environ.get("WORLD_SIZE") == environ.get("LOCAL_WORLD_SIZE")
+    return "127.0.0.1" if here else ""
 
 
 def _not_announced(folder: Path, error: OSError) -> str:

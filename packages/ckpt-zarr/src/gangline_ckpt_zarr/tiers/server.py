@@ -33,16 +33,19 @@ _FILE = re.compile(r"data-\w+/\d+\.bin", re.ASCII)
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """Each question in a thread of its own, from its making to the end of the process."""
+    """Each question in a thread of its own, from its making to the end of the process.
+
+    host: the address to listen at; "": all interfaces.
+    """
 
     daemon_threads = True
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, host: str = "") -> None:
         super().__init__(("", 0), _Handler, bind_and_activate=False)
         self.socket.close()
-        both = socket.has_dualstack_ipv6()
+        both = not host and socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
-        self.socket = socket.create_server(("", 0), family=family, dualstack_ipv6=both)
+        self.socket = socket.create_server((host, 0), family=family, dualstack_ipv6=both)
         self.port, self.token = self.socket.getsockname()[1], secrets.token_hex(16)
         self.place, self.store = place, LocalStore(place)
         self._free = threading.BoundedSemaphore(CONNECTIONS)
