@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import resource
 import shutil
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import threading
 import time
+import zlib
 from math import prod
 from pathlib import Path
 
@@ -535,6 +537,27 @@ def test_only_what_is_asked_for_is_judged(saved):
     assert wrong(shards, 1) == []
     with pytest.raises(BadCheckpoint, match="optimizer/count"):
         load_here(kept, 1)
+
+
+class Trap:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_table_of_chunks_that_names_other_code_is_refused_unread(saved, tmp_path):
+    kept, path = saved
+    (path / METADATA).write_bytes(pickle.dumps(Trap(tmp_path / "executed")))
+    checksums = json.loads((path / CHECKSUMS).read_text())
+    checksums["files"][METADATA] = zlib.crc32((path / METADATA).read_bytes())
+    (path / CHECKSUMS).write_text(json.dumps(checksums))
+    with pytest.raises(BadCheckpoint, match="no part of a table of chunks"):
+        load_here(kept, 1)
+    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", METADATA, DOCUMENT, CHECKSUMS])

@@ -3,7 +3,7 @@
 A checkpoint is written into `.tmp-<id>`, every file is flushed to the disk, and rank 0 renames the directory when all
 ranks are done. What is found under its own name is therefore whole, and DCP's own reader reads it.
 
-    .metadata         DCP's table of chunks
+    .metadata         DCP's table of chunks, a pickle: read by an unpickler that knows its classes alone
     __<rank>_0.distcp  one file a rank, one record a box (a torch.save of it)
     document.json     all that is not an array
     checksums.json    CRC-32 of each file and record; a directory without it is no checkpoint
@@ -200,9 +200,35 @@ def lacking(directory: Path) -> str:
     return ""
 
 
+_TABLE = {  # every class and function that DCP's table of chunks is made of, by its module
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+}
+
+
+class _TableUnpickler(pickle.Unpickler):
+    """Reads DCP's table of chunks and nothing else: a pickle that names anything beyond `_TABLE` is refused unread."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _TABLE.get(module, ()) or (module == "torch" and isinstance(vars(torch).get(name), torch.dtype)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a table of chunks")
+
+
 def _unpickled(content: bytes, path: Path) -> Metadata:
     try:
-        found = pickle.loads(content)
+        found = _TableUnpickler(BytesIO(content)).load()
     except Exception as error:  # a pickle fails in any way there is
         raise BadCheckpoint("every array", None, path, f"{type(error).__name__}: {error}") from error
     if not isinstance(found, Metadata):

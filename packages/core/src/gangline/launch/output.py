@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -54,13 +55,18 @@ def outlive_readers() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-class DetachableStream:
+class OutlivingStream(ABC):
     """A text stream that outlives its reader: output to a closed pipe or terminal is discarded."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream._stream if type(stream) is DetachableStream else stream  # only one of two notices
+        # only one of two notices that the reader is gone
+        self._stream: TextIO = stream._stream if isinstance(stream, DetachableStream) else stream
 
+    @abstractmethod
     def write(self, text: str) -> int:
+        """Write text; return its number of characters."""
+
+    def _pass_on(self, text: str) -> int:
         self._attempt(lambda: self._stream.write(text))
         return len(text)
 
@@ -89,7 +95,14 @@ class DetachableStream:
         return getattr(self._stream, name)
 
 
-class Copied(DetachableStream):
+class DetachableStream(OutlivingStream):
+    """A stream that passes on its text as it is."""
+
+    def write(self, text: str) -> int:
+        return self._pass_on(text)
+
+
+class Copied(OutlivingStream):
     """A stream whose finished lines also go to a log, as a reader would see them: no colours, no overwritten text."""
 
     def __init__(self, stream: TextIO, log: TextIO) -> None:
@@ -112,7 +125,7 @@ class Copied(DetachableStream):
                 self._keep(shown)
             self._line, self._drawn = "", False
         self._add(rest)
-        return super().write(text)
+        return self._pass_on(text)
 
     def _detach(self, error: OSError) -> None:
         super()._detach(error)

@@ -66,9 +66,12 @@ class CorruptionMonitor(Monitor):
             found.append("weights of checkpoints compared with what was saved")
         if self.recompute.every:
             found.append(f"each {self.recompute.every} steps one is done twice")
-        elif self.options.recompute_every:
-            found.append("no step is done twice, for compressed gradients depend on the step before")
         return ", ".join(found)
+
+    def unknown(self) -> str:
+        if not self.options.recompute_every or self.recompute.every:
+            return ""
+        return "repeated steps (compressed gradients depend on the step before, so no step is done twice)"
 
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
         self.runtime, self.device = runtime, device
