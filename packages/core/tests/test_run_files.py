@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,18 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="files of other users are
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
+    return made_in(tmp_path)
+
+
+@pytest.fixture
+def shared_run_dir() -> Iterator[Path]:
+    """A run directory that other users can reach: pytest keeps its own folders from them."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield made_in(Path(folder))
+
+
+def made_in(tmp_path: Path) -> Path:
     (tmp_path / "out" / "logs").mkdir(parents=True)
     (tmp_path / "out" / "checkpoints").mkdir()
     (tmp_path / "out" / "config.yaml").write_text("run: {}\n...\n")
@@ -84,8 +98,9 @@ def refused(user: int, run_dir: Path) -> str:
 
 
 @as_root
-def test_run_directory_of_another_user_is_refused(run_dir):
-    for path in (*run_dir.parents[:3], run_dir, *run_dir.iterdir()):
+def test_run_directory_of_another_user_is_refused(shared_run_dir):
+    run_dir = shared_run_dir
+    for path in (run_dir, *run_dir.iterdir()):
         path.chmod(0o777)
     os.chown(run_dir, OTHER, -1)
     assert f"{run_dir} belongs to user {OTHER}, who can choose what a run in it reads" in refused(SOMEBODY, run_dir)
@@ -94,9 +109,9 @@ def test_run_directory_of_another_user_is_refused(run_dir):
 
 
 @as_root
-def test_files_of_other_users_in_a_shared_run_directory_are_refused(run_dir):
-    for path in (*run_dir.parents[:3], run_dir):
-        path.chmod(0o755)
+def test_files_of_other_users_in_a_shared_run_directory_are_refused(shared_run_dir):
+    run_dir = shared_run_dir
+    run_dir.chmod(0o755)
     os.chown(run_dir, SOMEBODY, -1)
     os.chown(run_dir / "config.yaml", OTHER, -1)
     assert refused(SOMEBODY, run_dir) == "", "nobody else can have put it there"

@@ -41,6 +41,7 @@ def open_job_store(timeout: timedelta, waits: bool = True, environ: Mapping[str,
         is_master=serves,
         timeout=timeout,
         wait_for_workers=waits,
+        multi_tenant=True,  # code that opens torch's own env:// rendezvous in this process shares the server
         master_listen_fd=_listen(address, port) if serves and address not in _ANYWHERE else None,
     )
     if serves:

@@ -139,7 +139,7 @@ def _unread(run: Run) -> Iterator[Problem]:
 
 
 def _configs(run: Run) -> Iterator[tuple[str, PartConfig]]:
-    """("callback.ema", its configuration) of every part, nested ones too ("moe/router")."""
+    """("callback.ema", its configuration) of every part, also of parts within parts ("callback.ema/part")."""
     for place, config in run.parts():
         yield place, config
         for name in installed().part_of(config).part.opens:

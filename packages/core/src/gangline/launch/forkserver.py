@@ -62,6 +62,7 @@ def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
     """
     if _adopted:
         return
+    setattr(util, "_args_from_interpreter_flags", _flags)  # noqa: B010  # first: a semaphore starts a process as well
     every = PRELOAD if run is None else tuple(name for name in PRELOAD if name not in OF_SOME_PARTS)
     wanted = {*every, *more, *(of_run(run) if run is not None else ())}
     if not wanted <= _loading:
@@ -71,7 +72,6 @@ def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
         semaphores.own()
         _loading.update(wanted)
         multiprocessing.set_forkserver_preload([*every, *sorted(_loading - set(every))])
-    setattr(util, "_args_from_interpreter_flags", _flags)  # noqa: B010
     try:
         forkserver.ensure_running()
     except OSError as error:
