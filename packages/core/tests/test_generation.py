@@ -30,6 +30,7 @@ from gangline.launch.elastic import Agent, AgentNode, RankFiles
 from gangline.launch.failures import RankFailure
 from gangline.launch.meeting import FileBackend, meet_in
 from gangline.launch.nodes import fewest_and_most
+from gangline.launch.placed import PlacedAddress
 from gangline.launch.signals import HandedOn
 from gangline.launch.starts import JobStart, Starts
 
@@ -304,7 +305,8 @@ def meeting_of(*nodes: str, closed: bool = False) -> bytes:
     state = _RendezvousState()
     state.round, state.complete, state.closed = 3, True, closed
     state.deadline = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
-    members = [_NodeDesc(name, 100 + index, index) for index, name in enumerate(nodes)]
+    placed = [PlacedAddress(name, f"spine.rack{9 - index}") if index else name for index, name in enumerate(nodes)]
+    members = [_NodeDesc(name, 100 + index, index) for index, name in enumerate(placed)]
     state.participants = {node: rank for rank, node in enumerate(members)}
     state.wait_list, state.redundancy_list = {_NodeDesc("waits", 1, 0)}, {_NodeDesc("spare", 2, 0)}
     state.last_heartbeats = {node: datetime.now(UTC) for node in members}
@@ -331,7 +333,7 @@ def test_meeting_state_is_replaced_only_by_its_last_reader(tmp_path):
 
 
 def members(answer: tuple[bytes, object, bool]) -> tuple[set[str], bool]:
-    return {node.addr for node in pickle.loads(answer[0]).participants}, answer[2]
+    return {str(node.addr) for node in pickle.loads(answer[0]).participants}, answer[2]
 
 
 def test_meeting_state_is_whole_after_a_kill_of_its_writer(tmp_path, monkeypatch):
@@ -351,7 +353,7 @@ def test_meeting_state_is_whole_after_a_kill_of_its_writer(tmp_path, monkeypatch
                 backend.set_state(meeting_of("two"), token)
         state = FileBackend(tmp_path / "state").read()
         assert state is not None
-        assert {node.addr for node in state.participants} in ({"one"}, {"two"})
+        assert {str(node.addr) for node in state.participants} in ({"one"}, {"two"})
 
 
 class Trap:

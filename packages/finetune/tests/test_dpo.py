@@ -253,7 +253,11 @@ def test_a_signal_is_seen_while_the_first_model_is_asked(runs, monkeypatch, caps
     monkeypatch.setattr(asking, "stop_requested", lambda: "SIGTERM" if len(portions) == 2 else None)
     comms = SimpleNamespace(rank=0, world=SimpleNamespace(size=1))
     session = SimpleNamespace(
-        runtime=None, device=None, step=0, comms=comms, directory=SimpleNamespace(path=runs.directory)
+        runtime=None,
+        device=None,
+        step=0,
+        comms=comms,
+        directory=SimpleNamespace(path=runs.directory, read_provenance=dict),
     )
     assert asking.introduce(session) == "SIGTERM"
     assert portions == [64, 64], "one pass for each pair"

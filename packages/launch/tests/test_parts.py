@@ -16,11 +16,12 @@ import pytest
 from gangline import UserError
 from gangline.cluster import nodes_per_rack
 from gangline.config import ParallelConfig, default_run
+from gangline.launch.placed import PlacedAddress
 from gangline.tools import RunEnding
 from gangline_launch import agent, clocks, fabric, storage
 from gangline_launch.explain import axes_by_tier
 from gangline_launch.kubernetes import levels
-from gangline_launch.nodes import PlacedAddress, addresses, this_node
+from gangline_launch.nodes import addresses, this_node
 from gangline_launch.slurm.after import decide
 from gangline_launch.slurm.commands import fields, gpus_in
 from gangline_launch.slurm.config import SlurmLaunch

@@ -81,14 +81,13 @@ def run(argv: list[str]) -> int:
     asked = parse(argv)
     from gangline.launch import run_node
     from gangline.tools import RunDirectory
-    from gangline_launch.nodes import PlacedAddress, this_node
+    from gangline_launch.nodes import this_node
 
     try:
         node = this_node(asked.run_dir)
         run = RunDirectory.open(asked.run_dir).run()
         run.launch = replace(run.launch, nodes=asked.nodes, per_node=asked.per_node, processes=asked.processes)  # type: ignore[call-arg]
-        address = PlacedAddress(node.address, node.place)
-        return run_node(asked.run_dir, run, node.name, address, node.place, machines=True)
+        return run_node(asked.run_dir, run, node.name, node.address, node.place, machines=True)
     except UserError as error:
         return refused(asked.run_dir, error)
 

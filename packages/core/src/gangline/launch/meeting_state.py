@@ -9,6 +9,8 @@ from typing import Any
 
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
+from gangline.launch.placed import PlacedAddress
+
 
 def encode(pickled: bytes) -> bytes:
     """Return the JSON of a state that torch has pickled in this process."""
@@ -44,9 +46,9 @@ def decode(content: bytes) -> _RendezvousState:
     return state
 
 
-def _fields(node: _NodeDesc) -> tuple[str, int, int]:
-    return node.addr, node.pid, node.local_id
+def _fields(node: _NodeDesc) -> tuple[str, str, int, int]:
+    return str(node.addr), getattr(node.addr, "place", ""), node.pid, node.local_id
 
 
-def _node(addr: Any, pid: Any, local_id: Any) -> _NodeDesc:
-    return _NodeDesc(str(addr), int(pid), int(local_id))
+def _node(addr: Any, place: Any, pid: Any, local_id: Any) -> _NodeDesc:
+    return _NodeDesc(PlacedAddress(str(addr), str(place)) if place else str(addr), int(pid), int(local_id))

@@ -22,6 +22,7 @@ from gangline.launch.failures import EXIT_FAILURE
 from gangline.launch.local import say
 from gangline.launch.nodes import UsableRanks, fewest_and_most, name_of_this_node
 from gangline.launch.output import outlive_readers
+from gangline.launch.placed import PlacedAddress
 from gangline.launch.signals import exit_code, hand_on, name_of, stop_signals
 from gangline.launch.starts import Starts
 from gangline.launch.worker import WORK
@@ -75,7 +76,7 @@ def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "", 
         from gangline.launch.elastic import AgentNode, run_agent
         from gangline.launch.meeting import meet_in
 
-        meeting = meet_in(run_dir.resolve(), job, address, config)
+        meeting = meet_in(run_dir.resolve(), job, PlacedAddress(address, place) if place else address, config)
         meeting.name(name)
         fewest, _ = fewest_and_most(config.nodes)
         hours, patience = config.excluded_hours, config.gather_seconds

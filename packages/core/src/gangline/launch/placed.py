@@ -1,0 +1,52 @@
+"""Addresses of nodes, in the order of their places in the network."""
+
+from __future__ import annotations
+
+import re
+
+
+class PlacedAddress(str):
+    """A node's address, ordered by the node's place in the network.
+
+    torch's rendezvous gives ranks in the order of addresses, so that neighbouring ranks are neighbours in the network.
+    """
+
+    place: str
+
+    def __new__(cls, address: str, place: str = "") -> PlacedAddress:
+        made = super().__new__(cls, address)
+        made.place = place
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) is True and self.place == getattr(other, "place", "")
+
+    def __hash__(self) -> int:
+        return hash((str(self), self.place))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __lt__(self, other: str) -> bool:
+        return _order(self) < _order(other)
+
+    def __le__(self, other: str) -> bool:
+        return _order(self) <= _order(other)
+
+    def __gt__(self, other: str) -> bool:
+        return _order(self) > _order(other)
+
+    def __ge__(self, other: str) -> bool:
+        return _order(self) >= _order(other)
+
+    def __reduce__(self) -> tuple:
+        return PlacedAddress, (str(self), self.place)
+
+
+def _order(address: str) -> tuple[list[tuple[int, str]], str]:
+    return natural(getattr(address, "place", "")), str(address)
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """A key by which rack9 comes before rack10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
