@@ -83,7 +83,7 @@ def refuse_damage(run_dir: str | Path) -> None:
 
 
 def _parse(text: bytes) -> Attempt:
-    """Raise ValueError, TypeError or RecursionError for what is no line, or not the one that was written."""
+    """Raise ValueError, TypeError or RecursionError for a line that is damaged or was changed after it was written."""
     content = json.loads(text)
     if not isinstance(content, dict):
         raise ValueError("it is no JSON object")

@@ -1,4 +1,4 @@
-"""What commands write to a terminal: text of files may not steer it, and every locale can show it."""
+"""Output of commands on a terminal: control characters of files are escaped, and every locale can show it."""
 
 from __future__ import annotations
 

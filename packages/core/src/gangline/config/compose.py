@@ -91,7 +91,7 @@ def _run(asked: Asked, source: str, why: str) -> Run:
     found = _composed(asked)
     options = KnownOptions(asked.offers).options if why else {}
     if why and (suspected := suspects(found, options)):
-        with suppress(UserError):  # the command line alone is no run: then it allows nothing
+        with suppress(UserError):  # without the layers the command line may be incomplete: it then allows nothing
             suspected = suspects(found, options, _composed(replace(asked, layers=[])))
         refuse_suspects(suspected, options, source, why)
     return from_dict({**found, "parts": dict(asked.choices)})
