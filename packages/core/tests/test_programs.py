@@ -98,12 +98,18 @@ def test_recipe_that_names_a_url_or_nothing_is_data(notify):
     assert compose_one([recipe(command="''")]).track["notify"].command == ""
 
 
-def test_recipe_with_a_url_may_not_read_the_environment(notify, monkeypatch):
+@pytest.mark.parametrize("option", ["run.name", "run.dir", "data.path"])
+def test_recipe_may_not_read_the_environment(core_alone, tmp_path, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OWN", "secret")
-    file = recipe(command="http://host/x")
-    assert compose_one([file, "run.name=${oc.env:OWN}"]).run.name == "secret"
-    Path("r.yaml").write_text(Path("r.yaml").read_text() + "run: {name: '${oc.env:OWN}'}\n")
-    assert "recipe=r.yaml sets run.name=${oc.env:OWN}, which sends" in refused(file)
+    group, name = option.split(".")
+    Path("r.yaml").write_text(f"{group}: {{{name}: 'x-${{oc.env:OWN}}'}}\n")
+    message = refused("recipe=r.yaml")
+    word = f'{option}="x-${{oc.env:OWN}}"'
+    assert f"recipe=r.yaml sets {word}, which reads a variable of the environment" in message
+    assert f"type it too:  '{word}'" in message
+    assert "secret" not in message
+    compose_one(["recipe=r.yaml", word])
 
 
 @pytest.mark.parametrize("word", ["track.notify.command=notify-send hi", "track.notify.setup=[module load x]"])

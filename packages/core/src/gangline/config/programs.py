@@ -1,8 +1,8 @@
-"""Refuse a file that runs a program: options marked `RunsCode` are set on the command line alone. Torch-free.
+"""Refuse a file that runs a program or reads the environment: such options are set on the command line. Torch-free.
 
-A recipe and the configuration of another run are files that somebody else may have written. What they set is compared
-with what the command line alone would set: a program, and a variable of the environment that a URL could carry away,
-must be the same in both.
+A recipe and the configuration of another run are files that somebody else may have written. The command line alone
+must set the same programs and the same references to the environment: a name, a path, a log or a URL shows the value
+of such a reference to others.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from gangline.ranges import runs_code
 def suspects(
     content: Mapping[str, Any], options: Mapping[str, Option], typed: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Option -> value of a composed run, where the value runs as a program or sends the environment to a URL.
+    """Option -> value of a composed run, where the value runs as a program or reads the environment.
 
     typed: the run that the command line alone composes; what it has is left out.
     """
     own = dict(_values(typed or {}, options))
     values = {path: value for path, value in _values(content, options) if path not in own or own[path] != value}
-    sends = any(text.lower().startswith(("http://", "https://")) for value in values.values() for text in _texts(value))
     return {
         path: value
         for path, value in values.items()
-        if (path in options and runs_code(options[path].stated, value)) or _reads_environment(value, sends)
+        if (path in options and runs_code(options[path].stated, value)) or _reads_environment(value)
     }
 
 
@@ -49,7 +48,7 @@ def refuse_suspects(found: Mapping[str, Any], options: Mapping[str, Option], sou
     for path, value in found.items():
         runs = path in options and runs_code(options[path].stated, value)
         shown = override(path, value)
-        what = "runs as a program" if runs else "sends a variable of the environment to a URL"
+        what = "runs as a program" if runs else "reads a variable of the environment"
         empty = options[path].default if path in options else None
         again = f"To allow it, type it too:  {shlex.quote(shown)}"
         problems.append(
@@ -96,14 +95,9 @@ def _values(content: Mapping[str, Any], options: Mapping[str, Option], prefix: s
             yield path, value
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping | list):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(item)
-    elif isinstance(value, str):
-        yield value
-
-
-def _reads_environment(value: Any, sends: bool) -> bool:
-    """Whether a value holds a variable of the environment and a URL; `sends`: a URL of the run is enough."""
-    return any(ENVIRONMENT.search(text) and (sends or "://" in text) for text in _texts(value))
+def _reads_environment(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_reads_environment, value.values()))
+    if isinstance(value, list):
+        return any(map(_reads_environment, value))
+    return isinstance(value, str) and bool(ENVIRONMENT.search(value))
