@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -27,6 +28,7 @@ from gangline.run_files import open_own
 FILE = "attempts.jsonl"
 _RETURNS = ("roll_back", "restart")
 _GOES_ON = ("note", "warn", "skip")
+_CHECKSUM = re.compile(rb'"sum": "[0-9a-f]{8}"')
 
 
 @dataclass(frozen=True)
@@ -52,23 +54,17 @@ class Attempt:
 
 def read(run_dir: str | Path) -> list[Attempt]:
     """The valid lines that no later one replaces, oldest first; a torn or foreign line does not count."""
-    path = Path(run_dir) / FILE
-    if not path.exists():
-        return []
     found = []
-    for line in path.read_bytes().splitlines():
+    for line in _split(_content(run_dir))[0]:
         with suppress(ValueError, TypeError, RecursionError):
             found.append(_parse(line))
     return standing(found)
 
 
 def refuse_damage(run_dir: str | Path) -> None:
-    """Raise UserError where a complete line is damaged; a torn one, of which nothing was done yet, is left out."""
+    """Raise UserError where a line is damaged; a torn one at the end, of which nothing was done yet, is left out."""
     path = Path(run_dir) / FILE
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    for number, text in enumerate(lines, 1):
-        if not text.endswith(b"}"):
-            continue
+    for number, text in enumerate(_split(_content(run_dir))[0], 1):
         try:
             why = _contradiction(_parse(text))
         except (ValueError, TypeError, RecursionError) as error:
@@ -80,6 +76,20 @@ def refuse_damage(run_dir: str | Path) -> None:
                 f"Restore the file from a copy, or do without the line:  sed -i {number}d {path}",
                 f"To start from scratch:  train from={Path(run_dir)}",
             )
+
+
+def _content(run_dir: str | Path) -> bytes:
+    path = Path(run_dir) / FILE
+    return path.read_bytes() if path.exists() else b""
+
+
+def _split(content: bytes) -> tuple[list[bytes], bytes]:
+    """Return the lines of a file, and what a kill left of the line that was being written.
+
+    A last line with its checksum was written completely, even if the two characters after the checksum are damaged.
+    """
+    *lines, last = content.split(b"\n")
+    return ([*lines, last], b"") if _CHECKSUM.search(last) else (lines, last)
 
 
 def _parse(text: bytes) -> Attempt:
@@ -148,15 +158,19 @@ def _makes_sense(line: Attempt) -> bool:
 def append(run_dir: str | Path, attempt: Attempt) -> None:
     """Write one line and make it durable."""
     path = Path(run_dir) / FILE
-    torn = path.exists() and (content := path.read_bytes()) and not content.endswith(b"\n")
+    before = _content(run_dir)
+    kept = before.removesuffix(_split(before)[1])
+    stated = json.loads(json.dumps(_stated(attempt)))  # as the reader has it
+    line = json.dumps({**stated, "sum": _checksum(stated)}) + "\n"
     with open_own(path, "a") as file:
-        content = json.loads(json.dumps(_content(attempt)))  # as the reader has it
-        file.write(("\n" if torn else "") + json.dumps({**content, "sum": _checksum(content)}) + "\n")
+        if kept != before:
+            file.truncate(len(kept))
+        file.write(line if not kept or kept.endswith(b"\n") else f"\n{line}")
         file.flush()
         os.fsync(file.fileno())
 
 
-def _content(attempt: Attempt) -> dict[str, Any]:
+def _stated(attempt: Attempt) -> dict[str, Any]:
     """The first five fields always, and the others where they differ from their defaults."""
     usual = {field.name: field.default for field in fields(Attempt)[5:]}
     return {key: value for key, value in asdict(attempt).items() if key not in usual or value != usual[key]}
