@@ -51,3 +51,25 @@ def test_a_run_goes_on_with_data_whose_source_says_so(tmp_path, monkeypatch):
     records = read_records(run_dir / "metrics.jsonl")
     assert [record["first_sample"] for record in records] == [SIZE * step for step in range(6)]
     assert any("the data is not what it was" in note for record in records for note in record["notes"])
+
+
+@pytest.mark.parametrize(
+    ("edited", "stored"),
+    [
+        ("optimizer.learning_rate=0.007", "optimizer.learning_rate=0.003"),
+        ("run.seed=1", "run.seed=7"),
+        ("schedule.warmup_steps=9", "schedule.warmup_steps=null"),
+        ("batch.global_size=6", "batch.global_size=8"),
+        ("model.rope_theta=500.0", "model.rope_theta=10000.0"),
+    ],
+)
+def test_resume_refuses_edited_settings(tmp_path, edited, stored):
+    """A resume that took config.yaml as it is would train on with another learning rate, without a word."""
+    run_dir = tmp_path / "out"
+    trained(run_dir, "run.steps=2")
+    with pytest.raises(UserError) as caught:
+        session(run_dir, "run.steps=4", edited)
+    message = str(caught.value)
+    assert f"checkpoint step-00000002 was saved with {stored}." in message
+    assert f"config.yaml has {edited}: it was edited or is damaged." in message
+    assert f"train from={run_dir} weights={run_dir} {edited}" in message

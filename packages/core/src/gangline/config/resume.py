@@ -1,4 +1,4 @@
-"""What may change when a run goes on, and what would make another run of it."""
+"""The run that `train resume=` continues, with what the command line changes."""
 
 from __future__ import annotations
 
@@ -10,41 +10,13 @@ from typing import Any
 from gangline import attempts
 from gangline.checkpoint.id import CheckpointId
 from gangline.config.compose import compose_over
+from gangline.config.identity import changes, free_options, within
 from gangline.config.paths import rooted
 from gangline.config.programs import untrusted
-from gangline.config.schema import LISTS, Run
+from gangline.config.schema import Run
 from gangline.config.serial import from_dict
 from gangline.ending import read_ending
 from gangline.errors import UserError
-
-# A run is its seed, data, model, optimizer and global batch. How many ranks carry it, along which axes, in which
-# precision, who watches it and how long it goes on are not part of that. Nor is where the data lies: every checkpoint
-# holds its fingerprint.
-MAY_CHANGE = (
-    "run.steps",
-    "run.device",
-    "run.deterministic",
-    "run.recompute",
-    "run.recompute_every",
-    "run.loss_chunk",
-    "run.compile",
-    "run.sample",
-    "run.save_on_signal",
-    "batch.micro_size",
-    "data.path",
-    "data.tokenizer",
-    "data.text_field",
-    "data.binary",
-    "parallel",
-    "precision",
-    "launch",
-    *LISTS,
-    "validate",
-    "checkpoint.every",
-    "checkpoint.at_end",
-    "checkpoint.keep_last",
-    "checkpoint.frozen",
-)
 
 
 def continued(path: str, content: Mapping[str, Any], words: Sequence[str]) -> tuple[Run, dict[str, Any]]:
@@ -53,13 +25,9 @@ def continued(path: str, content: Mapping[str, Any], words: Sequence[str]) -> tu
     Raises UserError where they would make it another run, and where others may have written a program into it.
     """
     run = compose_over(content, words, f"resume={path}", untrusted(path))
-    before, now = _leaves(rooted(from_dict(content))), _leaves(rooted(run))
-    changed = {
-        key: [before.get(key), now.get(key)] for key in {**before, **now} if before.get(key, ...) != now.get(key, ...)
-    }
-    own = [f"{place}.{name}" for place, config in run.parts() for name in config.layout_options]
-    free = [*MAY_CHANGE, *own]
-    other = [key for key in changed if not any(key == may or key.startswith((f"{may}.", f"{may}/")) for may in free)]
+    changed = changes(rooted(from_dict(content)), rooted(run))
+    free = free_options(run)
+    other = [key for key in changed if not within(key, free)]
     if other:
         shown = ", ".join(f"{key} ({changed[key][0]} -> {changed[key][1]})" for key in other)
         remade = ("model", *run.edits)  # other arrays, of which another run holds none
@@ -88,15 +56,3 @@ def refuse_ended(run: Run, directory: str | Path) -> None:
             f"the run has ended: step {newest.step} is done, and run.steps={run.steps}.",
             f"To continue:  train resume={directory} run.steps={2 * newest.step}",
         )
-
-
-def _leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every value by its path; a group's choice under the group's own name."""
-    found: dict[str, Any] = {}
-    for key, value in content.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            found.update(_leaves(value, "" if path == "parts" else f"{path}."))
-        else:
-            found[path] = value
-    return found

@@ -42,7 +42,7 @@ def begin_with_weights(s: Session) -> bool:
     with _reading_from(s, directory):
         id = _chosen(s, directory, wanted)
         continues = _continues(s, id)
-        if bad := load(s, id, same_data=continues):
+        if bad := load(s, id, same_run=False, same_data=continues):
             others = ", ".join(str(other) for other in s.checkpointer.list() if other != id)
             raise UserError(f"weights={s.run.run.weights}: {bad}.", f"Others there: {others or 'none'}.")
     if not continues:

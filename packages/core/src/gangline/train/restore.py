@@ -17,7 +17,9 @@ from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.base_weights import base_arrays, refill
 from gangline.checkpoint.id import CheckpointId
 from gangline.comm.objects import gather_json
+from gangline.config.identity import redefined
 from gangline.config.serial import to_dict
+from gangline.config.values import override
 from gangline.errors import BadCheckpoint, UserError
 from gangline.generation import hold
 from gangline.model.compose import compose_model
@@ -127,18 +129,20 @@ def begin(session: Session, line: Attempt) -> None:
     session.comms.world.barrier()
 
 
-def load(session: Session, id: CheckpointId, *, same_data: bool = True) -> str | None:
+def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data: bool = True) -> str | None:
     """Fill the session from one checkpoint on all ranks; gives what is damaged, or None. Raises UserError.
 
-    same_data: refuse a checkpoint of other data.
+    same_run: refuse a checkpoint of other settings. same_data: refuse a checkpoint of other data.
     """
     bad = ""
     try:
         document = document_of(session.checkpointer, id)
         _check(session, id, document)
+        weights_alone = holds_weights_alone(session, id)
+        if same_run and not weights_alone:
+            _check_settings(session, id, document)
         if same_data:
             check_data(session, id, document)
-        weights_alone = holds_weights_alone(session, id)
         wanted, fresh = _wanted(session, id, document)
         missing = _base_missing(session, id)
         wanted = [shard for shard in wanted if shard.name not in missing]
@@ -251,6 +255,22 @@ def _check(session: Session, id: CheckpointId, document: Document) -> None:
     left = [name for name in stored if name not in ours and not name.startswith(OPTIONAL)]
     if left:
         raise UserError(f"checkpoint {id} holds state that this run has no place for.", ", ".join(left[:3]), afresh)
+
+
+def _check_settings(session: Session, id: CheckpointId, document: Document) -> None:
+    """Raise UserError if config.yaml no longer has the settings that the checkpoint was trained with."""
+    if not (found := redefined(document.config, session.run)):
+        return
+    path = str(session.directory.path)
+    before = ", ".join(override(option, old) for option, (old, _) in found.items())
+    now = [override(option, new) for option, (_, new) in found.items()]
+    raise UserError(
+        f"checkpoint {id} was saved with {before}.",
+        f"{session.directory.config} has {', '.join(now)}: it was edited or is damaged.",
+        "A run that is resumed keeps these settings: restore the old values there.",
+        f"A new run with the weights, the optimizer state and the new values:  "
+        f"train {shlex.join([f'from={path}', f'weights={path}', *now])}",
+    )
 
 
 def _afresh(session: Session) -> str:

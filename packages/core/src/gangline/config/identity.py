@@ -1,0 +1,85 @@
+"""Options that define a run, and those that may change when it continues. Imports neither torch nor Hydra."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gangline.config.schema import LISTS, Run
+from gangline.config.serial import to_dict
+
+# A run is its seed, data, model, optimizer and global batch. How many ranks carry it, along which axes, in which
+# precision, who watches it and how long it goes on are not part of that. Nor is where the data lies: every checkpoint
+# holds its fingerprint.
+MAY_CHANGE = (
+    "run.steps",
+    "run.device",
+    "run.deterministic",
+    "run.recompute",
+    "run.recompute_every",
+    "run.loss_chunk",
+    "run.compile",
+    "run.sample",
+    "run.save_on_signal",
+    "batch.micro_size",
+    "data.path",
+    "data.tokenizer",
+    "data.text_field",
+    "data.binary",
+    "parallel",
+    "precision",
+    "launch",
+    *LISTS,
+    "validate",
+    "checkpoint.every",
+    "checkpoint.at_end",
+    "checkpoint.keep_last",
+    "checkpoint.frozen",
+)
+_CARRIES = ("run", "validate", "checkpoint")  # sections that say how a run is carried out; of these the seed defines it
+
+
+def free_options(run: Run) -> list[str]:
+    """Return the options and groups that may change when this run continues."""
+    own = [f"{place}.{name}" for place, config in run.parts() for name in config.layout_options]
+    return [*MAY_CHANGE, *own]
+
+
+def within(option: str, places: Iterable[str]) -> bool:
+    """Whether an option is one of `places` or lies below one of them."""
+    return any(option == place or option.startswith((f"{place}.", f"{place}/")) for place in places)
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return option -> [value before, value now] for two runs as plain data; None stands for a missing option.
+
+    A group's choice has the group's own name.
+    """
+    old, new = _leaves(before), _leaves(now)
+    return {key: [old.get(key), new.get(key)] for key in {**old, **new} if old.get(key, ...) != new.get(key, ...)}
+
+
+def redefined(stored: Mapping[str, Any], run: Run) -> dict[str, list[Any]]:
+    """Return option -> [value stored in a checkpoint, value now], for those options that define the run.
+
+    Left out: names of files, whose content is compared, and options that another release lacks.
+    """
+    files = [f"{place}.{name}" for place, config in run.parts() for name in config.file_options]
+    passed = [*free_options(run), *files, *_CARRIES]
+    now = json.loads(json.dumps(to_dict(run)))  # as a checkpoint has it
+    both = changes(stored, now)
+    known = {*_leaves(stored)} & {*_leaves(now)}
+    return {key: both[key] for key in both if key in known and (key == "run.seed" or not within(key, passed))}
+
+
+def _leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every value by its path; a group's choice under the group's own name."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            found.update(_leaves(value, "" if path == "parts" else f"{path}."))
+        else:
+            found[path] = value
+    return found
