@@ -120,7 +120,7 @@ class Agents:
 
     def watch(self) -> int:
         """Start them, start those again that were killed, and wait for the end of the job."""
-        asks = {signal.SIGINT, signal.SIGTERM} & {*stop_signals()}
+        asks = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} & {*stop_signals()}
         before = {signum: signal.signal(signum, self._hand_on) for signum in asks}
         self.again = dict.fromkeys(range(self.count), 0.0)
         begun = progress(self.run_dir).generation
