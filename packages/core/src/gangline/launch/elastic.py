@@ -45,6 +45,7 @@ from gangline.launch.signals import hand_on
 from gangline.launch.starts import JobStart, Starts, end
 from gangline.launch.stops import UNUSED, ranks_that_are_killed, requests
 from gangline.launch.worker import SPARE
+from gangline.run_files import open_own
 
 _LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing")
 _NO_LIMIT = 1 << 30  # restarts that torch's agent counts; ours are counted by `Starts`
@@ -336,6 +337,9 @@ class RankFiles(LogsSpecs):
 
 class AgentLog(logging.FileHandler):
     """Loses lines on a full disk or in a directory that was deleted, and nothing else."""
+
+    def _open(self) -> Any:
+        return open_own(Path(self.baseFilename), "a")
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line where that is possible."""
