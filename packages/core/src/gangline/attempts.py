@@ -25,6 +25,7 @@ from gangline.errors import UserError
 from gangline.run_files import open_own
 
 FILE = "attempts.jsonl"
+SKIPPED_IN = "passed over in "  # begins `why` of a line that a run has from the one whose weights it began with
 _RETURNS = ("roll_back", "restart")
 _GOES_ON = ("note", "warn", "skip")
 
@@ -112,7 +113,7 @@ def _contradiction(line: Attempt) -> str:
         return f"its time is {line.time!r}"
     if line.start and (start is None or start.attempt > line.attempt):
         return f"attempt {line.attempt} cannot start from {line.start!r}"
-    if line.skipped and line.order not in _RETURNS:
+    if line.skipped and line.order not in _RETURNS and not line.why.startswith(SKIPPED_IN):
         return f"{line.skipped} samples are skipped, and nothing ordered that"
     return ""
 
