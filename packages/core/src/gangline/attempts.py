@@ -201,6 +201,22 @@ def next_cursor(lines: Iterable[Attempt], cursor: int, size_at: Callable[[int], 
     return cursor
 
 
+def skipped_beyond(lines: Iterable[Attempt], id: CheckpointId, cursor: int) -> Attempt | None:
+    """Return a line that skips samples beyond the cursor of a checkpoint that it led to: it was changed since.
+
+    The first step after such a line reads what comes behind the skipped samples.
+    """
+    known, at = list(lines), id
+    while line := next((line for line in known if line.attempt == at.attempt), None):
+        start = CheckpointId.parse(line.start) if line.start else None
+        if start is None or start.attempt >= at.attempt:
+            return None
+        if at.step > start.step and line.skipped_from + line.skipped > cursor and line.skipped:
+            return line
+        at = start
+    return None
+
+
 def rate(lines: Iterable[Attempt], step: int) -> float:
     """What the learning rate of a step, counted from 1, is multiplied by: the product of all cuts that cover it."""
     return math.prod(line.rate for line in lines if line.rate_from < step <= line.rate_from + line.rate_steps)
