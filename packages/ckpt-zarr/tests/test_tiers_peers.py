@@ -217,7 +217,7 @@ def test_a_place_in_memory_that_others_can_change_is_refused(
         places.of_user().mkdir()
         places.of_user().chmod(0o777)
     for ask in (places.refuse_foreign, places.make):
-        with pytest.raises(UserError, match="would be theirs to change"):
+        with pytest.raises(UserError, match=r"theirs to change(.|\n)*sudo rm -r /\S+\n(.|\n)*memory_every=null"):
             ask()
 
 
