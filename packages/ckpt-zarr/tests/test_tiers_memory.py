@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,8 +25,9 @@ from gangline.errors import BadCheckpoint, UserError
 from gangline.launch import born, space
 from gangline.testing import checkpointer_ranks as kit
 from gangline_ckpt_zarr.checkpointer import build
+from gangline_ckpt_zarr.commands.ls import _note_abandoned
 from gangline_ckpt_zarr.tiers import places
-from gangline_ckpt_zarr.tiers.keeper import ABANDONED_SECONDS, OWNER, sweep
+from gangline_ckpt_zarr.tiers.keeper import ABANDONED_SECONDS, OWNER, RUN, sweep
 from gangline_ckpt_zarr.tiers.memory import MemoryTier
 
 MEMORY = "checkpoint.memory_every=1"
@@ -114,7 +116,9 @@ def keeper(run_dir: Path, log: Path, *prefix: str) -> Iterator[None]:
     assert not trouble.parent.exists(), "nobody else gives memory back"
 
 
-def test_memory_of_killed_runs_is_removed_after_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_killed_runs_is_listed_and_removed_after_hours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """That of a run that lives stays, of the run that starts, of the last hours and of other process ids."""
     monkeypatch.setattr(places, "ROOT", tmp_path)
     child = subprocess.Popen(["sleep", "1000"])
@@ -133,8 +137,15 @@ def test_memory_of_killed_runs_is_removed_after_hours(tmp_path: Path, monkeypatc
         made[name] = places.directory(f"/runs/{name}")
         made[name].mkdir(parents=True)
         (made[name] / OWNER).write_text(owner)
+        (made[name] / RUN).write_text(f"/runs/{name}")
+        (made[name] / "0.bin").write_bytes(bytes(1044 - len(f"{owner}/runs/{name}")))
         os.utime(made[name], (changed, changed))
     places.of_user().chmod(0o700)
+    _note_abandoned("/runs/starts")
+    noted = capsys.readouterr().err
+    assert re.findall(r"for (/runs/\w+), which was killed", noted) == re.findall(r"resume=(/runs/\w+)", noted)
+    assert sorted(re.findall(r"rm -r (\S+)", noted)) == sorted(str(made[name]) for name in ("killed", "recent"))
+    assert noted.count("1.04 kB of memory") == 2, noted
     assert sweep("/runs/starts") == [made["killed"]]
     assert [name for name, place in made.items() if not place.exists()] == ["killed"]
 

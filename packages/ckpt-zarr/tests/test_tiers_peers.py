@@ -217,7 +217,7 @@ def test_a_place_in_memory_that_others_can_change_is_refused(
         places.of_user().mkdir()
         places.of_user().chmod(0o777)
     for ask in (places.refuse_foreign, places.make):
-        with pytest.raises(UserError, match="would be theirs to change"):
+        with pytest.raises(UserError, match=r"theirs to change(.|\n)*sudo rm -r /\S+\n(.|\n)*memory_every=null"):
             ask()
 
 
@@ -448,17 +448,29 @@ def test_what_makes_no_sense_gets_no_answer_and_no_traceback(
     assert capfd.readouterr() == ("", "")
 
 
-def test_who_comes_beyond_so_many_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper_server, "CONNECTIONS", 2)
-    monkeypatch.setattr(keeper_server, "TOKEN_SECONDS", 3.0)
+@pytest.mark.parametrize("limit", ["UNPROVEN", "UNPROVEN_OF_ADDRESS"])
+def test_idle_connections_without_the_token_lock_no_node_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """A new connection takes the place of the oldest one that has shown no token, and of no other."""
+    monkeypatch.setattr(keeper_server, limit, 3)
+    monkeypatch.setattr(keeper_server, "TOKEN_SECONDS", 3600.0)
     (tmp_path / "b").mkdir()
     server = Server(tmp_path / "b")
     announce(tmp_path, Address("b", this_machine(), server.port, server.token))
-    strangers = [socket.create_connection(("127.0.0.1", server.port), timeout=30.0) for _ in range(3)]
-    assert heard(strangers[2]) == b""
-    assert Peer(tmp_path, "b", patience=60.0).sizes() == {}, "once the strangers have been sent away"
-    for one in strangers:
-        one.close()
+    with contextlib.ExitStack() as opened:
+
+        def connect() -> socket.socket:
+            return opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30.0))
+
+        proven = connect()
+        handshake.ask(proven, server.token, 30.0)
+        proven.sendall(b'{"do": "sizes"')  # the rest follows at the end
+        idle = [connect() for _ in range(8)]
+        assert [heard(one) for one in idle[:5]] == [b""] * 5
+        assert Peer(tmp_path, "b", patience=0.0).sizes() == {}
+        proven.sendall(b"}\n")
+        assert heard(proven) == b'{"sizes": {}}\n'
 
 
 @pytest.mark.parametrize("lines", [(b'{"size": 100}\n', b"half"), (b"nonsense\n",), (b"1\n",)])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
+from gangline import attempts
+from gangline.attempts import Attempt
 from gangline.config.check import problems
 from gangline.config.compose import compose_one
 from gangline.config.resume import continued
@@ -52,6 +55,19 @@ def test_first_steps_on_two_ranks_are_those_of_a_resume(parent, resumed, tmp_pat
     trained_on(2, tmp_path / "out", f"run.weights={parent}", "run.steps=6", "parallel=ddp")
     for found, want in zip(curve(tmp_path / "out"), resumed, strict=True):
         assert found == pytest.approx(want, rel=1e-12)
+
+
+def test_resume_takes_the_samples_that_the_other_run_skipped(parent, tmp_path):
+    copy = shutil.copytree(parent, tmp_path / "copy")
+    skip = Attempt(2, "step-00000002", 400, skipped_from=0, order="roll_back", step=4)
+    attempts.append(copy, skip)
+    words = (f"run.weights={copy}/step-00000002", "run.steps=4")
+    trained(tmp_path / "out", *words)
+    before = curve(tmp_path / "out")
+    assert before[0][1] == 400
+    again = session(tmp_path / "out", f"run.weights={copy}", "run.steps=5")
+    assert again.step == 4
+    assert [(line.skipped_from, line.skipped) for line in again.history if line.skipped] == [(0, 400)]
 
 
 def test_learning_rate_may_change(parent, resumed, tmp_path):

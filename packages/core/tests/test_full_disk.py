@@ -46,6 +46,15 @@ def test_log_of_an_agent_without_room_says_nothing(capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_log_of_an_agent_does_not_follow_a_link(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    (tmp_path / "agent.log").symlink_to("thesis.txt")
+    handler = AgentLog(tmp_path / "agent.log", delay=True)
+    handler.emit(logging.LogRecord("torch", logging.ERROR, "", 0, "failed", (), None))
+    handler.close()
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
 def test_events_begin_where_a_torn_line_cannot_be_ended(tmp_path, monkeypatch):
     (tmp_path / "events.jsonl").write_text('{"event": "to')
 

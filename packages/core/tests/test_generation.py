@@ -8,11 +8,13 @@ import os
 import pickle
 import signal
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
@@ -23,7 +25,7 @@ from gangline.ending import EXIT_REQUEUE, RunEnding, clear_ending, read_ending, 
 from gangline.errors import Problem, UserError
 from gangline.events import Events, read_events
 from gangline.generation import FILE, Fenced, advance, hold, progress
-from gangline.launch import failures, meeting_state, worker
+from gangline.launch import elastic, failures, meeting_state, worker
 from gangline.launch.before import reason_of
 from gangline.launch.config import ElasticLaunch, LocalLaunch
 from gangline.launch.elastic import Agent, AgentNode, RankFiles
@@ -399,6 +401,27 @@ def test_sigterm_to_a_rank_counts_as_a_restart(tmp_path, nodes, code):
     stop = decides.begin(nodes, 8, first=False).stop
     assert (stop and (stop.exit_code, reason_of(stop))) == (code and (code, "preempted"))
     assert bool(said) == (stop is None)
+
+
+def test_the_last_node_that_a_signal_ends_reports_the_end(tmp_path, first):
+    """A node that leaves alone says nothing of the job's end: the others continue."""
+    write_ending(tmp_path, replace(PREEMPTED, generation=2))
+    store, codes, ends = HashStore(), [], []
+    for name in ("a", "b"):
+        node = AgentNode(name, 1, None, lambda: 1, alone=False, left=lambda number: store.add(f"left/{number}", 1))
+        files = RankFiles(tmp_path / "logs", node)
+        files.start = JobStart(2, ("a", "b"), 2, 0)
+        codes.append(elastic._signalled(starts(tmp_path)[0], files, signal.SIGTERM))
+        ends.append([line["event"] for line in read_events(tmp_path)])
+    assert (codes, ends) == ([75, 75], [[], ["exit"]])
+
+
+def test_failure_of_two_nodes_is_printed_and_noted_once(tmp_path, first, capsys):
+    stopped = elastic.Stopped(1, RankFailure(0, "bug", 1, "boom", trace="Traceback\n"))
+    assert [elastic._explain(stopped, starts(tmp_path)[0], leads) for leads in (False, True)] == [1, 1]
+    assert capsys.readouterr().err.count("rank 0 failed first: boom") == 1
+    assert [line["event"] for line in read_events(tmp_path)] == ["exit"]
+    assert read_ending(tmp_path).reason == "bug"
 
 
 def test_a_spare_makes_room_as_soon_as_its_agent_asks(tmp_path, monkeypatch):

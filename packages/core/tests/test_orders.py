@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -121,6 +121,26 @@ def test_samples_passed_over_stay_passed_over_after_a_kill_and_in_every_later_at
     assert phases.count(("restore", "end")) == 2
     assert told[-1]["why"] == "done"
     assert all(line["monotonic"] > 0 and line["time"] for line in told)
+
+
+def test_resume_refuses_samples_skipped_beyond_the_cursor(tmp_path):
+    class Dies(Scripted):
+        def after_step(self, record, applied):
+            if record.attempt == 2:
+                raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        run(out, Dies({5: Action.ROLL_BACK}))
+    assert started(out)[-1] == 8 * G
+    lines = attempts.read(out)
+    (out / "attempts.jsonl").unlink()
+    for line in lines:
+        attempts.append(out, replace(line, skipped=line.skipped and 99 * G))
+    with pytest.raises(UserError) as refused:
+        session(out, "run.steps=10")
+    assert f"attempt 2 skips the samples from {4 * G} to {103 * G - 1}." in str(refused.value)
+    assert f"step-00000008.2, which comes after it, has read up to sample {9 * G - 1}." in str(refused.value)
 
 
 def test_a_budget_counts_what_happened_and_outlives_the_rollback(tmp_path):

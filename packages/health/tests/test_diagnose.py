@@ -130,6 +130,16 @@ def test_machines_of_one_name_watch_their_own_ranks(tmp_path: Path):
         pass
 
 
+def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    target = tmp_path / "thesis.txt"
+    target.write_text("mine")
+    (tmp_path / "logs" / "watch-here.lock").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic link"), alone(tmp_path, "here"):
+        pass
+    assert target.read_text() == "mine"
+
+
 def test_where_no_file_can_be_locked_ranks_are_watched_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuses(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

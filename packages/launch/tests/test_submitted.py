@@ -162,6 +162,20 @@ def test_each_submit_is_a_job_of_its_own_and_an_old_ending_is_no_word_on_it(clus
     assert jobs.job_of(run_dir).id == f"default/{second}"
 
 
+def test_submit_does_not_write_through_a_link(cluster, words, tmp_path):
+    run_dir = tmp_path / "00"
+    cluster.says("get", "Completed")
+    train([*words, f"run.dir={run_dir}"])
+    planted = run_dir / jobs.FOLDER / launcher.FILE
+    planted.unlink()
+    planted.symlink_to("../track.txt")
+    (run_dir / "track.txt").write_text("mine")
+    cluster.says("get", "Completed", "Completed")
+    train([f"resume={run_dir}", "run.steps=99"])
+    assert len(cluster.names()) == 2
+    assert (run_dir / "track.txt").read_text() == "mine"
+
+
 def test_cancel_ends_the_job_of_that_run_and_no_other(cluster, words, tmp_path):
     for sweep in ("a", "b"):
         (tmp_path / sweep).mkdir()

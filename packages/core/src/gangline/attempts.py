@@ -26,6 +26,7 @@ from gangline.errors import UserError
 from gangline.run_files import open_own
 
 FILE = "attempts.jsonl"
+SKIPPED_IN = "passed over in "  # begins `why` of a line that a run has from the one whose weights it began with
 _RETURNS = ("roll_back", "restart")
 _GOES_ON = ("note", "warn", "skip")
 _CHECKSUM = re.compile(rb'"sum": "[0-9a-f]{8}"')
@@ -122,7 +123,7 @@ def _contradiction(line: Attempt) -> str:
         return f"its time is {line.time!r}"
     if line.start and (start is None or start.attempt > line.attempt):
         return f"attempt {line.attempt} cannot start from {line.start!r}"
-    if line.skipped and line.order not in _RETURNS:
+    if line.skipped and line.order not in _RETURNS and not line.why.startswith(SKIPPED_IN):
         return f"{line.skipped} samples are skipped, and nothing ordered that"
     return ""
 
@@ -212,6 +213,22 @@ def next_cursor(lines: Iterable[Attempt], cursor: int, size_at: Callable[[int], 
         if first < cursor + size_at(cursor) and cursor < end:
             cursor = end
     return cursor
+
+
+def skipped_beyond(lines: Iterable[Attempt], id: CheckpointId, cursor: int) -> Attempt | None:
+    """Return a line that skips samples beyond the cursor of a checkpoint that it led to: it was changed since.
+
+    The first step after such a line reads what comes behind the skipped samples.
+    """
+    known, at = list(lines), id
+    while line := next((line for line in known if line.attempt == at.attempt), None):
+        start = CheckpointId.parse(line.start) if line.start else None
+        if start is None or start.attempt >= at.attempt:
+            return None
+        if at.step > start.step and line.skipped_from + line.skipped > cursor and line.skipped:
+            return line
+        at = start
+    return None
 
 
 def rate(lines: Iterable[Attempt], step: int) -> float:

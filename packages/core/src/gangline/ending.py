@@ -1,6 +1,7 @@
 """ending.json: why a run's job ended, for schedulers and tools. Torch-free.
 
-Replaced whole at each end, removed at each start: where it is missing, the job lives or was killed.
+Replaced whole at each end, removed at each start: where it is missing, the job lives or was killed. Between two starts
+of an elastic job it says how the ranks of the first one ended.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gangline import UserError
+from gangline.tools import open_own
 from gangline_launch import job as jobs
 
 FOLDER = "clocks"  # in RUN_DIR/launch: a file of each node, with its time in it
@@ -73,7 +74,8 @@ def _note(path: Path, within: float) -> bool:
     """Replace the time of this node by the present one; whether that took less than `within` seconds."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     begun, before = time.monotonic(), time.time()
-    new.write_text(f"{before}")
+    with open_own(new, "w") as file:
+        file.write(f"{before}")
     took = time.monotonic() - begun
     os.replace(new, path)  # which leaves the file's own time: that of the write
     return took < within

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import time
 from collections.abc import Sequence
 
 from gangline import UserError
 from gangline.checkpoint import CheckpointId
-from gangline.tools import attempts
+from gangline.tools import attempts, notes_by
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.listing import ListedCheckpoint, list_checkpoints
 from gangline_ckpt_zarr.commands.where import Place, one, parser
+from gangline_ckpt_zarr.tiers.keeper import abandoned, run_of
 
 Copies = dict[str, tuple[ListedCheckpoint, str]]  # by tier, with its state
 
@@ -25,6 +28,7 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(
             f"{options.place} is one checkpoint.", f"gangline ckpt show {options.place}  tells what is in it."
         )
+    _note_abandoned(place.run_dir)
     place = place.only(options.tier)
     found: dict[CheckpointId, Copies] = {}
     for tier in place.tiers:
@@ -43,6 +47,18 @@ def run(argv: Sequence[str]) -> int:
     for line in damaged:
         print(line)
     return 1 if damaged else 0
+
+
+def _note_abandoned(run_dir: str | None) -> None:
+    """Name on stderr what other runs, which were killed, hold in this machine's memory, and how to free it."""
+    note = notes_by("gangline ckpt ls")
+    for path in abandoned(run_dir):
+        nbytes = 0
+        with contextlib.suppress(OSError):  # another command has just freed it
+            nbytes = sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
+        run = run_of(path)
+        of = f"{run}, which was killed; train resume={shlex.quote(run)} continues from it" if run else "a killed run"
+        note(f"{text.size(nbytes)} of memory are held for {of}.\n  To free it:  rm -r {shlex.quote(str(path))}")
 
 
 def _table(place: Place, found: dict[CheckpointId, Copies]) -> str:

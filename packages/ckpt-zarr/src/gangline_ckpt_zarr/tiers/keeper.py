@@ -23,6 +23,7 @@ from gangline_ckpt_zarr.tiers.places import TROUBLE, directory, make, of_run, of
 from gangline_ckpt_zarr.tiers.server import Server
 
 OWNER = ".keeper"  # in the directory: whose it is, "SPACE-PID-START-TOKEN" of the keeper's process
+RUN = ".run"  # in the directory: the path of the run's directory
 ABANDONED_SECONDS = 12 * 3600.0  # without a save, in the directory of a dead keeper, until another keeper removes it
 LAST_WORDS = 5.0  # seconds in which ranks end when their launcher was killed; less than a sidecar then has
 LOOK_SECONDS = 0.2
@@ -40,6 +41,7 @@ def keep(run_dir: str, waits: float = 0.0, shares: bool = True) -> None:
     with _alone(place):
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         (place / TROUBLE).unlink(missing_ok=True)
+        (place / RUN).write_text(os.path.realpath(run_dir))
         (place / OWNER).write_text(mine)
     server = Server(place, listening_host(shares))
     address = Address(name_of_this_node(), this_machine(), server.port, server.token)
@@ -67,16 +69,25 @@ def sweep(run_dir: str | Path, seconds: float = ABANDONED_SECONDS) -> list[Path]
     whose keeper ran in another process id namespace is left alone.
     """
     removed = []
-    for place in sorted(of_user().glob("*/*/")):
+    for place in abandoned(run_dir):
         with contextlib.suppress(OSError):
-            if place.parent == of_run(run_dir):
-                continue
-            if time.time() - place.stat().st_mtime > seconds and _is_dead(owner := _owner(place)):
-                _remove(place, owner)
+            if time.time() - place.stat().st_mtime > seconds:
+                _remove(place, _owner(place))
                 removed.append(place)
     if removed:
         print(f"memory tiers of runs that were killed are removed: {', '.join(map(str, removed))}", flush=True)
     return removed
+
+
+def abandoned(run_dir: str | Path | None) -> list[Path]:
+    """Return the directories in memory of this user's other runs whose keeper was killed here."""
+    own = None if run_dir is None else of_run(run_dir)
+    return [place for place in sorted(of_user().glob("*/*/")) if place.parent != own and _is_dead(_owner(place))]
+
+
+def run_of(place: Path) -> str:
+    """Return the run directory that a directory in memory belongs to; "" where it does not say."""
+    return _read(place / RUN)
 
 
 def _is_dead(owner: str) -> bool:
@@ -134,8 +145,12 @@ def _remove(place: Path, mine: str) -> None:
 
 
 def _owner(place: Path) -> str:
+    return _read(place / OWNER)
+
+
+def _read(path: Path) -> str:
     try:
-        return (place / OWNER).read_text()
+        return path.read_text()
     except OSError:
         return ""
 

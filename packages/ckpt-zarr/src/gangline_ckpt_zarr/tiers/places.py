@@ -41,7 +41,8 @@ def refuse_foreign() -> None:
         raise UserError(
             f"{place} {wrong}, and what a run keeps in memory would be theirs to change.",
             "Checkpoints in memory lie there, and runs go on from them.",
-            f"rm -r {place}  by who may, or checkpoint.memory_every=null",
+            f"Have it removed by its owner or the administrator:  sudo rm -r {place}",
+            "Or train without checkpoints in memory:  checkpoint.memory_every=null",
         )
 
 

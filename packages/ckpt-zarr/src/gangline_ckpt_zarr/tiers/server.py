@@ -1,6 +1,7 @@
 """What a keeper answers other nodes (`peers.Peer`): what it has, and what it is to keep for them. Torch-free.
 
-Whoever does not prove first, and soon, that it knows the token is a stranger: it gets no answer and holds no thread.
+A connection that does not prove first, and soon, that it knows the token gets no answer and keeps no thread. Where many
+such connections wait, a new one takes the place of the oldest: they cannot keep another node from its proof.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import secrets
 import socket
 import socketserver
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,8 @@ from gangline_ckpt_zarr.tiers.peers import LINE, SILENT_SECONDS
 from gangline_ckpt_zarr.tiers.places import SPARE
 
 COPIES = 2  # of one rank's files: as many as its own node has of them
-CONNECTIONS = 256  # at once; who comes beyond them is turned away, and asks again
+UNPROVEN = 256  # connections at once that have not shown the token
+UNPROVEN_OF_ADDRESS = 64  # of these, from one address
 TOKEN_SECONDS = 5.0  # until it must be there
 
 _FILE = re.compile(r"data-\w+/\d+\.bin", re.ASCII)
@@ -48,24 +51,42 @@ class Server(socketserver.ThreadingTCPServer):
         self.socket = socket.create_server((host, 0), family=family, dualstack_ipv6=both)
         self.port, self.token = self.socket.getsockname()[1], secrets.token_hex(16)
         self.place, self.store = place, LocalStore(place)
-        self._free = threading.BoundedSemaphore(CONNECTIONS)
+        self._unproven: dict[socket.socket, str] = {}  # addresses, the oldest connection first
+        self._changes = threading.Lock()
         threading.Thread(target=self.serve_forever, daemon=True, name="keeper").start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+        self._make_room(request, client_address[0])
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._free.release()
+            self.forget_unproven(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self.forget_unproven(request)
+
+    def forget_unproven(self, request: socket.socket) -> None:
+        """It has shown the token, or has ended."""
+        with self._changes:
+            self._unproven.pop(request, None)
+
+    def _make_room(self, request: socket.socket, address: str) -> None:
+        """Count the new connection; at a limit drop the oldest one of its address, or of the one that has most."""
+        with self._changes:
+            counts = Counter(self._unproven.values())
+            crowded = address if counts[address] >= UNPROVEN_OF_ADDRESS else None
+            if crowded is None and counts.total() >= UNPROVEN:
+                ((crowded, _),) = counts.most_common(1)
+            if crowded is not None:
+                oldest = next(one for one, of in self._unproven.items() if of == crowded)
+                del self._unproven[oldest]
+                with contextlib.suppress(OSError):  # it has just ended
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._unproven[request] = address
 
 
 class _Handler(socketserver.BaseRequestHandler):
@@ -76,6 +97,7 @@ class _Handler(socketserver.BaseRequestHandler):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # who asks is gone, or makes no sense
             if not admit(self.request, self.server.token, TOKEN_SECONDS):
                 return
+            self.server.forget_unproven(self.request)
             asked = json.loads(line_from(self.request, LINE, SILENT_SECONDS))
             self.request.settimeout(SILENT_SECONDS)
             try:

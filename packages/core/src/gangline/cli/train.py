@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from gangline.cli import guarded
 from gangline.errors import UserError
+from gangline.launch.signals import default_requests, early_requests
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -36,7 +37,8 @@ class CommandLine:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The entry point of the `train` command."""
-    return guarded("train", _train, sys.argv[1:] if argv is None else argv)
+    with early_requests():
+        return guarded("train", _train, sys.argv[1:] if argv is None else argv)
 
 
 def read(argv: Sequence[str]) -> CommandLine:
@@ -146,11 +148,10 @@ def _show(line: CommandLine) -> int:
 
 def _run(line: CommandLine, argv: Sequence[str]) -> int:
     from gangline.launch import agents
-    from gangline.launch.signals import ignore_notices
 
-    ignore_notices()
     job = agents.detect()
     if job is not None:
+        default_requests()
         if line.multirun:
             raise UserError(f"{job.agent} started this job for one run; -m starts several.", "Leave out -m.")
         return agents.run_under_agent(lambda: _prepare(line, argv, job.key))
@@ -171,7 +172,7 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
         else:
             directory.lock()
         requeue.remember(key, directory.path)
-    except UserError:
+    except BaseException:  # a mistake, or asked to stop
         forkserver.drop()
         raise
     from gangline import api

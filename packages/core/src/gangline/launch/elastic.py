@@ -45,6 +45,7 @@ from gangline.launch.signals import hand_on
 from gangline.launch.starts import JobStart, Starts, end
 from gangline.launch.stops import UNUSED, ranks_that_are_killed, requests
 from gangline.launch.worker import SPARE
+from gangline.run_files import open_own
 
 _LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing")
 _NO_LIMIT = 1 << 30  # restarts that torch's agent counts; ours are counted by `Starts`
@@ -78,6 +79,7 @@ class AgentNode:
     met: Callable[[], None] = lambda: None  # called when the nodes have met for the first time
     over: Callable[[], None] = lambda: None  # called when this node ends the job for all
     comes: Callable[[], None] = lambda: None  # returns once this node may take part in the next start
+    left: Callable[[int], int] = lambda generation: 1  # how many nodes of a start a signal has ended, with this one
     replaced: Callable[[], set[str]] = set  # nodes of the start under way whose agent was lost, and has a successor
     meets_seconds: float = 0.0  # how long nodes that lose each other while they meet do so again
 
@@ -215,7 +217,7 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
         except Stopped as stopped:
             if request.signum:
                 return _signalled(starts, files, request.signum)
-            return _explain(stopped, starts)
+            return _explain(stopped, starts, agent.leads)
         except RendezvousTimeoutError:
             goes = True
             few = f"launch.nodes={getattr(config, 'nodes', '1')}: there were not enough nodes"
@@ -265,7 +267,9 @@ def _signalled(starts: Starts, files: RankFiles, signum: int) -> int:
         )
         if not files.node.alone:  # the others may go on
             return ending.exit_code
-    end(starts.run_dir, ending)
+    # The last node of a start that a signal ends reports the end of the job: others may continue without this one.
+    if files.start is None or files.node.left(files.generation) == len(files.start.nodes):
+        end(starts.run_dir, ending)
     return ending.exit_code
 
 
@@ -337,6 +341,9 @@ class RankFiles(LogsSpecs):
 class AgentLog(logging.FileHandler):
     """Loses lines on a full disk or in a directory that was deleted, and nothing else."""
 
+    def _open(self) -> Any:
+        return open_own(Path(self.baseFilename), "a")
+
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line where that is possible."""
         with suppress(OSError):
@@ -369,18 +376,18 @@ def _agent_log(path: Path) -> Iterator[None]:
         handler.close()
 
 
-def _explain(stopped: Stopped, starts: Starts) -> int:
-    """Say what went wrong and give the exit code; raises the UserError where it was a user's mistake."""
+def _explain(stopped: Stopped, starts: Starts, leads: bool) -> int:
+    """Return the exit code, and print what went wrong on the node that leads the start; a user's mistake is raised."""
     failure = stopped.failure
     told = read_ending(starts.run_dir)
     first = told is None or told.generation != stopped.generation
-    if first:
+    if first and (leads or not failure.mends_itself):  # this node alone may have seen a failure that ends all
         Starts.end(starts.run_dir, stopped.generation, failure)
-    elif told is not None:
+    elif leads and told is not None:
         end(starts.run_dir, told)
     if failure.kind == "user":
         raise failure.error()
-    if first and (failure.mends_itself or failure.kind == "lost"):
+    if leads and first and (failure.mends_itself or failure.kind == "lost"):
         print(failures.report(failure, starts.logs), file=sys.stderr, end="", flush=True)
     return failure.exit_code
 

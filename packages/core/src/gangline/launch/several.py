@@ -91,6 +91,7 @@ def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "", 
             address=address,
             alone=False,
             met=meeting.met,
+            left=lambda generation: meeting.store.add(f"gangline/left/{generation}", 1),
             replaced=meeting.replaced,
             comes=wait,
             meets_seconds=config.join_seconds,
@@ -120,7 +121,7 @@ class Agents:
 
     def watch(self) -> int:
         """Start them, start those again that were killed, and wait for the end of the job."""
-        asks = {signal.SIGINT, signal.SIGTERM} & {*stop_signals()}
+        asks = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} & {*stop_signals()}
         before = {signum: signal.signal(signum, self._hand_on) for signum in asks}
         self.again = dict.fromkeys(range(self.count), 0.0)
         begun = progress(self.run_dir).generation

@@ -9,12 +9,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 
 SAME_REQUEST_SECONDS = 1.0  # a scheduler may say it twice at once: to a process, and to its whole group
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 # The table of every real-time signal of this program, which a rank takes for one thing alone.
 _REAL_TIME = getattr(signal, "SIGRTMIN", None)
@@ -46,6 +48,34 @@ def ignore_notices() -> None:
     for signum in NOTICES:
         if signal.getsignal(signum) == signal.SIG_DFL:
             signal.signal(signum, signal.SIG_IGN)
+
+
+@contextmanager
+def early_requests() -> Iterator[None]:
+    """Ignore a scheduler's notices; SIGTERM and SIGHUP end this process with a message until a launcher takes them."""
+    ignore_notices()
+    early = [one for one in _ENDS if signal.getsignal(one) == signal.SIG_DFL]
+    for signum in early:
+        signal.signal(signum, _end)
+    try:
+        yield
+    finally:
+        default_requests()
+
+
+def default_requests() -> None:
+    """Take back the handlers of `early_requests`: Python runs no handler while a rank waits for others in torch."""
+    for signum in _ENDS:
+        if signal.getsignal(signum) is _end:
+            signal.signal(signum, signal.SIG_DFL)
+
+
+def _end(signum: int, frame: object) -> None:
+    default_requests()  # a second request ends the process at once
+    with suppress(OSError):
+        text = f"train: {name_of(signum)} ended the command while no rank was running; nothing had to be saved\n"
+        os.write(2, text.encode())
+    raise SystemExit(128 + signum)
 
 
 def stop_requested() -> str | None:

@@ -107,6 +107,6 @@ def _record(s: Session, directory: RunDirectory, id: CheckpointId, continues: bo
     begin(s, Attempt(s.attempt, None, why=f"weights of {directory.path}, {id}", data=s.other_data))
     for line in attempts.read(directory.path) if first and continues else ():
         if line.skipped and line.skipped_from + line.skipped > s.cursor:
-            why = f"passed over in {directory.path}"
+            why = f"{attempts.SKIPPED_IN}{directory.path}"
             begin(s, Attempt(s.attempt, None, line.skipped, why, skipped_from=line.skipped_from))
     s.events.write("weights", **facts)

@@ -102,6 +102,13 @@ def restore(session: Session) -> None:
             *damage,
             f"Start afresh (new weights):  train from={shlex.quote(str(session.directory.path))}",
         )
+    if line := attempts.skipped_beyond(session.history, wanted, session.cursor):
+        raise UserError(
+            f"{session.directory.path / attempts.FILE} was changed: attempt {line.attempt} skips the samples from "
+            f"{line.skipped_from} to {line.skipped_from + line.skipped - 1}.",
+            f"Checkpoint {wanted}, which comes after it, has read up to sample {session.cursor - 1}.",
+            f"Restore {attempts.FILE} from a copy. {_afresh(session)}",
+        )
     if damage:
         session.attempt += 1
     begin(session, Attempt(session.attempt, str(wanted), why="; ".join(damage) or "resume", data=session.other_data))

@@ -15,6 +15,7 @@ from gangline.cluster import load_cluster, measure, save_cluster
 from gangline.comm import gather_json
 from gangline.health import Action, HealthCheck, Verdict
 from gangline.launch import name_of_this_node
+from gangline.tools import write_whole
 from gangline_health.burn_in.config import BurnInHealth
 from gangline_health.burn_in.judge import RankRates, bad_links, bad_ranks, measured
 
@@ -64,7 +65,7 @@ class BurnInCheck(HealthCheck):
                 "bad": [{"rank": one.rank, "node": one.node, "why": one.why} for one in bad],
                 "links": links,
             }
-            Path(self.run_dir, LOGS, FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
+            write_whole(Path(self.run_dir, LOGS, FILE), json.dumps(content, indent=1))
             small = measure.LARGE[self.device.type][1]
             when = time.strftime("%Y-%m-%d", time.gmtime())
             save_cluster(measured(rows, load_cluster(self.config.base), about, when, small), self.run_dir / CLUSTER)

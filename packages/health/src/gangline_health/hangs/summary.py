@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.pulse import Collective, Seen
+from gangline.tools import open_own
 from gangline_health.hangs.diagnose import Watched
 
 FRESH_SECONDS = 10.0  # an older one says nothing of now
@@ -46,7 +47,8 @@ def tell(run_dir: Path, machine: str, ranks: list[Watched]) -> None:
     """Write this machine's file, replaced as a whole."""
     file = path(run_dir, machine)
     draft = file.with_name(f"{file.name}.{os.getpid()}")
-    draft.write_text(json.dumps({"time": time.time(), "ranks": [_plain(one) for one in ranks]}), encoding="utf-8")
+    with open_own(draft, "w") as opened:
+        opened.write(json.dumps({"time": time.time(), "ranks": [_plain(one) for one in ranks]}))
     draft.replace(file)
 
 

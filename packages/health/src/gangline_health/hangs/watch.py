@@ -19,7 +19,7 @@ from pathlib import Path
 from gangline.health import Action, Verdict
 from gangline.launch import RankFailure, claim
 from gangline.pulse import PulseReader, Seen, find
-from gangline.tools import Events
+from gangline.tools import Events, open_own, write_whole
 from gangline_health.hangs import flight, processes, summary
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Diagnosis, Watched, diagnose
@@ -174,9 +174,7 @@ class Watcher:
         events.close()
         stacks = processes.stacks(self.run_dir, [one.seen for one in own])
         flights = [path.name for path in flight.collect(self.run_dir, [one.seen for one in own])]
-        place.write_text(
-            json.dumps({**report(diagnosis, own, stacks), "flight_recorder": flights}, indent=1), encoding="utf-8"
-        )
+        write_whole(place, json.dumps({**report(diagnosis, own, stacks), "flight_recorder": flights}, indent=1))
         print(f"health: {verdict}", flush=True)
         if self.alert and (why := send(self.alert, {"run_dir": str(self.run_dir), **verdict.to_dict()})):
             print(f"health.on.alert ({named(self.alert)}): {why}", flush=True)
@@ -218,7 +216,7 @@ def alone(run_dir: Path, machine: str) -> Iterator[None]:
 
     Where no file can be locked each agent's watches: what one finds is then said as often.
     """
-    with (run_dir / "logs" / f"watch-{machine}.lock").open("w", encoding="utf-8") as file:
+    with open_own(run_dir / "logs" / f"watch-{machine}.lock", "w") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -11,7 +11,7 @@ import yaml
 
 from gangline import UserError
 from gangline.launch import Launcher
-from gangline.tools import clear_ending, read_ending, write_ending
+from gangline.tools import clear_ending, read_ending, write_ending, write_whole
 from gangline_launch import clocks, job as jobs
 from gangline_launch.follow import follow
 from gangline_launch.give_back import give_back, handed_over
@@ -50,7 +50,7 @@ class KubernetesLauncher(Launcher):
         job = SubmittedJob.now("kubernetes", f"{self.config.namespace}/{name}", mark=mark)
         with jobs.one_submit(run_dir):
             refuse_second(run_dir)
-            path.write_text(text, encoding="utf-8")
+            write_whole(path, text)
             levels.note(run_dir, self.config.levels)
             clocks.forget(run_dir)
             tries.forget(run_dir)

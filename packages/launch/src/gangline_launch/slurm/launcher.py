@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gangline import UserError
 from gangline.launch import Launcher, excluded
-from gangline.tools import clear_ending, read_ending, write_ending
+from gangline.tools import clear_ending, read_ending, write_ending, write_whole
 from gangline_launch import clocks, job as jobs, storage
 from gangline_launch.follow import EXIT_FAILURE, follow, follow_all
 from gangline_launch.give_back import give_back, handed_over
@@ -65,7 +65,7 @@ class SlurmLauncher(Launcher):
         self._refuse_storage(above, zip(runs, paths, strict=True))
         try:
             with jobs.one_submit(above):
-                (jobs.folder(above) / "runs").write_text("".join(f"{path}\n" for path in paths), encoding="utf-8")
+                write_whole(jobs.folder(above) / "runs", "".join(f"{path}\n" for path in paths))
                 number = self._submit(above, paths, range(len(paths)))
         except SlurmAway as error:
             return [unknown(error, directories)] * len(paths)
@@ -77,7 +77,7 @@ class SlurmLauncher(Launcher):
     def _submit(self, above: Path, run_dirs: Sequence[Path], tasks: Sequence[int] = ()) -> str:
         """What an earlier job left behind is no word on this one."""
         path = jobs.folder(above) / script.FILE
-        path.write_text(script.render(self.config, self.run, above, len(tasks)), encoding="utf-8")
+        write_whole(path, script.render(self.config, self.run, above, len(tasks)))
         path.chmod(0o755)
         out = [excluded(run_dir, self.config.excluded_hours) for run_dir in run_dirs]
         names = sorted({name for each in out for name in each})

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gangline.tools import read_records
+from gangline.tools import open_own, read_records
 from gangline_launch import job as jobs
 
 FILE = "requeues.jsonl"
@@ -48,7 +48,7 @@ def append(run_dir: Path, line: JobRequeue) -> None:
     """On a line of its own, also after a torn one."""
     path = jobs.folder(run_dir) / FILE
     torn = path.exists() and not path.read_bytes().endswith(b"\n")
-    with path.open("a", encoding="utf-8") as file:
+    with open_own(path, "a") as file:
         file.write("\n" * torn + json.dumps(asdict(line)) + "\n")
 
 
