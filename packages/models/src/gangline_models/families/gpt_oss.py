@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gangline.config import PositiveFloat
+from gangline.config import PositiveFloat, PositiveInt
 from gangline.model import BlockNode, DecoderNode, Gating, LinearNode, Plan, SinksNode
 from gangline_models.families.base import SIZES, PatternConfig
 from gangline_models.hugging_face.experts import refuse_experts, refuse_packed
@@ -77,7 +77,7 @@ class GptOss(PatternConfig):
         if not said:
             found["rope"] = published_rope()
         types = read_types(reader, [FULL if (index + 1) % 2 == 0 else SLIDING for index in range(given["layers"])])
-        return found | read_windows(reader, reader.take("sliding_window", 128), types)
+        return found | read_windows(reader, reader.take("sliding_window", 128, PositiveInt), types)
 
     def more_json(self, max_position: int) -> dict[str, Any]:
         said = {"sliding_window": self.window, "layer_types": layer_types(self.windows), "num_local_experts": 0}
