@@ -72,7 +72,7 @@ class GptOss(PatternConfig):
         refuse_experts(reader, "num_local_experts", 128)
         for name in ("experts_per_token", "initial_context_length"):  # transformers goes by others
             reader.take(name)
-        said = any(reader.take(name) for name in ("rope_parameters", "rope_scaling"))
+        said = reader.take("rope_parameters") is not None or reader.take("rope_scaling")
         found = read_rope(reader, cls.silent_theta)
         if not said:
             found["rope"] = published_rope()
