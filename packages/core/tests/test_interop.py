@@ -430,6 +430,18 @@ FAULTS: dict[str, Callable[[Path], str]] = {
         "is damaged",
         lambda directory: (directory / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}'),
     ),
+    "an index with another directory": fault(
+        "names '../hf/model.safetensors'",
+        lambda directory: (directory / "model.safetensors.index.json").write_text(
+            '{"weight_map": {"a": "../hf/model.safetensors"}}'
+        ),
+    ),
+    "an index with an absolute path": fault(
+        "names '/etc/passwd'",
+        lambda directory: (directory / "model.safetensors.index.json").write_text(
+            '{"weight_map": {"a": "/etc/passwd"}}'
+        ),
+    ),
     "a pointer": fault(
         "Git LFS has not fetched them",
         lambda directory: last(directory).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
