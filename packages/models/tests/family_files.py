@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from gangline import UserError
 from gangline.config import BatchSection, Run, default_run
 from gangline.interop import export, load_pretrained
+from gangline.interop.commands import words_for
 from gangline.interop.config import edited_config_from
 from gangline.interop.fields import HARMLESS
 from gangline.interop.names import theirs_of
@@ -107,6 +110,10 @@ def compare_there_and_back(model: PreTrainedModel, directory: Path, out: Path) -
 
 DECIDING_ALSO = {"max_position_embeddings"}  # where rotary positions are stretched
 GONE = object()
+ODD = (
+    *(0, -1, None, "x", 10**9, 2**62, 10**400, 0.0, 1.5, 1e308, math.nan, 1, True, False),
+    *("", [], {}, [None], {"a": 1}, [1, 2]),
+)
 
 
 def places(content: dict[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -209,6 +216,26 @@ class Files:
         # What a field decides moves logits by 1e-2 and more. A norm's default epsilon may be 1000 times smaller than
         # the one saved: rounding is then ten times what it is there, in theirs as in ours (each against float64).
         return None if gap < 1e-4 * max(1.0, float(expected.abs().max())) else f"logits differ by {float(gap)}"
+
+    def wrong_import(self, field: str, content: dict[str, Any]) -> str | None:
+        """What is wrong with how `gangline import` and a run read that file. Raises what is no UserError."""
+        (self.directory / "config.json").write_text(json.dumps(content))
+        with suppress(UserError):
+            words_for(self.directory)
+        return self.wrong(field, content)
+
+    def all_odd_wrong(self) -> dict[str, str]:
+        """Of each field with a value of another kind or size, and read wrongly: what is wrong."""
+        found = {}
+        for path in places(self.content):
+            for value in ODD:
+                try:
+                    wrong = self.wrong_import(path[-1], changed(self.content, path, value))
+                except Exception as error:  # named with the value that it is of
+                    wrong = repr(error)
+                if wrong:
+                    found[f"{'.'.join(path)}={value!r:.20}"] = wrong
+        return found
 
     def all_wrong(self) -> dict[str, str]:
         """Of each field that is absent or null, and read wrongly: what is wrong."""

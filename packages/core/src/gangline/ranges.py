@@ -163,7 +163,7 @@ def wrong(hint: Any, value: Any) -> str | None:
     kind, args = get_origin(hint), get_args(hint)
     if kind is Annotated:
         ranges = [item for item in args[1:] if isinstance(item, Range)] if _holds(args[0], value) else []
-        if _number(value) and not math.isfinite(value) and not any(isinstance(item, OrInfinite) for item in ranges):
+        if _infinite(value) and not any(isinstance(item, OrInfinite) for item in ranges):
             return f"must be {' and '.join(filter(None, ('finite', _shown(ranges))))}"
         if not all(item.fits(value) for item in ranges):
             return f"must be {_shown(ranges)}"
@@ -174,7 +174,7 @@ def wrong(hint: Any, value: Any) -> str | None:
         return None if value in args else f"must be one of {', '.join(map(str, args))}"
     if isinstance(value, list | tuple | set | frozenset | Mapping):
         return _wrong_inside(kind, args, value)
-    return "must be finite" if kind is None and _number(value) and not math.isfinite(value) else None
+    return "must be finite" if kind is None and _infinite(value) else None
 
 
 def unfit(hint: Any, value: Any) -> str | None:
@@ -280,6 +280,10 @@ def _shown(ranges: Collection[Range]) -> str:
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _infinite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)  # a whole number may be too large for a float
 
 
 def _holds(hint: Any, value: Any) -> bool:
