@@ -173,8 +173,8 @@ def test_a_value_without_meaning_of_a_part_in_a_list():
         (list[str], ["a", 1], "must be a list"),
         (list[PositiveInt], [1, 0], "must each be at least 1"),
         (list[float], [10**400], "must be less than 2^63"),
-        (dict[str, Any], {"a": 10**400}, None),
-        (dict[str, Any] | None, [], "must be an object or null"),
+        (dict, {"a": 10**400, "b": nan}, None),
+        (dict | None, [], "must be an object or null"),
     ],
 )
 def test_value_of_a_file_is_of_its_type_and_in_range(hint, value, complaint):

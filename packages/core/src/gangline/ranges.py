@@ -198,8 +198,6 @@ def _is_of(hint: Any, value: Any) -> bool:
         return any(_is_of(arg, value) for arg in args)
     if kind is list:
         return isinstance(value, list) and all(_is_of(args[0], item) for item in value)
-    if kind is dict:
-        return isinstance(value, dict) and all(_is_of(args[1], item) for item in value.values())
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, int | float) if hint is float else isinstance(value, hint)

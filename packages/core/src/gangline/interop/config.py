@@ -48,8 +48,8 @@ KNOWN = frozenset((*SAME.values(), *ABSENT, *ROPE_FIELDS, *WINDOW_FIELDS))
 SHAPES = {
     "architectures": list[str] | None,
     "layer_types": list[str] | None,
-    "rope_parameters": dict[str, Any] | None,
-    "rope_scaling": dict[str, Any] | None,
+    "rope_parameters": dict | None,
+    "rope_scaling": dict | None,
 }
 COUNTS = ("num_hidden_layers", "n_layer", "num_nextn_predict_layers", "num_mtp_layers")
 FEW = 1000  # layers: a list of so many costs nothing, and weights are not looked at

@@ -98,7 +98,7 @@ class DeepSeek(FamilyConfig):
         grown = 1.0
         if isinstance(self.rope, YarnRope) and self.rope.mscale_all_dim and self.rope.factor > 1:
             grown = 0.1 * self.rope.mscale_all_dim * math.log(self.rope.factor) + 1
-        return float(self.head_width**-0.5 * grown**2)
+        return float(self.head_width**-0.5 * grown * grown)
 
     def rope_of(self, block: int, length: int) -> Rope:
         from gangline.plugins import build

@@ -52,7 +52,7 @@ def read_layered_rope(reader: ConfigReader, theta: float, local: str | None, loc
     if left := set(given) - {"full_attention", "sliding_attention"}:
         raise reader.refused("rope_parameters", ", ".join(sorted(left)), "Its layers have a window or none.")
     for kind, inner in given.items():
-        reader.checked(f"rope_parameters.{kind}", inner, dict[str, Any] | None)
+        reader.checked(f"rope_parameters.{kind}", inner, dict | None)
     full = {**(given.get("full_attention") or {}), **old}
     sliding = given.get("sliding_attention") or {}
     if old and "rope_type" not in old and old.get("type", "default") != "default":
@@ -104,7 +104,8 @@ def read_choice(
     ranges = {name: stated(config)[ours] for ours, name in config.words.items()}
     found = {name: reader.checked(name, said[name], ranges[name]) for name in words if said.get(name) is not None}
     if ORIGINAL in words:
-        found[ORIGINAL] = original or found.get(ORIGINAL) or reader.need(LONGEST, PositiveInt)
+        chosen = original or found.get(ORIGINAL) or reader.need(LONGEST, PositiveInt)
+        found[ORIGINAL] = reader.checked(ORIGINAL, chosen, ranges[ORIGINAL])
         if "factor" not in found:
             found["factor"] = reader.need(LONGEST, PositiveInt) / found[ORIGINAL]
     if LONGEST in config.words.values():
