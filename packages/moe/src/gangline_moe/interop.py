@@ -333,7 +333,9 @@ def _sparse(config: dict[str, Any]) -> tuple[int, int]:
         every = sparse[1] - first if len(sparse) > 1 else len(layers)
         if sparse == list(layers)[first::every]:
             return first, 1 if len(sparse) == 1 and first == len(layers) - 1 else every
-    raise UserError("a model whose blocks with experts are not evenly spaced.", "moe.first and moe.every say no such.")
+    said = {name: config.get(name) for name in ("num_hidden_layers", "decoder_sparse_step", "mlp_only_layers")}
+    why = f"moe.first and moe.every say no such: {', '.join(f'{name}={value}' for name, value in said.items())}."
+    raise UserError("a model whose blocks with experts are not evenly spaced.", why)
 
 
 def _sparse_blocks(config: dict[str, Any]) -> list[int]:
