@@ -227,9 +227,9 @@ def of_hugging_face(cls: type[Options], config: dict[str, Any]) -> tuple[Options
             raise UserError(what, f"gangline has only {name}={' or '.join(map(str, values))} there.")
     named = "num_local_experts" if "n_routed_experts" not in config and "num_local_experts" in config else EXPERTS
     experts = _given(config, named, None, ranges["experts"])
-    scored = _scored(
-        config, experts, {"norm_topk_prob": False, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1}
-    )
+    absent = {"norm_topk_prob": False, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1}
+    groups = {name: 1 for name in ("n_group", "topk_group") if config.get(name) is None}  # null in published files
+    scored = _scored(config | groups, experts, absent)
     hidden = _given(config, "moe_intermediate_size", 1408, PositiveInt)
     first, shared = (
         0 if config.get(name) is None else _given(config, name, 0, NonNegativeInt)
