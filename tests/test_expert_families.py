@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
-from family_cases import ROUTED
+from family_cases import ROUTED, SPARSE
 from family_files import ours, run_of
-from family_suite import AbsentFields, FamilySuite
+from family_suite import AbsentFields, FamilySuite, OddFields
 
 from gangline import UserError
 from gangline.config.compose import compose_one
@@ -42,6 +42,20 @@ class TestFamilies(FamilySuite):
 
 class TestAbsentFields(AbsentFields):
     cases = tuple(ROUTED)
+
+
+class TestOddFields(OddFields):
+    cases = (*ROUTED, *SPARSE)
+    sample = "deepseek-v3"
+    fields = (
+        ("n_group", 3),
+        ("topk_group", 0),
+        ("first_k_dense_replace", -1),
+        ("num_experts_per_tok", 99),
+        ("n_routed_experts", 10**9),
+        ("moe_intermediate_size", "12"),
+        ("routed_scaling_factor", None),
+    )
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,8 @@ def test_a_base_that_tp_would_cut_inside_a_block_is_refused(runs):
     said = runs.refused("run.dir=no", *KINDS["chat"], "lora.base=8bit", "parallel=tp", "launch.processes=2")
     assert "does not divide" in said, said
     assert "scales" in said, said
+    assert "Weights kept in 8 bits (8bit)" in said, said
+    assert "lora.base=bf16" in said, said
 
 
 def test_the_load_of_experts_is_not_of_padding(runs):

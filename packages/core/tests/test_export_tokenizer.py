@@ -50,6 +50,50 @@ def test_special_tokens_that_stand_in_their_own_file_are_known(tokenizer, tmp_pa
     assert named() == {}
 
 
+def test_link_out_of_the_tokenizer_directory_is_refused(tokenizer, tmp_path_factory, tmp_path):
+    secret = tmp_path_factory.mktemp("private") / "id_rsa"
+    secret.write_text("a key")
+    for name in ("vocab.json", "tokenizer_config.json"):
+        (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / name).symlink_to(secret)
+        with pytest.raises(UserError, match=rf"{name} is a symbolic link out of its directory") as refused:
+            tokenizer_files(tokenizer, None)
+        assert str(secret) in str(refused.value)
+        (tmp_path / name).unlink()
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "generation_config.json").symlink_to(secret)
+    with pytest.raises(UserError, match="symbolic link"):
+        tokenizer_files(None, str(base))
+    (tmp_path / "merges.txt").symlink_to(tmp_path / "notes.txt")
+    assert tokenizer_files(tokenizer, None)["merges.txt"] == b"not of the tokenizer"
+    (tmp_path / "vocab.json").mkdir()
+    with pytest.raises(UserError, match="not a regular file"):
+        tokenizer_files(tokenizer, None)
+
+
+def test_links_of_the_hugging_face_cache_are_followed(tokenizer, tmp_path_factory, tmp_path):
+    """huggingface_hub links snapshots/REVISION/FILE to ../../blobs/HASH."""
+    hub = tmp_path_factory.mktemp("hub")
+    repository = hub / "models--owner--name"
+    snapshot, blobs = repository / "snapshots" / "0a1b", repository / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / name, blobs / name[::-1])
+        (snapshot / name).symlink_to(f"../../blobs/{name[::-1]}")
+    found = tokenizer_files(str(snapshot / "tokenizer.json"), None)
+    assert set(found) == {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}
+    (tmp_path / "link").symlink_to(snapshot)
+    assert tokenizer_files(str(tmp_path / "link" / "tokenizer.json"), None) == found
+    other = hub / "models--owner--other" / "secret"
+    other.parent.mkdir()
+    other.write_text("a key")
+    (snapshot / "vocab.json").symlink_to("../../../models--owner--other/secret")
+    with pytest.raises(UserError, match="symbolic link"):
+        tokenizer_files(str(snapshot / "tokenizer.json"), None)
+
+
 def test_the_generation_config_of_the_base_goes_on(tokenizer, tmp_path):
     base = tmp_path / "base"
     base.mkdir()

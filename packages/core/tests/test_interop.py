@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import shutil
 from collections.abc import Callable
@@ -412,6 +413,7 @@ def last(directory: Path) -> Path:
     return max(directory.glob("*.safetensors"))
 
 
+BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 DOWN = "model.layers.2.mlp.down_proj.weight"
 FAULTS: dict[str, Callable[[Path], str]] = {
     "no weights": no_weights,
@@ -427,6 +429,18 @@ FAULTS: dict[str, Callable[[Path], str]] = {
     "an index without names of files": fault(
         "is damaged",
         lambda directory: (directory / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}'),
+    ),
+    "an index with another directory": fault(
+        "names '../hf/model.safetensors'",
+        lambda directory: (directory / "model.safetensors.index.json").write_text(
+            '{"weight_map": {"a": "../hf/model.safetensors"}}'
+        ),
+    ),
+    "an index with an absolute path": fault(
+        "names '/etc/passwd'",
+        lambda directory: (directory / "model.safetensors.index.json").write_text(
+            '{"weight_map": {"a": "/etc/passwd"}}'
+        ),
     ),
     "a pointer": fault(
         "Git LFS has not fetched them",
@@ -524,6 +538,38 @@ class TestRefusals:
         said = self.error(read, tmp_path / "other", tied)
         assert "lm_head.weight differs from model.embed_tokens.weight" in said
         assert "tie_word_embeddings to false" in said
+
+    @pytest.mark.parametrize(
+        ("values", "words"),
+        [
+            ({"rope_theta": 0}, ["rope_theta=0", "more than 0"]),
+            ({"rope_theta": "x"}, ['rope_theta="x"', "a number"]),
+            ({"rope_theta": 10**400}, ["rope_theta=1000", "less than 2^63"]),
+            ({"num_hidden_layers": 0}, ["num_hidden_layers=0", "at least 1"]),
+            ({"num_hidden_layers": "2"}, ['num_hidden_layers="2"', "a whole number"]),
+            ({"num_hidden_layers": 10**9}, ["num_hidden_layers=1000000000", "30 tensors"]),
+            ({"hidden_size": -32}, ["hidden_size=-32", "at least 1"]),
+            ({"hidden_size": 32.0}, ["hidden_size=32.0", "a whole number"]),
+            ({"rms_norm_eps": math.nan}, ["rms_norm_eps=NaN", "finite"]),
+            ({"tie_word_embeddings": 1}, ["tie_word_embeddings=1", "true or false"]),
+            ({"vocab_size": 10**12}, ["describes a model of", "vocab_size"]),
+            ({"num_key_value_heads": 3}, ["kv_heads=3 does not divide"]),
+            ({"architectures": "LlamaForCausalLM"}, ["architectures=", "a list"]),
+            ({"layer_types": {"0": 1}}, ["layer_types=", "a list"]),
+            ({"rope_scaling": "llama3"}, ["rope_scaling=", "an object"]),
+            ({"rope_parameters": []}, ["rope_parameters=", "an object"]),
+            ({"rope_scaling": {"rope_type": "llama3", "factor": 0, **BANDS}}, ["factor=0", "at least 1"]),
+            ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, ["sliding_window=0", "at least 1"]),
+        ],
+    )
+    def test_odd_field_of_config_json_is_named(self, directory, values, words):
+        self.change(directory, **values)
+        text = self.error(import_model, [str(directory)])
+        assert all(word in text for word in words), text
+
+    def test_deeply_nested_config_json_is_refused(self, directory):
+        (directory / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+        assert "nested too deeply" in self.error(model_config_from, directory)
 
     def test_no_directory_and_no_json(self, directory, tmp_path):
         assert "config.json" in self.error(model_config_from, tmp_path / "nowhere")

@@ -29,6 +29,7 @@ from gangline.ranges import (
     ShareBelowOne,
     choices,
     states_all,
+    unfit,
     words,
     wrong,
 )
@@ -152,6 +153,32 @@ def test_a_value_without_meaning_is_refused(config, message):
 def test_a_value_without_meaning_of_a_part_in_a_list():
     (problem,) = meaningless(default_run(track=[Console(every=0)]))
     assert problem.what == "track.console.every=0 must be at least 1."
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "complaint"),
+    [
+        (PositiveInt, 1, None),
+        (PositiveInt, 0, "must be at least 1"),
+        (PositiveInt, True, "must be a whole number, at least 1"),
+        (PositiveInt, 1.0, "must be a whole number, at least 1"),
+        (PositiveInt, 2**63, "must be less than 2^63"),
+        (PositiveInt | None, None, None),
+        (PositiveInt | None, "1", "must be a whole number or null, at least 1"),
+        (ShareBelowOne, 0, None),
+        (ShareBelowOne, nan, "must be finite and at least 0 and less than 1"),
+        (float, 10**400, "must be less than 2^63"),
+        (bool, 1, "must be true or false"),
+        (list[str], ["a"], None),
+        (list[str], ["a", 1], "must be a list"),
+        (list[PositiveInt], [1, 0], "must each be at least 1"),
+        (list[float], [10**400], "must be less than 2^63"),
+        (dict, {"a": 10**400, "b": nan}, None),
+        (dict | None, [], "must be an object or null"),
+    ],
+)
+def test_value_of_a_file_is_of_its_type_and_in_range(hint, value, complaint):
+    assert unfit(hint, value) == complaint
 
 
 def test_a_slip_in_a_word_gets_its_question():

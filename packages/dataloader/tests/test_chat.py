@@ -21,7 +21,7 @@ from gangline_dataloader import commands
 from gangline_dataloader.prepare.documents import TextDocument
 from gangline_dataloader.prepare.encode import DocumentEncoder, EncodedDocument
 from gangline_dataloader.prepare.rule import Dropped
-from gangline_dataloader.prepare.settings import TOKENIZERS, Settings
+from gangline_dataloader.prepare.settings import TOKENIZERS, Settings, copy_tokenizer
 from gangline_dataloader.sources import build
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import read
@@ -78,6 +78,13 @@ def prepared(chats: Path, *more: str) -> Path:
     out = chats.parent / "store"
     assert commands.main(["prepare", str(chats), "--out", str(out), "--chat", "--workers", "1", *more]) == 0
     return out
+
+
+def test_link_beside_a_tokenizer_is_not_copied_into_a_store(tokenizer, tmp_path):
+    (tmp_path / "private.json").write_text('{"eos_token": "a key"}')
+    (tokenizer.parent / "special_tokens_map.json").symlink_to(tmp_path / "private.json")
+    with pytest.raises(UserError, match=r"special_tokens_map\.json is a symbolic link out of its directory"):
+        copy_tokenizer(Settings(tokenizer=str(tokenizer)), tmp_path)
 
 
 @pytest.mark.parametrize("subwords", [True, False])

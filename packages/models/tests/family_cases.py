@@ -192,12 +192,66 @@ ROUTED: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+# Decoders that core reads itself.
+CORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", COMMON | {"head_dim": 8}),
+    "llama3": (
+        "Llama",
+        COMMON
+        | {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "low_freq_factor": 2.0,
+                "high_freq_factor": 5.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+    ),
+    "mistral": ("Mistral", COMMON | {"sliding_window": 7}),
+    "qwen3": (
+        "Qwen3",
+        COMMON | {"head_dim": 8, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0},
+    ),
+}
+# Core's decoder with experts of gangline-moe.
+SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("Mixtral", COMMON | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        COMMON
+        | {
+            "head_dim": 8,
+            "moe_intermediate_size": 12,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "mlp_only_layers": [0],
+        },
+    ),
+    "dots.llm1": (
+        "Dots1",
+        COMMON
+        | {
+            "head_dim": 8,
+            "moe_intermediate_size": 12,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 2,
+            "sliding_window": None,
+            "norm_topk_prob": True,
+        },
+    ),
+}
 LENGTH = 48  # of the rows that the models are compared on
 
 
 def theirs(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Their model with random numbers in every parameter, biases and norms too, large enough that each counts."""
-    family, values = (CASES | ROUTED)[name]
+    family, values = (CASES | ROUTED | CORE | SPARSE)[name]
     config = getattr(transformers, f"{family}Config")(**values, attn_implementation="eager")
     with torch.random.fork_rng():
         torch.manual_seed(3)  # the middle of what is one number a head (A_log) is what their class has drawn

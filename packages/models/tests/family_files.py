@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from gangline import UserError
 from gangline.config import BatchSection, Run, default_run
 from gangline.interop import export, load_pretrained
+from gangline.interop.commands import words_for
 from gangline.interop.config import edited_config_from
 from gangline.interop.fields import HARMLESS
 from gangline.interop.names import theirs_of
@@ -43,7 +46,12 @@ def computed(run: Run) -> dict[str, Any]:
 
 
 def problems(run: Run) -> str:
-    found = [*run.model.check(run), *(problem for edit in run.edits.values() for problem in edit.check(run))]
+    rope = getattr(run.model, "rope", None)
+    found = [
+        *run.model.check(run),
+        *(rope.check(run) if rope else ()),
+        *(problem for edit in run.edits.values() for problem in edit.check(run)),
+    ]
     return "\n".join(map(str, found))
 
 
@@ -107,6 +115,10 @@ def compare_there_and_back(model: PreTrainedModel, directory: Path, out: Path) -
 
 DECIDING_ALSO = {"max_position_embeddings"}  # where rotary positions are stretched
 GONE = object()
+ODD = (
+    *(0, -1, None, "x", 10**9, 2**62, 10**400, 0.0, 1.5, 1e308, math.nan, 1, True, False),
+    *("", [], {}, [None], [1, 2]),
+)
 
 
 def places(content: dict[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -209,6 +221,26 @@ class Files:
         # What a field decides moves logits by 1e-2 and more. A norm's default epsilon may be 1000 times smaller than
         # the one saved: rounding is then ten times what it is there, in theirs as in ours (each against float64).
         return None if gap < 1e-4 * max(1.0, float(expected.abs().max())) else f"logits differ by {float(gap)}"
+
+    def wrong_import(self, field: str, content: dict[str, Any]) -> str | None:
+        """What is wrong with how `gangline import` and a run read that file. Raises what is no UserError."""
+        (self.directory / "config.json").write_text(json.dumps(content))
+        with suppress(UserError):
+            words_for(self.directory)
+        return self.wrong(field, content)
+
+    def all_odd_wrong(self) -> dict[str, str]:
+        """Of each field with a value of another kind or size, and read wrongly: what is wrong."""
+        found = {}
+        for path in places(self.content):
+            for value in ODD:
+                try:
+                    wrong = self.wrong_import(path[-1], changed(self.content, path, value))
+                except Exception as error:  # named with the value that it is of
+                    wrong = repr(error)
+                if wrong:
+                    found[f"{'.'.join(path)}={value!r:.20}"] = wrong
+        return found
 
     def all_wrong(self) -> dict[str, str]:
         """Of each field that is absent or null, and read wrongly: what is wrong."""

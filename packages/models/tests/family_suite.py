@@ -68,3 +68,20 @@ class AbsentFields(Families):
     def test_what_is_absent_or_null_is_what_transformers_has_for_it(self, family: str, tmp_path: Path) -> None:
         wrong = Files(family, tmp_path).all_wrong()
         assert not wrong, wrong  # this module's assertions are not explained by pytest
+
+
+class OddFields(Families):
+    """A field of config.json with an odd value means what it means to transformers, or is refused with a message."""
+
+    sample: ClassVar[str] = ""  # the case that runs by day
+    fields: ClassVar[Iterable[tuple[str, object]]] = ()  # field and value, by day
+
+    @pytest.mark.nightly
+    def test_every_field_with_odd_values_is_refused_or_theirs(self, family: str, tmp_path: Path) -> None:
+        wrong = Files(family, tmp_path).all_odd_wrong()
+        assert not wrong, wrong
+
+    def test_some_fields_with_odd_values_are_refused_or_theirs(self, tmp_path: Path) -> None:
+        files = Files(self.sample, tmp_path)
+        found = {name: files.wrong_import(name, files.content | {name: value}) for name, value in self.fields}
+        assert not any(found.values()), found

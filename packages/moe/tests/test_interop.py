@@ -193,6 +193,53 @@ def test_a_config_that_cannot_be_computed_is_refused():
     assert of_hugging_face(MoeOptions, {"architectures": ["LlamaForCausalLM"]}) is None
 
 
+SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("config", "theirs"),
+    [
+        ({"architectures": ["MixtralForCausalLM"]}, MixtralConfig),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, Qwen3MoeConfig),
+        (
+            {"architectures": ["Dots1ForCausalLM"], "sliding_window": None}
+            | {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
+            Dots1Config,
+        ),
+    ],
+    ids=["mixtral", "qwen3-moe", "dots.llm1"],
+)
+def test_absent_fields_of_experts_are_those_of_transformers(config, theirs):
+    short, _ = of_hugging_face(MoeOptions, config | SIZES)
+    full, _ = of_hugging_face(MoeOptions, theirs(**config, **SIZES).to_dict() | config)
+    assert short == full
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("mixtral", {"num_local_experts": 0}, "num_local_experts=0"),
+        ("mixtral", {"intermediate_size": "48"}, 'intermediate_size="48"'),
+        ("qwen3-moe", {"num_experts_per_tok": None}, "num_experts_per_tok=null"),
+        ("qwen3-moe", {"decoder_sparse_step": 0}, "decoder_sparse_step=0"),
+        ("qwen3-moe", {"mlp_only_layers": "0"}, "mlp_only_layers="),
+        ("dots.llm1", {"n_group": 3}, "n_group=3"),
+        ("dots.llm1", {"topk_group": 5}, "topk_group=5"),
+        ("dots.llm1", {"num_local_experts": None, "n_routed_experts": None}, "n_routed_experts=null"),
+    ],
+)
+def test_odd_field_of_experts_is_named(name, changes, words):
+    config = CASES[name][1].to_dict() | {"architectures": [CASES[name][0].__name__]} | changes
+    with pytest.raises(UserError) as refused:
+        of_hugging_face(MoeOptions, config)
+    assert words in str(refused.value)
+
+
+def test_missing_field_without_a_default_is_named():
+    with pytest.raises(UserError, match="does not give num_experts_per_tok"):
+        of_hugging_face(MoeOptions, {"architectures": ["Dots1ForCausalLM"], "sliding_window": None})
+
+
 def test_weights_of_other_experts_are_refused(tmp_path):
     MixtralForCausalLM(MIXTRAL).save_pretrained(tmp_path)
     run = words(tmp_path)

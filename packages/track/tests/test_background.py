@@ -12,7 +12,7 @@ import pytest
 from gangline.testing.health import healthy
 from gangline.track import Start, StepRecord
 from gangline.train.report import Reporter
-from gangline_track.background import BackgroundTracker, Connection, TrackingFailed
+from gangline_track.background import BackgroundTracker, Connection, TrackingFailed, lists
 from gangline_track.config import Service
 
 
@@ -178,3 +178,13 @@ def test_trackers_that_hang_are_waited_for_together(tmp_path: Path, monkeypatch)
     assert None not in first
     assert first == second
     assert not reporter.failed
+
+
+def test_list_in_a_record_keeps_its_finite_numbers():
+    """metrics.jsonl has a number that is not finite as a string."""
+    (record,) = healthy(1)
+    record.metrics["load"] = [1.0, float("nan"), "inf", 2.0]
+    record.metrics["norms"] = [float("-inf")]
+    found = lists(record)
+    assert found["load"] == [1.0, 2.0]
+    assert found["norms"] == []

@@ -163,7 +163,7 @@ def wrong(hint: Any, value: Any) -> str | None:
     kind, args = get_origin(hint), get_args(hint)
     if kind is Annotated:
         ranges = [item for item in args[1:] if isinstance(item, Range)] if _holds(args[0], value) else []
-        if _number(value) and not math.isfinite(value) and not any(isinstance(item, OrInfinite) for item in ranges):
+        if _infinite(value) and not any(isinstance(item, OrInfinite) for item in ranges):
             return f"must be {' and '.join(filter(None, ('finite', _shown(ranges))))}"
         if not all(item.fits(value) for item in ranges):
             return f"must be {_shown(ranges)}"
@@ -174,7 +174,49 @@ def wrong(hint: Any, value: Any) -> str | None:
         return None if value in args else f"must be one of {', '.join(map(str, args))}"
     if isinstance(value, list | tuple | set | frozenset | Mapping):
         return _wrong_inside(kind, args, value)
-    return "must be finite" if kind is None and _number(value) and not math.isfinite(value) else None
+    return "must be finite" if kind is None and _infinite(value) else None
+
+
+def unfit(hint: Any, value: Any) -> str | None:
+    """As `wrong`, for a value of any type that a file holds: also say which type it has to be of.
+
+    A whole number beyond 64 bits is refused: it is larger than any size, and has no float.
+    """
+    if not _is_of(hint, value):
+        return f"must be {', '.join(filter(None, (_type_words(hint), words(hint))))}"
+    return "must be less than 2^63" if _beyond_64_bits(value) else wrong(hint, value)
+
+
+def _is_of(hint: Any, value: Any) -> bool:
+    """Whether a value out of JSON is of a type: true is no number, a whole number is a float as well."""
+    kind, args = get_origin(hint), get_args(hint)
+    if hint is Any or kind is Literal:
+        return hint is Any or value in args
+    if kind is Annotated:
+        return _is_of(args[0], value)
+    if kind in (Union, types.UnionType):
+        return any(_is_of(arg, value) for arg in args)
+    if kind is list:
+        return isinstance(value, list) and all(_is_of(args[0], item) for item in value)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, int | float) if hint is float else isinstance(value, hint)
+
+
+def _type_words(hint: Any) -> str:
+    kind, args = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        return _type_words(args[0])
+    if kind in (Union, types.UnionType):
+        return " or ".join(map(_type_words, args))
+    named = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list"}
+    return {**named, dict: "an object", types.NoneType: "null"}.get(kind or hint, str(hint))
+
+
+def _beyond_64_bits(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_beyond_64_bits, value))
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 def _wrong_inside(kind: Any, args: tuple[Any, ...], value: Collection[Any] | Mapping[Any, Any]) -> str | None:
@@ -236,6 +278,10 @@ def _shown(ranges: Collection[Range]) -> str:
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _infinite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)  # a whole number may be too large for a float
 
 
 def _holds(hint: Any, value: Any) -> bool:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from gangline.interop.names import Theirs as Theirs, theirs_of as theirs_of
     from gangline.interop.tensors import tensor_names as tensor_names
-    from gangline.interop.tokenizer_files import tokenizer_files as tokenizer_files
+    from gangline.interop.tokenizer_files import file_beside as file_beside, tokenizer_files as tokenizer_files
     from gangline.record import every_record as every_record, read_records as read_records
     from gangline.run_files import open_own as open_own
     from gangline.rundir import (
@@ -62,7 +62,7 @@ __getattr__, __all__ = lazily(
         "gangline.interop.commands": "add_output train_command words_for write_model",
         "gangline.interop.names": "Theirs theirs_of",
         "gangline.interop.tensors": "tensor_names",
-        "gangline.interop.tokenizer_files": "tokenizer_files",
+        "gangline.interop.tokenizer_files": "file_beside tokenizer_files",
         "gangline.attempts": "Attempt",
     },
 )

@@ -15,7 +15,8 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gangline import Problem, UserError
-from gangline.model import Name
+from gangline.config import NonNegativeInt, PositiveInt, stated
+from gangline.model import Name, checked
 from gangline_moe.routers.config import Biased, Grouped, Sigmoid, Softmax
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ MIXTRAL, QWEN, DOTS = "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Dots1ForCaus
 GPT_OSS = "GptOssForCausalLM"  # its dense form, which nobody has: the same with NO_EXPERTS
 DEEPSEEK = "DeepseekV3ForCausalLM"  # with as many dense blocks as there are
 QWEN_NEXT = "Qwen3NextForCausalLM"  # with 0 experts
+# What transformers has where a file is silent; of dots.llm1 it has no number of experts.
+LAYERS, TOP_K, EXPERTS = {MIXTRAL: 32, QWEN: 24, DOTS: 62}, {MIXTRAL: 2, QWEN: 8}, "n_routed_experts"
 # Of experts: who reads the rest of a config.json knows nothing of them. Losses and noise are of training alone.
 ROUTING = (
     *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
@@ -190,38 +193,48 @@ def of_hugging_face(cls: type[Options], config: dict[str, Any]) -> tuple[Options
         return _qwen_next(cls, config)
     if architecture not in (MIXTRAL, QWEN, DOTS):
         return None
+    layers = _given(config, "num_hidden_layers", LAYERS[architecture], PositiveInt)
     if config.get("sliding_window") is not None:
         what = f"a model of experts with sliding_window={config['sliding_window']}."
         raise UserError(what, "gangline reads windows of models without experts only.")
     silent = architecture == DOTS and "sliding_window" not in config
-    if silent and config["num_hidden_layers"] > config.get("max_window_layers", 62):
+    if silent and layers > _given(config, "max_window_layers", 62, NonNegativeInt):
         what = "a dots.llm1 whose config.json does not give sliding_window."
         raise UserError(what, "transformers takes 4096, and gangline reads windows of models without experts only.")
-    top_k = config["num_experts_per_tok"]
+    ranges = stated(cls)
+    top_k = _given(config, "num_experts_per_tok", TOP_K.get(architecture), ranges["top_k"])
     rest = {name: value for name, value in config.items() if name not in ROUTING}
     if architecture == MIXTRAL:
-        found = cls(experts=config["num_local_experts"], top_k=top_k, hidden=config["intermediate_size"])
+        named = "num_local_experts" if "num_local_experts" in config else "num_experts"
+        experts = _given(config, named, 8, ranges["experts"])
+        found = cls(experts=experts, top_k=top_k, hidden=_given(config, "intermediate_size", 14336, PositiveInt))
         absent = {"rms_norm_eps": 1e-5, "rope_theta": 1e6}  # what transformers takes for it, and not for a Llama
         return replace(found, router=Softmax()), {**absent, **rest, "architectures": [LLAMA]}
     rest["architectures"] = [QWEN_DENSE]
-    if config.get("head_dim") is None and "hidden_size" in config:  # not Qwen3's 128
-        rest["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
-    hidden = config["moe_intermediate_size"]
+    if config.get("head_dim") is None and None not in map(config.get, ("hidden_size", "num_attention_heads")):
+        width, heads = (_given(config, name, None, PositiveInt) for name in ("hidden_size", "num_attention_heads"))
+        rest["head_dim"] = width // heads  # not Qwen3's 128
     if architecture == QWEN:
-        experts = config["num_experts" if "num_experts" in config else "num_local_experts"]
-        first, every = _sparse(config)
-        router = Softmax(renormalise=config.get("norm_topk_prob", False))
+        experts = _given(config, "num_experts" if "num_experts" in config else "num_local_experts", 128, PositiveInt)
+        hidden = _given(config, "moe_intermediate_size", 768, PositiveInt)
+        first, every = _sparse(config | {"num_hidden_layers": layers})
+        router = Softmax(renormalise=_given(config, "norm_topk_prob", False, bool))
         return cls(experts=experts, top_k=top_k, hidden=hidden, first=first, every=every, router=router), rest
     rest = {name: value for name, value in rest.items() if name not in DOTS_ONLY and name not in DOTS_TRAINING}
     for name, values in DOTS_ONLY.items():
         if config.get(name, values[0]) not in (*values, None):
             what = f"a dots.llm1 with {name}={config[name]}."
             raise UserError(what, f"gangline has only {name}={' or '.join(map(str, values))} there.")
-    experts = config["n_routed_experts" if "n_routed_experts" in config else "num_local_experts"]
-    scores = {"renormalise": config.get("norm_topk_prob", False), "scale": config.get("routed_scaling_factor", 1.0)}
-    groups = config.get("n_group") or 1
-    scored = Sigmoid(**scores) if groups == 1 else Grouped(**scores, groups=groups, top_groups=config["topk_group"])
-    first, shared = config.get("first_k_dense_replace") or 0, config.get("n_shared_experts") or 0
+    named = "num_local_experts" if "n_routed_experts" not in config and "num_local_experts" in config else EXPERTS
+    experts = _given(config, named, None, ranges["experts"])
+    absent = {"norm_topk_prob": False, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1}
+    groups = {name: 1 for name in ("n_group", "topk_group") if config.get(name) is None}  # null in published files
+    scored = _scored(config | groups, experts, absent)
+    hidden = _given(config, "moe_intermediate_size", 1408, PositiveInt)
+    first, shared = (
+        0 if config.get(name) is None else _given(config, name, 0, NonNegativeInt)
+        for name in ("first_k_dense_replace", "n_shared_experts")
+    )
     return cls(experts=experts, top_k=top_k, hidden=hidden, first=first, shared=shared, router=scored), rest
 
 
@@ -229,32 +242,28 @@ def _gpt_oss(cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[
     """The same of a gpt-oss; what it has beside experts stays in its config.json."""
     rest = {name: value for name, value in config.items() if name not in ROUTING}
     named = "num_experts" if "num_experts" in config else "num_local_experts"
-    if not (experts := _given(config, named, 128)):
+    if not (experts := _given(config, named, 128, NonNegativeInt)):
         return None
-    top_k, hidden = _given(config, "num_experts_per_tok", 4), _given(config, "intermediate_size", 2880)
+    top_k = _given(config, "num_experts_per_tok", 4, PositiveInt)
+    hidden = _given(config, "intermediate_size", 2880, PositiveInt)
     return cls(experts=experts, top_k=top_k, hidden=hidden, router=Biased()), rest | NO_EXPERTS
 
 
 def _deepseek(cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[str, Any]] | None:
     """The same of a DeepSeek-V3; None where all its blocks are dense."""
-    layers, first = _given(config, "num_hidden_layers", 61), _given(config, "first_k_dense_replace", 3)
+    layers = _given(config, "num_hidden_layers", 61, PositiveInt)
+    first = _given(config, "first_k_dense_replace", 3, NonNegativeInt)
     if first >= layers:
         return None
-    groups = _given(config, "n_group", 8)
-    scores = {
-        "renormalise": _given(config, "norm_topk_prob", True),
-        "scale": _given(config, "routed_scaling_factor", 2.5),
-    }
-    router: Sigmoid = Sigmoid(**scores)
-    if groups > 1:
-        router = Grouped(**scores, groups=groups, top_groups=_given(config, "topk_group", 4))
+    experts = _given(config, "num_local_experts" if "num_local_experts" in config else EXPERTS, 256, PositiveInt)
+    absent = {"norm_topk_prob": True, "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4}
     found = cls(
-        experts=_given(config, "num_local_experts" if "num_local_experts" in config else "n_routed_experts", 256),
-        top_k=_given(config, "num_experts_per_tok", 8),
-        hidden=_given(config, "moe_intermediate_size", 2048),
-        shared=_given(config, "n_shared_experts", 1),
+        experts=experts,
+        top_k=_given(config, "num_experts_per_tok", 8, PositiveInt),
+        hidden=_given(config, "moe_intermediate_size", 2048, PositiveInt),
+        shared=_given(config, "n_shared_experts", 1, NonNegativeInt),
         first=first,
-        router=router,
+        router=_scored(config, experts, absent),
     )
     rest = {name: value for name, value in config.items() if name not in ROUTING}
     return found, rest | {"first_k_dense_replace": layers}
@@ -262,34 +271,59 @@ def _deepseek(cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict
 
 def _qwen_next(cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[str, Any]] | None:
     """The same of a Qwen3-Next; None where no block of it has experts."""
-    layers = config | {"num_hidden_layers": _given(config, "num_hidden_layers", 48)}
-    if not (experts := _given(config, "num_experts", 512)) or not _sparse_blocks(layers):
+    layers = config | {"num_hidden_layers": _given(config, "num_hidden_layers", 48, PositiveInt)}
+    if not (experts := _given(config, "num_experts", 512, NonNegativeInt)) or not _sparse_blocks(layers):
         return None
-    hidden = _given(config, "moe_intermediate_size", 512)
-    beside = _given(config, "shared_expert_intermediate_size", 512)
+    hidden = _given(config, "moe_intermediate_size", 512, PositiveInt)
+    beside = _given(config, "shared_expert_intermediate_size", 512, NonNegativeInt)
     if beside % hidden or not beside:
         what = f"a Qwen3-Next with shared_expert_intermediate_size={beside}."
         raise UserError(what, f"gangline has shared experts as wide as the others, moe_intermediate_size={hidden}.")
     first, every = _sparse(layers)
     found = cls(
         experts=experts,
-        top_k=_given(config, "num_experts_per_tok", 10),
+        top_k=_given(config, "num_experts_per_tok", 10, PositiveInt),
         hidden=hidden,
         shared=beside // hidden,
         shared_gate=True,
         first=first,
         every=every,
-        router=Softmax(renormalise=_given(config, "norm_topk_prob", True)),
+        router=Softmax(renormalise=_given(config, "norm_topk_prob", True, bool)),
     )
     rest = {name: value for name, value in config.items() if name not in ROUTING}
     return found, rest | {"num_experts": 0}
 
 
-def _given(config: dict[str, Any], name: str, absent: Any) -> Any:
-    """The field, or `absent` where there is none. Raises UserError for null."""
-    if (found := config.get(name, absent)) is None:
+def _scored(config: dict[str, Any], experts: int, absent: dict[str, Any]) -> Sigmoid:
+    """Return the router of DeepSeek-V3's fields. absent: what transformers has for a field that is not there.
+
+    Raises UserError for groups that do not divide the experts.
+    """
+    scores = {
+        "renormalise": _given(config, "norm_topk_prob", absent["norm_topk_prob"], bool),
+        "scale": _given(config, "routed_scaling_factor", absent["routed_scaling_factor"], stated(Sigmoid)["scale"]),
+    }
+    groups, top = (_given(config, name, absent[name], PositiveInt) for name in ("n_group", "topk_group"))
+    if groups == 1:
+        return Sigmoid(**scores)
+    if experts % groups or experts // groups < 2:
+        why = f"It has {experts} experts, which must divide into n_group groups of two and more."
+        raise UserError(f"a model with n_group={groups}.", why)
+    if top > groups:
+        raise UserError(f"a model with topk_group={top}.", f"It must be at most n_group={groups}.")
+    return Grouped(**scores, groups=groups, top_groups=top)
+
+
+def _given(config: dict[str, Any], name: str, absent: Any, hint: Any) -> Any:
+    """The field, or `absent` where there is none. hint: its type and range.
+
+    Raises UserError for null, for a value that does not fit, and for a missing field where `absent` is None.
+    """
+    if (found := config.get(name, absent)) is not None:
+        return checked(name, found, hint)
+    if name in config:
         raise UserError(f"a model with {name}=null.", "transformers has no meaning for that.")
-    return found
+    raise UserError(f"a model whose config.json does not give {name}.", "transformers has no default for it.")
 
 
 def _sparse(config: dict[str, Any]) -> tuple[int, int]:
@@ -299,11 +333,14 @@ def _sparse(config: dict[str, Any]) -> tuple[int, int]:
         every = sparse[1] - first if len(sparse) > 1 else len(layers)
         if sparse == list(layers)[first::every]:
             return first, 1 if len(sparse) == 1 and first == len(layers) - 1 else every
-    raise UserError("a model whose blocks with experts are not evenly spaced.", "moe.first and moe.every say no such.")
+    said = {name: config.get(name) for name in ("num_hidden_layers", "decoder_sparse_step", "mlp_only_layers")}
+    why = f"moe.first and moe.every say no such: {', '.join(f'{name}={value}' for name, value in said.items())}."
+    raise UserError("a model whose blocks with experts are not evenly spaced.", why)
 
 
 def _sparse_blocks(config: dict[str, Any]) -> list[int]:
-    step, kept = _given(config, "decoder_sparse_step", 1), set(config.get("mlp_only_layers") or ())
+    step = _given(config, "decoder_sparse_step", 1, PositiveInt)
+    kept = set(checked("mlp_only_layers", config.get("mlp_only_layers"), list[int] | None) or ())
     return [i for i in range(config["num_hidden_layers"]) if (i + 1) % step == 0 and i not in kept]
 
 

@@ -12,6 +12,7 @@ What the service raises is raised by the next call of the loop, which core says 
 from __future__ import annotations
 
 import importlib
+import math
 import queue
 import sys
 import threading
@@ -194,8 +195,9 @@ def scalars(record: StepRecord) -> dict[str, float]:
 
 
 def lists(record: StepRecord) -> dict[str, list[float]]:
-    """Those that are several."""
-    return {name: [*map(number, value)] for name, value in numbers(record).items() if isinstance(value, list)}
+    """Return the finite numbers of each measurement that is a list: a histogram has no place for others."""
+    found = {name: map(number, value) for name, value in numbers(record).items() if isinstance(value, list)}
+    return {name: [value for value in values if math.isfinite(value)] for name, values in found.items()}
 
 
 def number(value: float | str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import socket
 import sys
 import uuid
@@ -82,7 +81,7 @@ class WandbConnection(Connection):
 
     def send(self, records: list[StepRecord]) -> None:
         for record in records:
-            histograms = {name: histogram(values) for name, values in lists(record).items()}
+            histograms = {name: wandb.Histogram(values) for name, values in lists(record).items()}
             self.run.log({**scalars(record), **histograms}, step=record.step)
             self.last = record.step
 
@@ -117,11 +116,6 @@ def unreachable(url: str, seconds: float) -> str:
     except OSError as error:
         return f"{url} cannot be reached: {error}"
     return ""
-
-
-def histogram(values: list[float]) -> wandb.Histogram:
-    """Of the finite ones."""
-    return wandb.Histogram([value for value in values if math.isfinite(value)])
 
 
 def connect(config: Wandb) -> WandbConnection:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from gangline.config.compose import compose_one as compose_one
     from gangline.config.defaults import default_run as default_run
+    from gangline.config.fields import stated as stated
     from gangline.config.schema import (
         CallbackConfig as CallbackConfig,
         CheckpointConfig as CheckpointConfig,
@@ -72,6 +73,7 @@ __getattr__, __all__ = lazily(
             "OptimizerConfig ParallelConfig PartConfig PrecisionConfig Run ScheduleConfig TrackConfig"
         ),
         "gangline.config.answers": "ItemSizes LayoutBounds",
+        "gangline.config.fields": "stated",
         "gangline.config.sections": "BatchSection Recompute RunSection ValidateSection",
         "gangline.ranges": (
             "AnyNumber AtLeast AtMost LessThan MoreThan NonNegativeFloat NonNegativeInt OneOf OrInfinite "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import is_dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 from gangline.config.fields import REQUIRED, comments_of, defaults, stated
@@ -28,6 +28,8 @@ from gangline.parts import PartConfig
 from gangline.plugins import installed
 from gangline.ranges import choices, listed_divisors, wrong
 
+SHORT, LONG = 1, 1 << 30  # rows, in tokens: shorter and longer than any that a part may have
+
 
 def check(run: Run) -> None:
     """Raises UserError that lists everything found."""
@@ -48,6 +50,18 @@ def problems(run: Run) -> list[Problem]:
         found += _refused(lambda: compose_model(run))
         found += layout_problems(run)
     return found
+
+
+def part_problems(run: Run, parts: Collection[PartConfig]) -> list[Problem]:
+    """What these parts of a run find in their options; without what rows of another length would mend."""
+
+    def at(length: int) -> list[Problem]:
+        measured = replace(run, batch=replace(run.batch, sequence_length=length))
+        own = ((place, config) for place, config in run.parts() if config in parts)
+        return [problem for place, config in _opened(own) for problem in problems_of(place, config, measured)]
+
+    found = at(SHORT)
+    return [problem for problem in found if problem in at(LONG)] if found else []
 
 
 def _variables(run: Run) -> Iterator[Problem]:
@@ -140,7 +154,11 @@ def _unread(run: Run) -> Iterator[Problem]:
 
 def _configs(run: Run) -> Iterator[tuple[str, PartConfig]]:
     """("callback.ema", its configuration) of every part, also of parts within parts ("callback.ema/part")."""
-    for place, config in run.parts():
+    return _opened(run.parts())
+
+
+def _opened(parts: Iterable[tuple[str, PartConfig]]) -> Iterator[tuple[str, PartConfig]]:
+    for place, config in parts:
         yield place, config
         for name in installed().part_of(config).part.opens:
             yield f"{place}/{name}", getattr(config, name)

@@ -56,9 +56,13 @@ def hints(cls: type) -> dict[str, Any]:
         raise TypeError(f"{cls.__qualname__}: the type of an option must be importable at run time: {error}") from error
 
 
-@cache
 def stated(cls: type) -> dict[str, Any]:
     """As `hints`, with the ranges: a field that a class only gives another default keeps that of the class above."""
+    return _stated(cls)
+
+
+@cache
+def _stated(cls: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     bare: dict[str, Any] = {}
     hints(cls)  # says what cannot be imported

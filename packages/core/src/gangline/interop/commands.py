@@ -235,14 +235,18 @@ def import_model(argv: Sequence[str]) -> int:
 def _check_tensors(directory: Path, config: ModelConfig, edits: Sequence[EditConfig]) -> None:
     """Raises UserError where a run that starts from the directory would find that its weights lack or do not fit."""
     from gangline.config import default_run
-    from gangline.interop.read import check_pretrained
+    from gangline.config.check import part_problems
+    from gangline.interop.read import check_pretrained, refuse_larger
     from gangline.model.build import construct
     from gangline.model.compose import compose_model
     from gangline.model.init import shards_of
     from gangline.plugins import installed
 
     run = default_run(model=config, **{installed().part_of(edit).group: edit for edit in edits})
+    if found := part_problems(run, [config, *edits]):
+        raise UserError.of(found)
     tree, plan = compose_model(run)
+    refuse_larger(directory, tree)
     check_pretrained(directory, shards_of(construct(tree), plan), plan)  # without their memory
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from gangline.catalogue import suppliers
+from gangline.config.fields import stated
 from gangline.config.schema import EditConfig, ModelConfig, Run
 from gangline.config.suggest import near
 from gangline.errors import Problem, UserError
-from gangline.interop.fields import refuse_unknown
+from gangline.interop.fields import checked, refuse_unknown
 from gangline.interop.rope import ROPE_FIELDS, SCALING, read_rope
+from gangline.interop.tensors import tensor_names
 from gangline.interop.window import WINDOW_FIELDS, read_window, window_json
 from gangline.model.config import DecoderConfig
 from gangline.rundir import holds_checkpoint
@@ -42,6 +44,16 @@ ABSENT = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
 # All that is looked at. What is beside it and not harmless is refused by its name.
 KNOWN = frozenset((*SAME.values(), *ABSENT, *ROPE_FIELDS, *WINDOW_FIELDS))
 
+# What the values of some fields look like; others are checked where they are read.
+SHAPES = {
+    "architectures": list[str] | None,
+    "layer_types": list[str] | None,
+    "rope_parameters": dict | None,
+    "rope_scaling": dict | None,
+}
+COUNTS = ("num_hidden_layers", "n_layer", "num_nextn_predict_layers", "num_mtp_layers")
+FEW = 1000  # layers: a list of so many costs nothing, and weights are not looked at
+
 
 def read_config(directory: str | Path) -> dict[str, Any]:
     """The config.json of a directory. Raises UserError where there is none or it is not JSON."""
@@ -63,9 +75,25 @@ def read_config(directory: str | Path) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read.", str(error)) from error
+    except RecursionError:
+        raise UserError(f"{path} cannot be read.", "It is nested too deeply.") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} cannot be read.", "It is not a JSON object.")
+    for name, hint in SHAPES.items():
+        checked(name, content.get(name), hint, f"{directory} holds a model")
+    _refuse_counts(directory, content)
     return content
+
+
+def _refuse_counts(directory: str | Path, content: dict[str, Any]) -> None:
+    """Raises UserError for more layers than the weights have tensors: before a list of so many is made."""
+    for name in COUNTS:
+        count = content.get(name)
+        if isinstance(count, int) and count > FEW and count > (held := len(tensor_names(directory))):
+            raise UserError(
+                f"{directory} holds a model with {name}={count}.",
+                f"Its weights have {held} tensors, and each layer has tensors of its own.",
+            )
 
 
 def model_config_from(directory: str | Path) -> ModelConfig:
@@ -124,13 +152,17 @@ def decoder_of(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
     Reads what transformers 4 writes (rope_theta, rope_scaling) and what 5 does (rope_parameters). Raises UserError for
     what it cannot compute.
     """
-    architecture = theirs["architectures"][0]
+    architecture, holder, ranges = theirs["architectures"][0], f"{directory} holds a model", stated(DecoderConfig)
     for key, value in ABSENT.items():
         if theirs.get(key, value) != value:
             raise UserError(
                 f"{directory} holds a model with {key}={theirs[key]}.", f"gangline's decoder has only {key}={value}."
             )
-    ours = {mine: theirs[key] for mine, key in SAME.items() if theirs.get(key) is not None}
+    ours = {
+        mine: checked(key, theirs[key], ranges[mine], holder)
+        for mine, key in SAME.items()
+        if theirs.get(key) is not None
+    }
     missing = [SAME[name] for name in NEEDED if name not in ours]
     if missing:
         raise UserError(f"{directory}/config.json does not give {', '.join(missing)}.")
@@ -140,7 +172,7 @@ def decoder_of(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
         ours.setdefault("head_dim", 128)  # of Qwen3; a head of the others is hidden_size / heads wide
     return DecoderConfig(
         **ours,
-        **read_rope(directory, theirs),
+        **read_rope(directory, theirs, ranges),
         **read_window(directory, theirs, ours["layers"]),
         qk_norm=ARCHITECTURES[architecture],
         weights=str(directory),

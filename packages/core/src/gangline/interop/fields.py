@@ -1,15 +1,17 @@
-"""Which fields of a config.json say nothing of what the model computes, and the refusal of one that nobody knows.
+"""Which fields of a config.json say nothing of what the model computes; the refusal of unknown fields and odd values.
 
 Torch-free.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from gangline.errors import UserError
+from gangline.ranges import unfit
 
 # What says nothing of what the model computes from its weights: tokens, files, and what is of training alone. (Dropout
 # is: gangline's modules have none.)
@@ -44,3 +46,16 @@ def refuse_unknown(directory: str | Path, theirs: Mapping[str, Any], asked: Coll
             "gangline does not know what that changes in what the model computes.",
             "Where it changes nothing, take it out of config.json.",
         )
+
+
+def checked(name: str, value: Any, hint: Any, holder: str = "a model") -> Any:
+    """Return the value of a field of config.json.
+
+    hint: its type and range, as of an option. holder: the subject of the message. Raises UserError where the value does
+    not fit.
+    """
+    if complaint := unfit(hint, value):
+        shown = json.dumps(value, default=str)
+        shown = shown if len(shown) <= 80 else f"{shown[:80]}..."
+        raise UserError(f"{holder} with {name}={shown}.", f"{name} of config.json {complaint}.")
+    return value

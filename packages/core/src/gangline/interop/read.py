@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
 from gangline.interop.names import Theirs, strangers, theirs_of
 from gangline.interop.tensors import Tensors
+from gangline.model.tree import parameter_shapes
 from gangline.plan import Plan
 from gangline.shard import parameter_of
 
 if TYPE_CHECKING:
+    from gangline.model.tree import Node
     from gangline.shard import Shard
 
 
+LARGER = 100  # times the numbers of a directory: a model of more parameters is another one
 LANES = 2  # weights that are read side by side: while one waits for the disk, another is converted
 
 
@@ -55,6 +59,22 @@ def check_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan)
         for shard in shards:
             for theirs in _brought(tensors, plan, shard):
                 _check(tensors, theirs, shard, plan)
+
+
+def refuse_larger(directory: str | Path, tree: Node) -> None:
+    """Raises UserError where the model has many times the numbers of the directory's weights: by headers alone.
+
+    A model of such sizes is not built to learn which of its tensors differ.
+    """
+    with Tensors(directory) as tensors:
+        held = sum(prod(tensors.shape(name)) for name in tensors.files)
+    wanted = sum(map(prod, parameter_shapes(tree).values()))
+    if wanted > LARGER * max(held, 1):
+        raise UserError(
+            f"{directory}/config.json describes a model of {wanted:,} parameters.",
+            f"The weights beside it have {held:,} numbers.",
+            "Check the sizes in config.json: hidden_size, vocab_size, the numbers of heads, layers and experts.",
+        )
 
 
 def _refuse_strangers(tensors: Tensors, plan: Plan) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import UserError
+from gangline.interop.fields import checked
 
 # ours -> theirs, of llama3
 SCALING = {
@@ -20,10 +21,11 @@ ROPE_FIELDS = ("rope_theta", "rope_scaling", "rope_parameters", SHARE, ORIGINAL)
 PLAIN = {"rope_type", "type", "rope_theta", SHARE, ORIGINAL}
 
 
-def read_rope(directory: str | Path, theirs: Mapping[str, Any]) -> dict[str, Any]:
+def read_rope(directory: str | Path, theirs: Mapping[str, Any], ranges: Mapping[str, Any]) -> dict[str, Any]:
     """The options of rotary positions. What a file does not say is what transformers takes for these architectures.
 
-    Raises UserError for what the decoder cannot compute and for a scaling that is not said in full.
+    ranges: option -> its type and range. Raises UserError for what the decoder cannot compute and for a scaling that is
+    not said in full.
     """
     given, old = theirs.get("rope_parameters") or {}, theirs.get("rope_scaling") or {}
     if given and old and given != old:
@@ -55,4 +57,7 @@ def read_rope(directory: str | Path, theirs: Mapping[str, Any]) -> dict[str, Any
     missing += ["rope_theta"] if theta is None else []
     if missing:
         raise UserError(f"{directory}/config.json does not give {', '.join(missing)} of its rotary positions.")
-    return {"rope_theta": float(theta), **scaled}
+    holder = f"{directory} holds a model"
+    for mine, value in scaled.items():
+        checked(SCALING[mine], value, ranges[mine], holder)
+    return {"rope_theta": float(checked("rope_theta", theta, ranges["rope_theta"], holder)), **scaled}

@@ -51,8 +51,14 @@ class Tensors:
                 found = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
                 if other := [name for name in found.values() if not isinstance(name, str)]:
                     raise TypeError(f"{other[0]} is no name of a file")
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 raise UserError(f"{index} is damaged.", f"It has no readable weight_map ({error!r}).") from error
+            if outside := [name for name in found.values() if name in ("", ".", "..") or set(name) & set("/\\\0")]:
+                raise UserError(
+                    f"{index} names {outside[0]!r}.",
+                    "Weights lie in the directory of the index.",
+                    "Use file names alone.",
+                )
             if one.exists() and ONE_FILE not in found.values():
                 raise UserError(
                     f"{self.directory} has weights twice: in {ONE_FILE}, and in the files that {INDEX} names.",

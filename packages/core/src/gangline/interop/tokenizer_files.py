@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,12 @@ def tokenizer_files(tokenizer: str | None, weights: str | None, template: str | 
     try:
         if tokenizer is not None:
             path = Path(tokenizer).expanduser()
-            found = {name: (path.parent / name).read_bytes() for name in TOKENIZER if (path.parent / name).exists()}
+            files = {name: file_beside(path.parent, name) for name in TOKENIZER if name != "tokenizer.json"}
+            found = {name: file.read_bytes() for name, file in files.items() if file is not None}
             found["tokenizer.json"] = path.read_bytes()
         if template is not None:
             found[TEMPLATE] = Path(template).expanduser().read_bytes()
-        generation = {} if weights is None else generation_config(Path(weights).expanduser())
+        generation = {} if weights is None else _generation(Path(weights).expanduser())
         for name, token in _named_tokens(found).items():
             before = generation.get(name)
             ends = before if isinstance(before, list) else [] if before is None else [before]
@@ -55,6 +57,34 @@ def tokenizer_files(tokenizer: str | None, weights: str | None, template: str | 
             f"a file beside {tokenizer or weights} is damaged.", f"{type(error).__name__}: {error}"
         ) from error
     return found
+
+
+def file_beside(directory: Path, name: str) -> Path | None:
+    """Return the path of a file that is copied because it lies in a directory, or None where there is none.
+
+    Raises UserError for a symbolic link out of the directory, whose target may be private. A link inside one repository
+    of the Hugging Face cache, from models--OWNER--NAME/snapshots to its blobs, is followed.
+    """
+    path, home = directory / name, directory.resolve()
+    if not path.exists():
+        return None
+    real = path.resolve()
+    homes = [home, *(parent for parent in home.parents if parent.name.startswith("models--"))][:2]
+    if not any(real.is_relative_to(place) for place in homes):
+        raise UserError(
+            f"{path} is a symbolic link out of its directory.",
+            f"It leads to {real}, which would be copied along with the model.",
+            f"If the file belongs to the tokenizer:  cp --remove-destination {shlex.quote(str(real))} "
+            f"{shlex.quote(str(path))}",
+        )
+    if not path.is_file():
+        raise UserError(f"{path} is not a regular file.", "Files beside a tokenizer are copied along with it.")
+    return path
+
+
+def _generation(directory: Path) -> dict[str, Any]:
+    file_beside(directory, GENERATION)
+    return generation_config(directory)
 
 
 def _named_tokens(files: dict[str, bytes]) -> dict[str, Any]:

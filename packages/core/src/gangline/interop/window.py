@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangline.errors import UserError
+from gangline.interop.fields import checked
+from gangline.ranges import NonNegativeInt, PositiveInt
 
 if TYPE_CHECKING:
     from gangline.model.config import DecoderConfig
@@ -23,6 +25,9 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 def read_window(directory: str | Path, theirs: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """`window` and `full_every` of the model of a config.json. Raises UserError for an order that they cannot say."""
     architecture = (theirs.get("architectures") or [None])[0]
+    kinds = {"sliding_window": PositiveInt | None, "max_window_layers": NonNegativeInt | None}
+    for name, hint in (kinds | {"use_sliding_window": bool | None}).items():
+        checked(name, theirs.get(name), hint, f"{directory} holds a model")
     if architecture == "LlamaForCausalLM":
         if theirs.get("use_sliding_window") or SLIDING in (theirs.get("layer_types") or ()):
             raise UserError(f"{directory} holds a Llama with sliding windows.", "transformers computes none there.")

@@ -18,7 +18,7 @@ from gangline.lazy import lazily
 if TYPE_CHECKING:
     from gangline.interop.adapter import Adapter as Adapter
     from gangline.interop.config import read_config as read_config
-    from gangline.interop.fields import refuse_unknown as refuse_unknown
+    from gangline.interop.fields import checked as checked, refuse_unknown as refuse_unknown
     from gangline.interop.names import theirs_of as theirs_of
     from gangline.model.attention import (
         PLAIN as PLAIN,
@@ -159,6 +159,6 @@ __getattr__, __all__ = lazily(
         "gangline.interop.adapter": "Adapter",
         "gangline.interop.config": "read_config",
         "gangline.interop.names": "theirs_of",
-        "gangline.interop.fields": "refuse_unknown",
+        "gangline.interop.fields": "checked refuse_unknown",
     },
 )

@@ -14,6 +14,7 @@ import xxhash
 
 from gangline import UserError
 from gangline.data import LEARNT_RULE, ByteCodec, ChatTemplate, TextCodec, TokenizerCodec, template_of
+from gangline.tools import file_beside
 from gangline_dataloader.prepare import language, near
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.fast_bpe import fast
@@ -142,7 +143,8 @@ def copy_tokenizer(settings: Settings, folder: Path) -> Tokenizer:
     found: dict[str, bytes] = {}
     if file is not None:
         path = Path(settings.tokenizer).expanduser()
-        found = {name: (path.parent / name).read_bytes() for name in BESIDE if (path.parent / name).exists()}
+        files = {name: file_beside(path.parent, name) for name in BESIDE}
+        found = {name: file.read_bytes() for name, file in files.items() if file is not None}
         replace_bytes(folder / file, path.read_bytes())
     if template is not None:
         found[TEMPLATE] = template.source.encode()

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline import Problem, UserError
-from gangline.config import ModelConfig, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, listed_divisors
+from gangline.config import (
+    ModelConfig,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    listed_divisors,
+    stated,
+)
 from gangline.model import Rope
 from gangline_models.hugging_face.config_reader import ConfigReader
 from gangline_models.hugging_face.layers import layer_types
@@ -87,12 +95,13 @@ class FamilyConfig(ModelConfig):
     def of_hugging_face(cls, directory: str | Path, config: dict[str, Any]) -> FamilyConfig:
         reader = ConfigReader(directory, config)
         given: dict[str, Any] = {}
+        ranges = stated(cls)
         for ours, theirs in cls.same.items():
             if ours not in cls.silent:
-                given[ours] = reader.need(theirs)
+                given[ours] = reader.need(theirs, ranges[ours])
             else:
                 read = reader.take if ours in cls.nullable else reader.given
-                given[ours] = read(theirs, cls.silent[ours])
+                given[ours] = read(theirs, cls.silent[ours], ranges[ours])
         for name, value in cls.absent.items():
             reader.only(name, value)
         given |= cls.read_more(reader, given)

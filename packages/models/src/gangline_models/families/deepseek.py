@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline import Problem
-from gangline.config import PositiveFloat, PositiveInt
+from gangline.config import NonNegativeInt, PositiveFloat, PositiveInt
 from gangline.model import BlockNode, Cut, DecoderNode, LinearNode, NormNode, Plan, Rope
 from gangline_models.families.base import SIZES, FamilyConfig
 from gangline_models.hugging_face.experts import refuse_experts, refuse_packed
@@ -98,7 +98,7 @@ class DeepSeek(FamilyConfig):
         grown = 1.0
         if isinstance(self.rope, YarnRope) and self.rope.mscale_all_dim and self.rope.factor > 1:
             grown = 0.1 * self.rope.mscale_all_dim * math.log(self.rope.factor) + 1
-        return float(self.head_width**-0.5 * grown**2)
+        return float(self.head_width**-0.5 * grown * grown)
 
     def rope_of(self, block: int, length: int) -> Rope:
         from gangline.plugins import build
@@ -119,7 +119,7 @@ class DeepSeek(FamilyConfig):
     @classmethod
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         refuse_packed(reader, "quantization_config")
-        dense = reader.given("first_k_dense_replace", 3)
+        dense = reader.given("first_k_dense_replace", 3, NonNegativeInt)
         if dense < given["layers"]:
             refuse_experts(reader, "n_routed_experts", 256)
         for name in (*ROUTING, *PASSED, "n_routed_experts"):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gangline.config import PositiveFloat
+from gangline.config import PositiveFloat, PositiveInt
 from gangline.model import AttentionNode, DecoderNode, EmbeddingNode, Gating, HeadNode, NormNode, Plan
 from gangline_models.families.base import SIZES, PatternConfig, TwoRopesConfig
 from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
@@ -61,7 +61,7 @@ class Gemma2(PatternConfig):
         for name in ("hidden_act", "sliding_window_size"):  # transformers goes by hidden_activation, sliding_window
             reader.take(name)
         types = read_types(reader, [SLIDING if (index + 1) % 2 else FULL for index in range(given["layers"])])
-        windows = read_windows(reader, reader.take("sliding_window", 4096), types)
+        windows = read_windows(reader, reader.take("sliding_window", 4096, PositiveInt), types)
         return super().read_more(reader, given) | windows
 
     def more_json(self, max_position: int) -> dict[str, Any]:
@@ -93,9 +93,9 @@ class Gemma3(TwoRopesConfig):
     @classmethod
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         reader.take("hidden_act")
-        layers, every = range(given["layers"]), reader.given("sliding_window_pattern", 6)
+        layers, every = range(given["layers"]), reader.given("sliding_window_pattern", 6, PositiveInt)
         types = read_types(reader, [SLIDING if (index + 1) % every else FULL for index in layers])
-        windows = read_windows(reader, reader.take("sliding_window", 4096), types)
+        windows = read_windows(reader, reader.take("sliding_window", 4096, PositiveInt), types)
         return read_layered_rope(reader, 1_000_000.0, "rope_local_base_freq", 10_000.0) | windows
 
     def more_json(self, max_position: int) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class Gpt2(FamilyConfig):
         names = tensor_names(reader.directory)
         prefix = "" if "wte.weight" in names else "transformer."
         reader.only("max_position_embeddings", None, given["positions"])  # their other name of n_positions
-        hidden = reader.take("n_inner")
+        hidden = reader.take("n_inner", hint=PositiveInt)
         return {"hidden": 4 * given["dim"] if hidden is None else hidden, "prefix": prefix}
 
     def more_json(self, max_position: int) -> dict[str, Any]:

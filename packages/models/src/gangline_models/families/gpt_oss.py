@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gangline.config import PositiveFloat
+from gangline.config import PositiveFloat, PositiveInt
 from gangline.model import BlockNode, DecoderNode, Gating, LinearNode, Plan, SinksNode
 from gangline_models.families.base import SIZES, PatternConfig
 from gangline_models.hugging_face.experts import refuse_experts, refuse_packed
@@ -72,12 +72,12 @@ class GptOss(PatternConfig):
         refuse_experts(reader, "num_local_experts", 128)
         for name in ("experts_per_token", "initial_context_length"):  # transformers goes by others
             reader.take(name)
-        said = any(reader.take(name) for name in ("rope_parameters", "rope_scaling"))
+        said = reader.take("rope_parameters") is not None or reader.take("rope_scaling")
         found = read_rope(reader, cls.silent_theta)
         if not said:
             found["rope"] = published_rope()
         types = read_types(reader, [FULL if (index + 1) % 2 == 0 else SLIDING for index in range(given["layers"])])
-        return found | read_windows(reader, reader.take("sliding_window", 128), types)
+        return found | read_windows(reader, reader.take("sliding_window", 128, PositiveInt), types)
 
     def more_json(self, max_position: int) -> dict[str, Any]:
         said = {"sliding_window": self.window, "layer_types": layer_types(self.windows), "num_local_experts": 0}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gangline.config import PositiveInt
 from gangline.model import BlockNode, DecoderNode, Plan
 from gangline_models.families.base import SIZES, PatternConfig
 from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
@@ -30,7 +31,7 @@ class Ministral(PatternConfig):
 
     @classmethod
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
-        window = reader.take("sliding_window", 4096)
+        window = reader.take("sliding_window", 4096, PositiveInt)
         types = read_types(reader, [FULL if window is None else SLIDING] * given["layers"])
         return super().read_more(reader, given) | read_windows(reader, window, types)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gangline.config import PositiveInt
 from gangline.model import DecoderNode, Plan
 from gangline_models.families.base import SIZES, RotaryConfig, TwoRopesConfig
 from gangline_models.hugging_face.layers import FULL, SLIDING, read_types, read_windows
@@ -68,7 +69,7 @@ class Olmo3(TwoRopesConfig):
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         reader.only("head_dim", None, given["dim"] // given["heads"])
         types = read_types(reader, [SLIDING if (index + 1) % 4 else FULL for index in range(given["layers"])])
-        windows = read_windows(reader, reader.take("sliding_window", 4096), types)
+        windows = read_windows(reader, reader.take("sliding_window", 4096, PositiveInt), types)
         return read_layered_rope(reader, 500_000.0, None, 500_000.0) | windows
 
 

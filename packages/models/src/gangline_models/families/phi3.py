@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from gangline import UserError
-from gangline.config import PositiveFloat
+from gangline.config import AtMost, MoreThan, stated
 from gangline.model import BlockNode, DecoderNode, Plan
 from gangline_models.families.base import SIZES, WindowedConfig
 from gangline_models.hugging_face.rope import SHARE, read_rope, said_of_rope
@@ -37,7 +37,9 @@ class Phi3(WindowedConfig):
     nullable: ClassVar[frozenset[str]] = frozenset(("kv_heads", "window"))
 
     norm_eps: float = 1e-5
-    rotary_share: PositiveFloat = 1.0  # of the features of a head: so many are rotated, the first ones
+    rotary_share: Annotated[float, MoreThan(0), AtMost(1)] = (
+        1.0  # of the features of a head: so many are rotated, the first ones
+    )
 
     @property
     def rotated(self) -> int:
@@ -54,6 +56,7 @@ class Phi3(WindowedConfig):
         ):
             reader.only(name, value)
         share = said_of_rope(reader).get(SHARE, reader.given(SHARE, 1.0))
+        reader.checked(SHARE, share, stated(cls)["rotary_share"] | None)
         found = read_rope(reader, cls.silent_theta, original=4096, share=True)
         if share is None or found["rope"].kind not in KINDS:
             what = SHARE if share is None else "rope_type"

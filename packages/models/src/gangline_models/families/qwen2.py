@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gangline.config import NonNegativeInt, PositiveInt
 from gangline.model import BlockNode, DecoderNode, Plan
 from gangline_models.families.base import SIZES, PatternConfig
 from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
@@ -36,8 +37,9 @@ class Qwen2(PatternConfig):
     @classmethod
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         reader.only("use_mrope", False)
-        window, first = reader.take("sliding_window", 4096), reader.given("max_window_layers", 28)
-        if not reader.given("use_sliding_window", False):
+        window = reader.take("sliding_window", 4096, PositiveInt)
+        first = reader.given("max_window_layers", 28, NonNegativeInt)
+        if not reader.given("use_sliding_window", False, bool):
             window = None
         absent = [SLIDING if window is not None and index >= first else FULL for index in range(given["layers"])]
         return super().read_more(reader, given) | read_windows(reader, window, read_types(reader, absent))

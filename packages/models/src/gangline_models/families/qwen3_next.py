@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from gangline import Problem, UserError
-from gangline.config import PositiveFloat, PositiveInt, listed_divisors
+from gangline.config import AtMost, MoreThan, PositiveInt, listed_divisors, stated
 from gangline.model import BlockNode, Cut, DecoderNode, Init, LinearNode, Name, Node, Plan
 from gangline_models.delta_nodes import (
     DecayNode,
@@ -76,7 +76,9 @@ class Qwen3Next(RotaryConfig):
     nullable: ClassVar[frozenset[str]] = frozenset()
 
     head_dim: int | None = 256
-    rotary_share: PositiveFloat = 0.25  # of the features of a head of attention: so many are rotated, the first ones
+    rotary_share: Annotated[float, MoreThan(0), AtMost(1)] = (
+        0.25  # of the features of a head of attention: so many are rotated, the first ones
+    )
     full_every: PositiveInt | None = 4  # of so many blocks the last one has attention; null: none has
     biases: bool = False  # of queries, keys, values and what they become
     delta_key_heads: PositiveInt = 16  # of a delta-rule layer: queries and keys
@@ -117,11 +119,12 @@ class Qwen3Next(RotaryConfig):
             reader.take(name)
         reader.only("use_sliding_window", False)
         share = said_of_rope(reader).get(SHARE, reader.given(SHARE, 0.25))
+        reader.checked(SHARE, share, stated(cls)["rotary_share"] | None)
         found = read_rope(reader, cls.silent_theta, share=True)
         if share is None or found["rope"].kind not in KINDS:
             what = SHARE if share is None else "rope_type"
             raise reader.refused(what, share or found["rope"].kind, f"gangline has {' and '.join(KINDS)} there.")
-        every = reader.given("full_attention_interval", 4)
+        every = reader.given("full_attention_interval", 4, PositiveInt)
         absent = [LINEAR_LAYER if (index + 1) % every else FULL for index in range(given["layers"])]
         types = read_types(reader, absent)
         return found | {"rotary_share": share, "full_every": read_every(reader, types, LINEAR_LAYER)}

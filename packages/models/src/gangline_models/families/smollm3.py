@@ -49,11 +49,11 @@ class SmolLM3(RotaryConfig):
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("sliding_window", "max_window_layers"):  # not in use
             reader.take(name)
-        layers, every = given["layers"], reader.given("no_rope_layer_interval", 4)
+        layers, every = given["layers"], reader.given("no_rope_layer_interval", 4, PositiveInt)
         if (types := read_types(reader, [FULL] * layers)) != [FULL] * layers:
             raise reader.refused("layer_types", types, f"Here all layers are {FULL}.")
         rotated = [bool((index + 1) % every) for index in range(layers)]
-        if (listed := reader.take("no_rope_layers")) is not None:
+        if (listed := reader.take("no_rope_layers", hint=list[int])) is not None:
             rotated = [bool(each) for each in listed]
         found = None if all(rotated) else rotated.index(False) + 1
         if rotated != [found is None or bool((index + 1) % found) for index in range(layers)]:

@@ -7,36 +7,40 @@ from pathlib import Path
 from typing import Any
 
 from gangline import UserError
-from gangline.model import refuse_unknown
+from gangline.model import checked, refuse_unknown
 
 
 class ConfigReader:
     """The fields of a config.json. What nobody has asked for by the end is refused by its name.
 
     A field that is not there is what the class of transformers has for it: whoever asks says what that is. A field that
-    is null is null.
+    is null is null. hint: the type and range that another value must fit, as of an option; UserError where it does not.
     """
 
     def __init__(self, directory: str | Path, theirs: Mapping[str, Any]) -> None:
         self.directory, self._theirs = directory, theirs
         self._asked: set[str] = set()
 
-    def take(self, name: str, absent: Any = None) -> Any:
+    def take(self, name: str, absent: Any = None, hint: Any = Any) -> Any:
         """The field, which may be null, or `absent` where the file has none."""
         self._asked.add(name)
-        return self._theirs.get(name, absent)
+        return self.checked(name, self._theirs.get(name, absent), hint | None if hint is not Any else Any)
 
-    def given(self, name: str, absent: Any) -> Any:
+    def given(self, name: str, absent: Any, hint: Any = Any) -> Any:
         """The same of a field that means nothing as null. Raises UserError where it is."""
-        if (found := self.take(name, absent)) is None:
+        if (found := self.take(name, absent, hint)) is None:
             raise self.refused(name, "null", "transformers has no meaning for that.")
         return found
 
-    def need(self, name: str) -> Any:
+    def need(self, name: str, hint: Any = Any) -> Any:
         """The field. Raises UserError where there is none."""
-        if (found := self.take(name)) is None:
+        if (found := self.take(name, hint=hint)) is None:
             raise self.lacks(name)
         return found
+
+    def checked(self, name: str, value: Any, hint: Any) -> Any:
+        """Return a value that was read for the field. Raises UserError where it does not fit the hint."""
+        return checked(name, value, hint, f"{self.directory} holds a model")
 
     def only(self, name: str, *values: Any) -> None:
         """Raises UserError where the field is there with another value than these. Null and false are both: not so."""

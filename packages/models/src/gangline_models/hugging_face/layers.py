@@ -15,7 +15,7 @@ SLIDING, FULL, LINEAR_LAYER = "sliding_attention", "full_attention", "linear_att
 
 def read_types(reader: ConfigReader, absent: Sequence[str]) -> Sequence[str]:
     """Of each layer. absent: what a file without `layer_types` means. Raises UserError for another number of layers."""
-    if (types := reader.take("layer_types")) is None:
+    if (types := reader.take("layer_types", hint=list[str])) is None:
         return absent
     if len(types) != len(absent):
         raise reader.refused("layer_types", types, f"It has {len(absent)} layers.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gangline.config import PositiveFloat, PositiveInt, stated
 from gangline_models.hugging_face.config_reader import ConfigReader
 from gangline_models.rope.base import RopeChoice
 from gangline_models.rope.parts import BY_KIND
@@ -25,8 +26,8 @@ def read_rope(
     """
     if not share:
         reader.only(SHARE, 1.0)
-    said, silent = said_of_rope(reader), reader.given("rope_theta", theta)
-    above = reader.take(ORIGINAL, original)  # transformers takes it before the one in rope_parameters
+    said, silent = said_of_rope(reader), reader.given("rope_theta", theta, PositiveFloat)
+    above = reader.take(ORIGINAL, original, PositiveInt)  # transformers takes it before the one in rope_parameters
     choice = read_choice(reader, said, original=above, share=share)
     return {"rope_theta": _theta(reader, said, silent), "rope": choice}
 
@@ -46,15 +47,17 @@ def read_layered_rope(reader: ConfigReader, theta: float, local: str | None, loc
     local: the field of older files that says the latter.
     """
     given, old = reader.take("rope_parameters") or {}, reader.take("rope_scaling") or {}
-    silent = reader.given("rope_theta", theta)
-    near = reader.given(local, local_theta) if local else local_theta
+    silent = reader.given("rope_theta", theta, PositiveFloat)
+    near = reader.given(local, local_theta, PositiveFloat) if local else local_theta
+    if left := set(given) - {"full_attention", "sliding_attention"}:
+        raise reader.refused("rope_parameters", ", ".join(sorted(left)), "Its layers have a window or none.")
+    for kind, inner in given.items():
+        reader.checked(f"rope_parameters.{kind}", inner, dict | None)
     full = {**(given.get("full_attention") or {}), **old}
     sliding = given.get("sliding_attention") or {}
     if old and "rope_type" not in old and old.get("type", "default") != "default":
         why = "Where layers differ, transformers takes rope_type alone and passes over type."
         raise reader.refused("rope_scaling", old, f"{why} Write rope_type.")
-    if left := set(given) - {"full_attention", "sliding_attention"}:
-        raise reader.refused("rope_parameters", ", ".join(sorted(left)), "Its layers have a window or none.")
     if not isinstance(read_choice(reader, sliding), BY_KIND["default"]):
         raise reader.refused("rope_parameters.sliding_attention", sliding, "gangline scales layers without window.")
     if full.get("truncate", True) is not True:
@@ -72,7 +75,7 @@ def read_layered_rope(reader: ConfigReader, theta: float, local: str | None, loc
 def _theta(reader: ConfigReader, said: Mapping[str, Any], silent: float) -> float:
     if (found := said.get("rope_theta", silent)) is None:
         raise reader.refused("rope_theta", "null", "Rotary positions need a base.")
-    return float(found)
+    return float(reader.checked("rope_theta", found, PositiveFloat))
 
 
 def read_choice(
@@ -82,7 +85,7 @@ def read_choice(
 
     original: its ORIGINAL where one stands above them; share: the family rotates a share of each head.
     """
-    kind = said.get("rope_type", said.get("type", "default"))
+    kind = reader.checked("rope_type", said.get("rope_type", said.get("type", "default")), str | None)
     kind = "longrope" if kind == "su" else kind
     if kind not in BY_KIND:
         raise reader.refused("rope_type", kind, f"gangline has {', '.join(BY_KIND)}.")
@@ -98,11 +101,13 @@ def read_choice(
             raise reader.lacks(f"{name} of its rope_parameters, whose type is {kind}")
         if name in said and said[name] is None and name not in config.nullable:
             raise reader.refused(f"rope_parameters.{name}", "null", "transformers has no meaning for that.")
-    found = {name: said[name] for name in words if said.get(name) is not None}
+    ranges = {name: stated(config)[ours] for ours, name in config.words.items()}
+    found = {name: reader.checked(name, said[name], ranges[name]) for name in words if said.get(name) is not None}
     if ORIGINAL in words:
-        found[ORIGINAL] = original or found.get(ORIGINAL) or reader.need(LONGEST)
+        chosen = original or found.get(ORIGINAL) or reader.need(LONGEST, PositiveInt)
+        found[ORIGINAL] = reader.checked(ORIGINAL, chosen, ranges[ORIGINAL])
         if "factor" not in found:
-            found["factor"] = reader.need(LONGEST) / found[ORIGINAL]
+            found["factor"] = reader.need(LONGEST, PositiveInt) / found[ORIGINAL]
     if LONGEST in config.words.values():
-        found[LONGEST] = reader.need(LONGEST)
+        found[LONGEST] = reader.need(LONGEST, PositiveInt)
     return config.read(found)

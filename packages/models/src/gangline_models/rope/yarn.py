@@ -11,11 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from gangline import Problem
 from gangline.config import PositiveFloat, PositiveInt
 from gangline.model import RopeScaling, plain_rates
 from gangline_models.rope.base import RopeChoice
+
+if TYPE_CHECKING:
+    from gangline.config import Run
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,12 @@ class YarnRope(RopeChoice):
     mscale: PositiveFloat | None = None  # with mscale_all_dim: of the paper's 0.1 above the line (DeepSeek)
     mscale_all_dim: PositiveFloat | None = None  # the same below the line
     truncate: bool = True  # blend between whole pairs
+
+    def check(self, run: Run) -> list[Problem]:
+        if getattr(run.model, "rope_theta", None) != 1:
+            return []
+        what = "model.rope_theta=1 does not go with model/rope=yarn"
+        return [Problem(what, "All pairs have one wavelength, so there is none to blend from.", "model/rope=plain")]
 
     def scaling(self, length: int) -> RopeScaling:
         grown = self.attention_factor

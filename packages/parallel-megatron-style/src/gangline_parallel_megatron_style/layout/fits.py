@@ -91,12 +91,19 @@ def tensor(
             if all(_over_tp(name, count, size) for name, count in units.items())
         ]
         sizes = ", ".join(f"{_called(name)}={count}" for name, count in wrong.items())
+        why = (
+            "Each tensor-parallel rank has the same number of heads and features (a key head may serve several ranks)."
+        )
+        rounded = [group for group, edit in run.edits.items() if getattr(edit, "base", None) == "8bit"]
+        if any(name.endswith(".scales") for name in wrong):
+            why = "Weights kept in 8 bits (8bit) have one scale a block of features; each rank has complete blocks."
         yield Problem(
             f"parallel.tp={tp} does not divide {sizes}.",
-            "Each tensor-parallel rank has the same number of heads and features (a key head may serve several ranks).",
+            why,
             nearest_accepted(
                 run,
                 [
+                    *({f"{group}.base": "bf16"} for group in rounded),
                     *({"parallel.tp": size} for size in reversed(fitting)),
                     *({"launch.processes": size * mesh.world // tp} for size in reversed(fitting)),
                 ],

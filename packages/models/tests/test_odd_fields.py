@@ -1,0 +1,53 @@
+"""A field of config.json with an odd value means what it means to transformers, or is refused with a message."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from family_cases import CASES, CORE, theirs
+from family_suite import OddFields
+
+from gangline import UserError
+from gangline.interop.commands import words_for
+
+
+class TestOddFields(OddFields):
+    cases = (*CASES, *CORE)
+    sample = "gemma2"
+    fields = (
+        ("sliding_window", 0),
+        ("attn_logit_softcapping", 0.0),
+        ("num_hidden_layers", 10**9),
+        ("num_key_value_heads", "2"),
+        ("rope_parameters", {}),
+        ("layer_types", []),
+        ("hidden_size", -1),
+        ("vocab_size", 2**62),
+        ("rms_norm_eps", None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "value", "allowed"),
+    [
+        ("granite", "attention_multiplier", 0.0, "more than 0"),
+        ("granite", "logits_scaling", 0, "more than 0"),
+        ("qwen2", "sliding_window", -1, "at least 1"),
+        ("gpt2", "n_layer", 10**9, "tensors"),
+        ("phi3-partial", "partial_rotary_factor", 1.5, "at most 1"),
+        ("deepseek-v3-dense", "num_nextn_predict_layers", 10**9, "tensors"),
+        ("qwen3-next-dense", "full_attention_interval", 0, "at least 1"),
+    ],
+)
+def test_refusal_names_field_value_and_range(family, name, value, allowed, tmp_path):
+    theirs(family).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    content = json.loads(path.read_text())
+    inner = content["rope_parameters"] if name in content.get("rope_parameters", ()) else content
+    inner[name] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError) as refused:
+        words_for(tmp_path)
+    assert f"{name}={value}" in str(refused.value)
+    assert allowed in str(refused.value)
