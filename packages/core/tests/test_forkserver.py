@@ -60,3 +60,18 @@ def test_shared_memory_that_is_read_only_is_named() -> None:
         pytest.skip("no mount of its own can be made here")
     done = subprocess.run([*private, *WARM], capture_output=True, text=True)
     assert "UserError: no semaphore can be made in /dev/shm: Read-only file system.\n" in done.stderr
+
+
+def test_resource_tracker_outlives_a_terminal():
+    code = """
+import os, signal
+from multiprocessing import resource_tracker
+from gangline.launch.forkserver import start_tracker
+start_tracker()
+pid = resource_tracker._resource_tracker._pid
+os.kill(pid, signal.SIGHUP)
+print(signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+print(*(int(line.split()[1], 16) & 1 for line in open(f"/proc/{pid}/status") if line.startswith("SigBlk")))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert found == ["False", "1"]

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable
-from multiprocessing import forkserver, util
+from multiprocessing import forkserver, resource_tracker, util
 from typing import TYPE_CHECKING, Any
 
 from gangline.config.sections import Recompute
@@ -62,7 +62,8 @@ def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
     """
     if _adopted:
         return
-    setattr(util, "_args_from_interpreter_flags", _flags)  # noqa: B010  # first: a semaphore starts a process as well
+    setattr(util, "_args_from_interpreter_flags", _flags)  # noqa: B010
+    start_tracker()
     every = PRELOAD if run is None else tuple(name for name in PRELOAD if name not in OF_SOME_PARTS)
     wanted = {*every, *more, *(of_run(run) if run is not None else ())}
     if not wanted <= _loading:
@@ -82,6 +83,18 @@ def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
             "Ranks are forked by way of a socket in TMPDIR; its path has 107 characters at the most.",
             "TMPDIR=/tmp train ...",
         ) from error
+
+
+def start_tracker() -> None:
+    """Start Python's resource tracker, with SIGHUP blocked as long as it lives.
+
+    It ignores Ctrl-C and SIGTERM, but a terminal that closes would end it, and with it the list of semaphores.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _flags() -> list[str]:
