@@ -94,6 +94,28 @@ def test_each_state_is_told_from_the_others(tmp_path: Path, capsys) -> None:
     assert "preempted" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "events.jsonl", "ending.json", "metrics.jsonl"])
+def test_pipe_in_one_run_does_not_hide_the_others(tmp_path: Path, capsys, name: str) -> None:
+    for each in ("good", "bad"):
+        made(tmp_path / each)
+    (tmp_path / "bad" / name).unlink()
+    os.mkfifo(tmp_path / "bad" / name)
+    found = table(capsys, str(tmp_path))
+    assert found["good"]["state"] == "done"
+    assert (found["bad"]["state"], found["bad"]["words"]) == (
+        "damaged",
+        f"{tmp_path / 'bad' / name} is a named pipe, not a regular file.",
+    )
+
+
+@pytest.mark.parametrize("content", [b"\xff\n...\n", b"run: [1]\n...\n", b"run: 3\n...\n"])
+def test_config_without_options_is_damaged(tmp_path: Path, capsys, content: bytes) -> None:
+    made(tmp_path / "good")
+    (made(tmp_path / "bad") / "config.yaml").write_bytes(content)
+    found = table(capsys, str(tmp_path))
+    assert (found["good"]["state"], found["bad"]["state"]) == ("done", "damaged")
+
+
 def test_the_step_of_a_run_without_records(tmp_path: Path) -> None:
     run = made(tmp_path / "quiet")
     (run / "metrics.jsonl").unlink()

@@ -22,7 +22,7 @@ from typing import Any
 
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import UserError
-from gangline.run_files import open_own
+from gangline.run_files import LINES_BYTES, open_own, read_regular
 
 FILE = "attempts.jsonl"
 _RETURNS = ("roll_back", "restart")
@@ -52,11 +52,8 @@ class Attempt:
 
 def read(run_dir: str | Path) -> list[Attempt]:
     """The valid lines that no later one replaces, oldest first; a torn or foreign line does not count."""
-    path = Path(run_dir) / FILE
-    if not path.exists():
-        return []
     found = []
-    for line in path.read_bytes().splitlines():
+    for line in _content_of(Path(run_dir) / FILE).splitlines():
         with suppress(ValueError, TypeError, RecursionError):
             found.append(_parse(line))
     return standing(found)
@@ -65,8 +62,7 @@ def read(run_dir: str | Path) -> list[Attempt]:
 def refuse_damage(run_dir: str | Path) -> None:
     """Raise UserError where a complete line is damaged; a torn one, of which nothing was done yet, is left out."""
     path = Path(run_dir) / FILE
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    for number, text in enumerate(lines, 1):
+    for number, text in enumerate(_content_of(path).splitlines(), 1):
         if not text.endswith(b"}"):
             continue
         try:
@@ -80,6 +76,10 @@ def refuse_damage(run_dir: str | Path) -> None:
                 f"Restore the file from a copy, or do without the line:  sed -i {number}d {path}",
                 f"To start from scratch:  train from={Path(run_dir)}",
             )
+
+
+def _content_of(path: Path) -> bytes:
+    return read_regular(path, LINES_BYTES) if path.exists() else b""
 
 
 def _parse(text: bytes) -> Attempt:
@@ -148,7 +148,7 @@ def _makes_sense(line: Attempt) -> bool:
 def append(run_dir: str | Path, attempt: Attempt) -> None:
     """Write one line and make it durable."""
     path = Path(run_dir) / FILE
-    torn = path.exists() and (content := path.read_bytes()) and not content.endswith(b"\n")
+    torn = (written := _content_of(path)) and not written.endswith(b"\n")
     with open_own(path, "a") as file:
         content = json.loads(json.dumps(_content(attempt)))  # as the reader has it
         file.write(("\n" if torn else "") + json.dumps({**content, "sum": _checksum(content)}) + "\n")
