@@ -22,6 +22,7 @@ _CHECKPOINTS = "checkpoints"
 _FOLDERS = ("logs", "launch", "tensorboard", "track", ".meeting", ".memory")
 DOCUMENT_BYTES = 1 << 28  # maximum size of a file that holds one document, such as config.yaml
 LINES_BYTES = 1 << 30  # maximum size of a file that grows while the run lives, such as events.jsonl
+STREAM_BYTES = 1 << 33  # maximum size of a file that is read line by line, such as metrics.jsonl
 _KINDS = {
     stat.S_IFIFO: "named pipe",
     stat.S_IFSOCK: "socket",
@@ -40,7 +41,7 @@ def open_own(path: Path, mode: str, buffering: int = -1) -> IO[Any]:
     return open(path, mode, buffering, encoding, opener=lambda name, flags: handle_of(name, flags | os.O_NOFOLLOW))
 
 
-def open_regular(path: str | Path, limit: int = LINES_BYTES) -> BinaryIO:
+def open_regular(path: str | Path, limit: int = STREAM_BYTES) -> BinaryIO:
     """Open a file of a run directory for reading, in binary.
 
     Raises UserError for a pipe, a device, and a file of more than `limit` bytes; OSError where it cannot be opened.

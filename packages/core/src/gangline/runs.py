@@ -15,7 +15,7 @@ from gangline import ending, events
 from gangline.errors import UserError
 from gangline.generation import most_steps
 from gangline.record import newest, record_of
-from gangline.run_files import LINES_BYTES, open_regular
+from gangline.run_files import open_regular
 from gangline.run_lock import held
 from gangline.rundir import RunDirectory
 
@@ -148,7 +148,7 @@ def _tail(path: Path, read: Callable[[bytes], dict[str, Any] | None]) -> list[di
     size = TAIL
     while True:
         try:
-            with open_regular(path, LINES_BYTES << 3) as file:
+            with open_regular(path) as file:
                 length = file.seek(0, os.SEEK_END)
                 file.seek(max(0, length - size))
                 lines = file.read().split(b"\n")[size < length :]
