@@ -54,7 +54,8 @@ def read_ending(run_dir: str | Path) -> RunEnding | None:
     try:
         content = json.loads(read_regular(Path(run_dir) / FILE))
         known = {key: content[key] for key in content if key in RunEnding.__dataclass_fields__}
-        return RunEnding(**{**known, "exclude": tuple(known["exclude"])})
+        ending = RunEnding(**{**known, "exclude": tuple(known["exclude"])})
+        return ending if isinstance(ending.reason, str) and isinstance(ending.evidence, str) else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 

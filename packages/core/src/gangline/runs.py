@@ -97,7 +97,8 @@ def _state(directory: Path, record: dict[str, Any], told: list[dict[str, Any]], 
     said = ""
     for event in told:
         said = str(event.get("evidence") or said)
-    said = str((record.get("notes") or [said])[-1])
+    notes = record.get("notes")
+    said = str(notes[-1]) if isinstance(notes, list) and notes else said
     if held(directory):
         return "running", said
     end = ending.read_ending(directory)
@@ -114,12 +115,20 @@ def _is_run(directory: Path) -> bool:
     return any((directory / mark).exists() for mark in MARKS)
 
 
+def _may_be_run(directory: Path) -> bool:
+    """As `_is_run`; also of a folder of another user that may not be entered: the table names it."""
+    try:
+        return _is_run(directory)
+    except PermissionError:
+        return True
+
+
 def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
     """Run directories below, a sweep's among them: a folder of runs in a folder of runs."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or not path.is_dir():
             continue
-        if _is_run(path):
+        if _may_be_run(path):
             yield path
         elif depth > 1:
             with suppress(PermissionError):
@@ -180,5 +189,5 @@ def _number(value: Any) -> float | None:
     """A number, also one that JSON had to keep as a string."""
     try:
         return None if value is None else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
