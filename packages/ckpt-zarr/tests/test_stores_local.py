@@ -6,7 +6,7 @@ import mmap
 import os
 import resource
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,6 +39,16 @@ def test_bytes_come_back(tmp_path: Path, size: int) -> None:
     put(store, "a/b.bin", aligned(content))
     assert store.read("a/b.bin") == content
     assert store.size("a/b.bin") == size
+
+
+@pytest.mark.parametrize("plant", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_pipe_and_device_are_not_read(tmp_path: Path, plant: Callable[[Path], None]) -> None:
+    store = LocalStore(tmp_path)
+    plant(tmp_path / "a")
+    with pytest.raises(OSError, match=f"not a regular file: '{tmp_path / 'a'}'"):
+        store.read("a")
+    with pytest.raises(OSError, match=f"not a regular file: '{tmp_path / 'a'}'"):
+        store.read_into("a", [(0, [memoryview(bytearray(10))])])
 
 
 def test_memory_and_file_systems_that_do_not_suit_direct_writes(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gangline.config.defaults import default_run
+from gangline.errors import UserError
 from gangline.events import read_events
 from gangline.launch import forkserver, requeue
 from gangline.launch.agents import detect, first_host, tasks_per_node
@@ -162,6 +163,34 @@ def test_a_lone_task_that_is_requeued_finds_its_run(tmp_path, monkeypatch):
     assert requeue.earlier(*requeue.job({})) is None
     monkeypatch.setattr("sys.argv", ["train", "another=run"])
     assert requeue.earlier(*requeue.job(environ)) is None
+
+
+def test_requeue_note_replaced_by_a_link_keeps_its_target(tmp_path, monkeypatch):
+    """The name of a note can be computed by anybody who can write to the working directory."""
+    monkeypatch.chdir(tmp_path)
+    Path("thesis.txt").write_text("my thesis")
+    requeue.remember("slurm-5", "out")
+    [note] = requeue.NOTES.iterdir()
+    note.unlink()
+    note.symlink_to(tmp_path / "thesis.txt")
+    with pytest.raises(UserError, match=f"{note} is a symbolic link to .*thesis.txt.*\n.*\n  rm -r {note}"):
+        requeue.earlier("slurm-5", 0)
+    requeue.remember("slurm-5", "out")
+    assert Path("thesis.txt").read_text() == "my thesis"
+    assert note.read_text() == str(tmp_path / "out")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of other users are made by root alone")
+@pytest.mark.parametrize("planted", ["folder", "note"])
+def test_requeue_note_of_another_user_is_refused(tmp_path, monkeypatch, planted):
+    monkeypatch.chdir(tmp_path)
+    requeue.remember("slurm-5", RunDirectory.create(default_run(run={"dir": "out"}, track=[])).path)
+    [note] = requeue.NOTES.iterdir()
+    assert requeue.earlier("slurm-5", 1).path == tmp_path / "out"
+    path = requeue.NOTES if planted == "folder" else note
+    os.chown(path, 61001, -1)
+    with pytest.raises(UserError, match=f"{path} belongs to user 61001"):
+        requeue.earlier("slurm-5", 1)
 
 
 # --- torchrun ---------------------------------------------------------------------------------------------------------

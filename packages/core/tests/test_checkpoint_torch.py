@@ -549,15 +549,70 @@ class Trap:
         return Path.touch, (self.path,)
 
 
+def replace_table(path: Path, content: bytes) -> None:
+    """Put another table of chunks into a checkpoint, with its checksum."""
+    (path / METADATA).write_bytes(content)
+    checksums = json.loads((path / CHECKSUMS).read_text())
+    checksums["files"][METADATA] = zlib.crc32(content)
+    (path / CHECKSUMS).write_text(json.dumps(checksums))
+
+
 def test_table_of_chunks_that_names_other_code_is_refused_unread(saved, tmp_path):
     kept, path = saved
-    (path / METADATA).write_bytes(pickle.dumps(Trap(tmp_path / "executed")))
-    checksums = json.loads((path / CHECKSUMS).read_text())
-    checksums["files"][METADATA] = zlib.crc32((path / METADATA).read_bytes())
-    (path / CHECKSUMS).write_text(json.dumps(checksums))
+    replace_table(path, pickle.dumps(Trap(tmp_path / "executed")))
     with pytest.raises(BadCheckpoint, match="no part of a table of chunks"):
         load_here(kept, 1)
     assert not (tmp_path / "executed").exists()
+
+
+NAMES = "ctorch.distributed.checkpoint.metadata\n"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [f"{NAMES}MetadataIndex\n", f"{NAMES}_MEM_FORMAT_ENCODING\n(I0\ntR", "ctorch.serialization\n_get_layout\n"],
+    ids=["class", "member of an enumeration", "function"],
+)
+def test_table_of_chunks_that_changes_this_process_is_refused(saved, target):
+    """State of a pickle may be set on whatever it names, and would stay for every checkpoint that is read later."""
+    kept, path = saved
+    table = (path / METADATA).read_bytes()
+    replace_table(path, f"{target}(N(S'__hash__'\nNdtb.".encode())
+    with pytest.raises(BadCheckpoint, match=r"it sets the state of .*, which is no entry of a table of chunks"):
+        load_here(kept, 1)
+    replace_table(path, table)
+    assert load_here(kept, 1) == []
+
+
+@pytest.mark.parametrize("name", ["../../fifo", "__0_1.distcp", "/dev/zero"])
+def test_record_in_another_file_than_a_checkpoints_is_refused(saved, name):
+    kept, path = saved
+    os.mkfifo(path / name if name != "/dev/zero" else path / "fifo")
+    table = dcp.FileSystemReader(path).read_metadata()
+    for place in table.storage_data.values():
+        place.relative_path, place.length = name, 1 << 38
+    replace_table(path, pickle.dumps(table))
+    with pytest.raises(BadCheckpoint, match=r"checksums\.json has no checksum of it"):
+        load_here(kept, 1)
+    checksums = json.loads((path / CHECKSUMS).read_text())
+    rows = [[place.offset, 1 << 38, 0] for place in table.storage_data.values()]
+    (path / CHECKSUMS).write_text(json.dumps({**checksums, "records": {name: rows}}))
+    with pytest.raises(BadCheckpoint, match="is a named pipe" if name == "__0_1.distcp" else "no file of records"):
+        load_here(kept, 1)
+
+
+def test_record_longer_than_its_file_is_refused_unread(saved):
+    kept, path = saved
+    table = dcp.FileSystemReader(path).read_metadata()
+    rows = []
+    for place in table.storage_data.values():
+        place.length = 1 << 38
+        rows.append([place.offset, 1 << 38, 0])
+    replace_table(path, pickle.dumps(table))
+    checksums = json.loads((path / CHECKSUMS).read_text())
+    (path / CHECKSUMS).write_text(json.dumps({**checksums, "records": {"__0_0.distcp": rows}}))
+    with pytest.raises(BadCheckpoint, match=r"the file ends \d+ bytes early"):
+        load_here(kept, 1)
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", METADATA, DOCUMENT, CHECKSUMS])

@@ -12,9 +12,11 @@ import pytest
 
 from gangline import attempts, generation
 from gangline.attempts import Attempt
+from gangline.ending import read_ending
 from gangline.errors import UserError
-from gangline.events import Events
+from gangline.events import Events, read_events
 from gangline.launch import output
+from gangline.record import read_records
 from gangline.run_files import refuse_planted
 from gangline.rundir import RunDirectory
 from gangline.track.base import Start
@@ -71,18 +73,68 @@ def test_links_of_the_user_within_a_run_directory_are_kept(run_dir):
 
 def test_links_that_appear_later_are_not_followed(run_dir):
     """By somebody who can write there while the run goes on."""
-    writers = {
-        "events.jsonl": lambda: Events(run_dir),
-        "attempts.jsonl": lambda: attempts.append(run_dir, Attempt(1, None)),
-        ".generation": lambda: generation.advance(run_dir),
-        "metrics.jsonl": lambda: JsonLinesTracker(None).begin(Start("run", str(run_dir), 0, 1, 1, 1, 1)),
-        "logs/rank-00001.log": lambda: output.divert(run_dir / "logs", 1),
-    }
-    for name, write in writers.items():
+    for name, write in WRITERS.items():
         (run_dir / name).symlink_to(run_dir.parent / "thesis.txt")
         with pytest.raises(OSError, match="Too many levels of symbolic links"):
-            write()
+            write(run_dir)
     assert (run_dir.parent / "thesis.txt").read_text() == "my thesis"
+
+
+READERS = {
+    "config.yaml": RunDirectory.open,
+    "provenance.json": lambda run_dir: RunDirectory(run_dir).read_provenance(),
+    "parts.json": lambda run_dir: RunDirectory(run_dir).changed_parts(),
+    "attempts.jsonl": attempts.read,
+    "events.jsonl": read_events,
+    "ending.json": read_ending,
+    "metrics.jsonl": lambda run_dir: read_records(run_dir / "metrics.jsonl"),
+    ".generation": generation.progress,
+    ".step": generation.most_steps,
+}
+WRITERS = {
+    "events.jsonl": Events,
+    "attempts.jsonl": lambda run_dir: attempts.append(run_dir, Attempt(1, None)),
+    ".generation": generation.advance,
+    "metrics.jsonl": lambda run_dir: JsonLinesTracker(None).begin(Start("run", str(run_dir), 0, 1, 1, 1, 1)),
+    "logs/rank-00001.log": lambda run_dir: output.divert(run_dir / "logs", 1),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_readers_refuse_a_pipe_and_a_device(run_dir, name):
+    place = run_dir / name
+    place.unlink(missing_ok=True)
+    os.mkfifo(place)
+    with pytest.raises(UserError, match=f"{place} is a named pipe, not a regular file.*\n.*\n.*rm -r {place}"):
+        READERS[name](run_dir)
+    place.unlink()
+    place.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=f"{place} is a device, not a regular file"):
+        READERS[name](run_dir)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_writers_refuse_a_pipe(run_dir, name):
+    """One that appears when the directory was looked at."""
+    os.mkfifo(run_dir / name)
+    with pytest.raises(UserError, match=f"{run_dir / name} is a named pipe, not a regular file"):
+        WRITERS[name](run_dir)
+
+
+def test_sparse_file_beyond_the_size_limit_is_refused_unread(run_dir):
+    for name, read in READERS.items():
+        with (run_dir / name).open("wb") as file:
+            file.truncate(1 << 42)
+        with pytest.raises(UserError, match=rf"{run_dir / name} has 4,398,046,511,104 bytes, and a run writes at most"):
+            read(run_dir)
+
+
+@pytest.mark.parametrize("name", [".lock", "own-file", "logs/rank-00000.log"])
+def test_run_directory_that_holds_a_pipe_is_not_locked(run_dir, name):
+    os.mkfifo(run_dir / name)
+    for hold in (RunDirectory(run_dir).lock, RunDirectory(run_dir).share):
+        with pytest.raises(UserError, match=f"{run_dir / name} is a named pipe"):
+            hold()
 
 
 def refused(user: int, run_dir: Path) -> str:

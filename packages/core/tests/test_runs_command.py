@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -92,6 +94,58 @@ def test_each_state_is_told_from_the_others(tmp_path: Path, capsys) -> None:
         runs([str(tmp_path), "--state", "finished"])
     assert ended.value.code == 2
     assert "preempted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "events.jsonl", "ending.json", "metrics.jsonl"])
+def test_pipe_in_one_run_does_not_hide_the_others(tmp_path: Path, capsys, name: str) -> None:
+    for each in ("good", "bad"):
+        made(tmp_path / each)
+    (tmp_path / "bad" / name).unlink()
+    os.mkfifo(tmp_path / "bad" / name)
+    found = table(capsys, str(tmp_path))
+    assert found["good"]["state"] == "done"
+    assert (found["bad"]["state"], found["bad"]["words"]) == (
+        "damaged",
+        f"{tmp_path / 'bad' / name} is a named pipe, not a regular file.",
+    )
+
+
+def test_values_of_another_type_do_not_hide_the_other_runs(tmp_path: Path, capsys) -> None:
+    places = {"metrics.jsonl": ("loss", "tokens_per_second", "notes"), "ending.json": ("reason", "evidence")}
+    good, bad = made(tmp_path / "good"), made(tmp_path / "bad")
+    for file, keys in places.items():
+        lines = (good / file).read_text()
+        content = json.loads(lines if file == "ending.json" else lines.splitlines()[-1])
+        for key, value in itertools.product(keys, (5, 10**400, [1], {"a": 1})):
+            (bad / file).write_text(json.dumps({**content, key: value}) + "\n")
+            assert runs([str(tmp_path)]) == 0
+            assert "good" in capsys.readouterr().out
+            assert table(capsys, str(tmp_path))["good"]["state"] == "done"
+        (bad / file).write_text(lines)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can look with the rights of another user")
+def test_private_folder_of_another_user_does_not_hide_the_others(capsys) -> None:
+    with tempfile.TemporaryDirectory() as shared:  # pytest keeps its own folders from other users
+        Path(shared).chmod(0o755)
+        for name in ("good", "private"):
+            made(Path(shared, name))
+        Path(shared, "private").chmod(0o700)
+        os.seteuid(61001)
+        try:
+            found = table(capsys, shared)
+        finally:
+            os.seteuid(0)
+    assert (found["good"]["state"], found["private"]["state"]) == ("done", "damaged")
+    assert "private/config.yaml cannot be read: Permission denied" in found["private"]["words"]
+
+
+@pytest.mark.parametrize("content", [b"\xff\n...\n", b"run: [1]\n...\n", b"a: 2001-99-99\n...\n"])
+def test_config_without_options_is_damaged(tmp_path: Path, capsys, content: bytes) -> None:
+    made(tmp_path / "good")
+    (made(tmp_path / "bad") / "config.yaml").write_bytes(content)
+    found = table(capsys, str(tmp_path))
+    assert (found["good"]["state"], found["bad"]["state"]) == ("done", "damaged")
 
 
 def test_the_step_of_a_run_without_records(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import re
 import threading
 import time
@@ -62,6 +63,12 @@ def test_a_line_comes_once_and_only_whole(tmp_path: Path) -> None:
         file.write("2}\n")
     assert follower.lines() == [{"a": 2}]
     assert Follower(path, follower.offset).lines() == []
+
+
+def test_follower_refuses_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "lines")
+    with pytest.raises(UserError, match="lines is a named pipe, not a regular file"):
+        Follower(tmp_path / "lines").lines()
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from gangline.cli.train import main as train
 from gangline.tools import RunEnding, write_ending
 from gangline_launch import commands, follow, job as jobs
 from gangline_launch.kubernetes import launcher, levels, scheduler
+from gangline_launch.slurm import requeues
 from gangline_launch.state import SchedulerError
 
 KUBECTL = """#!{python}
@@ -232,3 +233,10 @@ def test_a_second_job_of_a_run_is_refused_also_where_nobody_can_say(cluster, wor
     with pytest.raises(UserError, match="may have a job already"):
         launcher.refuse_second(tmp_path / "one")
     assert len(cluster.names()) == 1
+
+
+@pytest.mark.parametrize(("name", "read"), [(jobs.FILE, jobs.read_job), (requeues.FILE, requeues.read)])
+def test_pipe_in_the_folder_of_a_job_is_refused(tmp_path, name, read):
+    os.mkfifo(jobs.folder(tmp_path) / name)
+    with pytest.raises(UserError, match=f"{name} is a named pipe, not a regular file"):
+        read(tmp_path)

@@ -23,7 +23,7 @@ from typing import Any
 
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import UserError
-from gangline.run_files import open_own
+from gangline.run_files import LINES_BYTES, open_own, read_regular
 
 FILE = "attempts.jsonl"
 SKIPPED_IN = "passed over in "  # begins `why` of a line that a run has from the one whose weights it began with
@@ -81,7 +81,7 @@ def refuse_damage(run_dir: str | Path) -> None:
 
 def _content(run_dir: str | Path) -> bytes:
     path = Path(run_dir) / FILE
-    return path.read_bytes() if path.exists() else b""
+    return read_regular(path, LINES_BYTES) if path.exists() else b""
 
 
 def _split(content: bytes) -> tuple[list[bytes], bytes]:

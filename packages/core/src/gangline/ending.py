@@ -10,6 +10,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gangline.run_files import read_regular
+
 FILE = "ending.json"
 VERSION = 1
 EXIT_REQUEUE = 75  # saved, and to be started again: EX_TEMPFAIL of sysexits.h
@@ -51,9 +53,10 @@ def write_ending(run_dir: str | Path, ending: RunEnding) -> None:
 def read_ending(run_dir: str | Path) -> RunEnding | None:
     """How the newest job of a run ended; None where it lives, was killed, or has never ended."""
     try:
-        content = json.loads((Path(run_dir) / FILE).read_text(encoding="utf-8"))
+        content = json.loads(read_regular(Path(run_dir) / FILE))
         known = {key: content[key] for key in content if key in RunEnding.__dataclass_fields__}
-        return RunEnding(**{**known, "exclude": tuple(known["exclude"])})
+        ending = RunEnding(**{**known, "exclude": tuple(known["exclude"])})
+        return ending if isinstance(ending.reason, str) and isinstance(ending.evidence, str) else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 

@@ -54,7 +54,7 @@ from typing import IO, Any
 from gangline.generation import Fenced, hold
 from gangline.pulse.write import current
 from gangline.record import plain
-from gangline.run_files import open_own
+from gangline.run_files import LINES_BYTES, open_own, read_regular
 
 FILE = "events.jsonl"
 
@@ -124,7 +124,7 @@ def read_events(run_dir: str | Path) -> list[dict[str, Any]]:
     """Every whole line, oldest first; what a kill tore is left out."""
     path = Path(run_dir) / FILE
     found = []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+    for line in read_regular(path, LINES_BYTES).splitlines() if path.exists() else ():
         with suppress(ValueError, RecursionError):
             content = json.loads(line)
             if isinstance(content, dict):

@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from gangline.run_files import LINES_BYTES, handle_of, read_regular
+
 VARIABLE = "GANGLINE_GENERATION"
 FILE = ".generation"
 STEP = ".step"  # the most steps that were done: written by ranks
@@ -66,7 +68,7 @@ def generation(environ: Mapping[str, str] = os.environ) -> int:
 def progress(run_dir: str | Path) -> Progress:
     """What is kept; of a run that never began, zeros."""
     path = Path(run_dir) / FILE
-    return _with_steps(run_dir, path.read_bytes()) if path.exists() else Progress()
+    return _with_steps(run_dir, read_regular(path)) if path.exists() else Progress()
 
 
 def advance(
@@ -106,7 +108,7 @@ def hold(run_dir: str | Path, step: int = 0) -> Iterator[None]:
 
 @contextmanager
 def _locked(run_dir: str | Path, how: int, seconds: float = 0.0) -> Iterator[int]:
-    handle = os.open(Path(run_dir) / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    handle = handle_of(Path(run_dir) / FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         with suppress(OSError):  # a file system without locks: who uses the run directory has been told
             deadline = time.monotonic() + seconds
@@ -138,7 +140,7 @@ def _kept(run_dir: str | Path, content: bytes) -> Progress:
 
 def _told(events: Path) -> int:
     newest = 0
-    for line in events.read_bytes().splitlines() if events.exists() else ():
+    for line in read_regular(events, LINES_BYTES).splitlines() if events.exists() else ():
         with suppress(ValueError, TypeError, KeyError, RecursionError):
             newest = max(newest, int(json.loads(line)["generation"]))
     return newest
@@ -147,13 +149,13 @@ def _told(events: Path) -> int:
 def most_steps(run_dir: str | Path) -> int:
     """The most steps of a run that were ever done; 0 where that is not known."""
     try:
-        return int((Path(run_dir) / STEP).read_bytes())
+        return int(read_regular(Path(run_dir) / STEP))
     except (FileNotFoundError, ValueError):
         return 0
 
 
 def _put_steps(run_dir: str | Path, step: int) -> None:
-    handle = os.open(Path(run_dir) / STEP, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    handle = handle_of(Path(run_dir) / STEP, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         os.pwrite(handle, f"{step:20}".encode(), 0)
     finally:

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gangline.run_files import open_regular
+
 
 @dataclass
 class StepRecord:
@@ -127,7 +129,7 @@ def every_record(path: str | Path, told: Callable[[str], object] = warnings.warn
 
 def _lines(path: str | Path) -> Iterator[dict[str, Any] | None]:
     """The record that each line of a file holds. A last one without an end may be one that a living run is writing."""
-    with Path(path).open("rb") as file:
+    with open_regular(path) as file:
         for line in file:
             record = record_of(line)
             if record is not None or line.endswith(b"\n"):

@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 
 from gangline.errors import UserError
-from gangline.run_files import refuse_planted
+from gangline.run_files import handle_of, refuse_planted
 
 OVER_SECONDS = 60.0  # how long a node that comes to a job that is over waits for its last nodes to go
 _OVER = " over"
-_OPENS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_OPENS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
 LOCKS = Path("/proc/locks")
 MEETING = ".meeting"  # a folder in which nodes of one job meet
 
@@ -36,7 +36,7 @@ class RunLock:
             return
         try:
             refuse_planted(self.path)
-            handle = os.open(self.path / ".lock", _OPENS, 0o644)
+            handle = handle_of(self.path / ".lock", _OPENS, 0o644)
         except OSError as error:
             raise unwritable(self.path, error) from error
         try:
@@ -65,7 +65,7 @@ class RunLock:
             raise unwritable(self.path, error) from error
         while not self._job:
             with self.entry():
-                handle = os.open(self.path / ".lock", _OPENS, 0o644)
+                handle = handle_of(self.path / ".lock", _OPENS, 0o644)
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -113,7 +113,7 @@ class RunLock:
         """One node at a time makes the directory or joins the job. Raises UserError."""
         try:
             (self.path / MEETING).mkdir(exist_ok=True)
-            handle = os.open(self.path / MEETING / "entry", _OPENS, 0o644)
+            handle = handle_of(self.path / MEETING / "entry", _OPENS, 0o644)
         except OSError as error:
             raise unwritable(self.path, error) from error
         try:

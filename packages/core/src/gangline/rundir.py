@@ -30,6 +30,7 @@ from gangline.errors import UserError
 from gangline.parts import LISTS
 from gangline.plugins import installed
 from gangline.redaction import refuse_secrets
+from gangline.run_files import read_regular
 from gangline.run_lock import RunLock, unwritable
 
 END = "..."  # YAML's end-of-document marker: the last line of a whole config.yaml
@@ -133,7 +134,7 @@ class RunDirectory:
         """Put a resumed run's changed configuration in place of the old one, and note the new start."""
         refuse_secrets(to_dict(run))
         run_dir = self._content().get("run", {}).get("dir")
-        self._replaced = {path: path.read_text(encoding="utf-8") for path in (self.parts, self.config) if path.exists()}
+        self._replaced = {path: read_regular(path).decode() for path in (self.parts, self.config) if path.exists()}
         self._begun = self._starts()
         self._write(run, argv, None, changed or {}, run_dir)
 
@@ -228,14 +229,14 @@ class RunDirectory:
     def read_provenance(self) -> dict[str, Any]:
         """All such facts; `starts` is a list with an entry for each time the run was started."""
         try:
-            return json.loads(self.provenance.read_text(encoding="utf-8"))
+            return json.loads(read_regular(self.provenance))
         except (FileNotFoundError, ValueError):  # a kill may have torn it
             return {}
 
     def changed_parts(self) -> list[str]:
         """Lines that say which parts were of another version when the run began."""
         try:
-            before = _flat(json.loads(self.parts.read_text(encoding="utf-8")))
+            before = _flat(json.loads(read_regular(self.parts)))
         except (FileNotFoundError, ValueError):
             return []
         now = _flat(part_versions(self.run()))
@@ -251,9 +252,11 @@ class RunDirectory:
 
     def _content(self) -> dict[str, Any]:
         try:
-            text = self.config.read_text(encoding="utf-8")
+            text = read_regular(self.config).decode()
         except OSError as error:
             raise UserError(f"{self.config} cannot be read: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise UserError(f"{self.config} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
         if not text.rstrip().endswith(f"\n{END}"):
             raise UserError(
                 f"{self.config} is cut short: its last line must be '{END}'.",
@@ -263,7 +266,7 @@ class RunDirectory:
             content = load_yaml(text)
         except yaml.YAMLError as error:
             raise UserError(f"{self.config} is not valid YAML: {' '.join(str(error).split())}") from error
-        if not isinstance(content, dict):
+        if not isinstance(content, dict) or not isinstance(content.get("run", {}), dict):
             raise UserError(f"{self.config} holds no configuration.")
         return content
 

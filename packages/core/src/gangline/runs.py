@@ -15,6 +15,7 @@ from gangline import ending, events
 from gangline.errors import UserError
 from gangline.generation import most_steps
 from gangline.record import newest, record_of
+from gangline.run_files import open_regular
 from gangline.run_lock import held
 from gangline.rundir import RunDirectory
 
@@ -31,7 +32,7 @@ class RunSummary:
 
     state  "running", "silent" (on another machine, and nothing was written for ten minutes), "done", "stopped" (by a
            verdict), "preempted" (saved, to be started again), "signal" (not saved), "killed", "failed", "new" (nothing
-           has begun), "damaged" (no whole config.yaml)
+           has begun), "damaged" (no whole config.yaml, or a pipe in place of a file)
     words  the last that is known of it: why it ended, or what was said
     time   when something was last written, seconds since the epoch
     unreadable  lines at the end of its metrics.jsonl, as far as was read, that hold no record and are missed
@@ -66,21 +67,22 @@ def summaries(folder: str | Path) -> list[RunSummary]:
 
 def summary(directory: Path) -> RunSummary:
     """One run's row; nothing that its files hold raises."""
-    record, unreadable = _record(directory)
-    told = [event for event in _tail(directory / events.FILE, _event_of) if event is not None]
-    written = _written(directory)
+    name, step, steps, unreadable, written = directory.name, 0, None, 0, _written(directory)
+    record: dict[str, Any] = {}
     try:
-        content = RunDirectory(directory).content()
-        own = content.get("run") or {}
-        name, steps = str(own.get("name") or directory.name), own.get("steps")
+        record, unreadable = _record(directory)
+        step = int(record.get("step") or _most_steps(directory))
+        told = [event for event in _tail(directory / events.FILE, _event_of) if event is not None]
+        own = RunDirectory(directory).content().get("run") or {}
         state, words = _state(directory, record, told, written)
+        name, steps = str(own.get("name") or directory.name), own.get("steps")
     except UserError as error:
-        name, steps, state, words = directory.name, None, "damaged", str(error).splitlines()[0]
+        state, words = "damaged", str(error).splitlines()[0]
     return RunSummary(
         name=name,
         directory=str(directory),
         state=state,
-        step=int(record.get("step") or _most_steps(directory)),
+        step=step,
         steps=steps if isinstance(steps, int) else None,
         loss=_number(record.get("loss")),
         tokens_per_second=_number(record.get("tokens_per_second")),
@@ -95,7 +97,8 @@ def _state(directory: Path, record: dict[str, Any], told: list[dict[str, Any]], 
     said = ""
     for event in told:
         said = str(event.get("evidence") or said)
-    said = str((record.get("notes") or [said])[-1])
+    notes = record.get("notes")
+    said = str(notes[-1]) if isinstance(notes, list) and notes else said
     if held(directory):
         return "running", said
     end = ending.read_ending(directory)
@@ -112,12 +115,20 @@ def _is_run(directory: Path) -> bool:
     return any((directory / mark).exists() for mark in MARKS)
 
 
+def _may_be_run(directory: Path) -> bool:
+    """As `_is_run`; also of a folder of another user that may not be entered: the table names it."""
+    try:
+        return _is_run(directory)
+    except PermissionError:
+        return True
+
+
 def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
     """Run directories below, a sweep's among them: a folder of runs in a folder of runs."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or not path.is_dir():
             continue
-        if _is_run(path):
+        if _may_be_run(path):
             yield path
         elif depth > 1:
             with suppress(PermissionError):
@@ -146,7 +157,7 @@ def _tail(path: Path, read: Callable[[bytes], dict[str, Any] | None]) -> list[di
     size = TAIL
     while True:
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 length = file.seek(0, os.SEEK_END)
                 file.seek(max(0, length - size))
                 lines = file.read().split(b"\n")[size < length :]
@@ -178,5 +189,5 @@ def _number(value: Any) -> float | None:
     """A number, also one that JSON had to keep as a string."""
     try:
         return None if value is None else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None

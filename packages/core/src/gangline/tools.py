@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gangline.interop.tensors import tensor_names as tensor_names
     from gangline.interop.tokenizer_files import file_beside as file_beside, tokenizer_files as tokenizer_files
     from gangline.record import every_record as every_record, read_records as read_records
-    from gangline.run_files import open_own as open_own
+    from gangline.run_files import open_own as open_own, open_regular as open_regular, read_regular as read_regular
     from gangline.rundir import (
         RunDirectory as RunDirectory,
         part_versions as part_versions,
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 __getattr__, __all__ = lazily(
     __name__,
     {
-        "gangline.run_files": "open_own",
         "gangline.rundir": "RunDirectory part_versions write_whole",
+        "gangline.run_files": "open_own open_regular read_regular",
         "gangline": "attempts",
         "gangline.cli": "notes_by",
         "gangline.cli.verbs": "usage_of verb_of",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from gangline import UserError
-from gangline.tools import read_ending
+from gangline.tools import open_regular, read_ending, read_regular
 from gangline_launch import job as jobs
 from gangline_launch.job import FOLDER, SubmittedJob, job_of
 from gangline_launch.state import JobState, Scheduler, SchedulerError
@@ -32,13 +32,13 @@ class Lines:
     def skip(self, keep: int = 0) -> None:
         """Pass over what is there, but for the last `keep` lines."""
         for path in self._files():
-            content = path.read_bytes()
+            content = read_regular(path, sys.maxsize)
             self.read[path] = len(content) - sum(map(len, content.splitlines(keepends=True)[-keep:] if keep else []))
 
     def show(self, to: TextIO) -> None:
         """New whole lines."""
         for path in self._files():
-            with path.open("rb") as file:
+            with open_regular(path, sys.maxsize) as file:
                 file.seek(self.read.get(path, 0))
                 whole, newline, _ = file.read().rpartition(b"\n")
             if newline:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gangline import UserError
-from gangline.tools import write_whole
+from gangline.tools import read_regular, write_whole
 
 FOLDER = "launch"
 FILE = "job.json"
@@ -106,7 +106,7 @@ def write_job(run_dir: str | Path, job: SubmittedJob) -> None:
 def read_job(run_dir: str | Path) -> SubmittedJob | None:
     """The newest job; None where the run was never submitted. Raises UserError for a damaged file."""
     try:
-        return SubmittedJob(**json.loads(Path(run_dir, FOLDER, FILE).read_text(encoding="utf-8")))
+        return SubmittedJob(**json.loads(read_regular(Path(run_dir, FOLDER, FILE))))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gangline.tools import read_regular
 from gangline_launch.job import FOLDER
 from gangline_launch.kubernetes import levels
 from gangline_launch.slurm.commands import fields
@@ -39,5 +40,5 @@ def this_node(run_dir: Path, environ: Mapping[str, str] = os.environ) -> GivenNo
 def addresses(run_dir: Path) -> dict[str, str]:
     """Name -> address, as the batch script has asked Slurm for them; {} where it has not."""
     path = Path(run_dir, FOLDER, "nodes")
-    lines = [fields(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    lines = [fields(line) for line in read_regular(path).decode().splitlines()] if path.exists() else []
     return {line["NodeName"]: line.get("NodeAddr") or line["NodeName"] for line in lines if "NodeName" in line}

@@ -10,6 +10,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from gangline.tools import open_own
 from gangline.track import Start, StepRecord, Tracker
 from gangline_moe.config import Heatmap
 from gangline_moe.load_history import StepLoads, loads_of
@@ -34,7 +35,7 @@ class HeatmapTracker(Tracker):
         directory = Path(self.path) if self.path else Path(start.directory) / "tensorboard" / "experts"
         directory.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.experts.{start.first_step}"
-        self.file = (directory / name).open("ab")
+        self.file = open_own(directory / name, "ab")
         self.writer = RecordWriter(self.file)
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
 

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from gangline.tools import write_whole
+from gangline.tools import read_regular, write_whole
 
 
 class RunId:
@@ -18,7 +18,7 @@ class RunId:
     def read(self) -> str | None:
         """None where the run has not been there; a file that somebody spoilt says nothing."""
         try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
+            content = json.loads(read_regular(self.path))
             name, place = str(content["id"]), content["place"]
             if without_secrets(place) != self.place:
                 return None

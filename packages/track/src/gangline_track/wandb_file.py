@@ -7,9 +7,12 @@ which one or several make a record, a message of wandb's protocol. Of a record t
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+
+from gangline.tools import read_regular
 
 BLOCK, HEADER, CHUNK = 32768, 7, struct.Struct("<IHB")
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
@@ -17,7 +20,7 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 def messages(path: Path) -> Iterator[bytes]:
     """Every whole record, in order."""
-    content = path.read_bytes()
+    content = read_regular(path, sys.maxsize)
     at, parts = HEADER, b""
     while at + CHUNK.size <= len(content):
         room = BLOCK - at % BLOCK

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -52,7 +53,8 @@ class LocalStore(ObjectStore):
         self._sync_directories(place.parent)
 
     def read(self, path: str) -> bytes:
-        return (self._root / path).read_bytes()
+        with open(self._open(path), "rb") as file:
+            return file.read()
 
     def read_into(self, path: str, ranges: Ranges) -> None:
         with self.reading(path) as read:
@@ -60,7 +62,7 @@ class LocalStore(ObjectStore):
 
     @contextlib.contextmanager
     def reading(self, path: str) -> Iterator[Read]:
-        file = os.open(self._root / path, os.O_RDONLY | os.O_CLOEXEC)
+        file = self._open(path)
 
         def read(ranges: Ranges) -> None:
             for offset, buffers in ranges:
@@ -70,6 +72,14 @@ class LocalStore(ObjectStore):
             yield read
         finally:
             os.close(file)
+
+    def _open(self, path: str) -> int:
+        """Return a handle for reading; raises OSError at once for a pipe or a device, which would be waited for."""
+        file = os.open(self._root / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise OSError(errno.EINVAL, "not a regular file", str(self._root / path))
+        return file
 
     def size(self, path: str) -> int:
         return (self._root / path).stat().st_size

@@ -20,7 +20,10 @@ class PlainDumper(yaml.SafeDumper):
 def load_yaml(text: str) -> Any:
     """The one document of a text. Raises yaml.YAMLError, also for what `check_yaml` refuses."""
     check_yaml(text)
-    return yaml.load(text, LOADER)
+    try:
+        return yaml.load(text, LOADER)
+    except ValueError as error:  # a date such as 2001-99-99
+        raise yaml.YAMLError(str(error)) from error
 
 
 def check_yaml(text: str) -> None:

@@ -17,6 +17,7 @@ from gangline.ending import EXIT_REQUEUE
 from gangline.errors import PeerFailed, UserError
 from gangline.launch.output import log_path
 from gangline.launch.signals import name_of
+from gangline.run_files import LINES_BYTES, read_regular
 
 PEER_WAIT_SECONDS = 1.0
 EXIT_FAILURE = 1
@@ -133,7 +134,7 @@ def is_written(logs: Path, attempt: int) -> bool:
 def first(logs: Path, attempt: int) -> RankFailure | None:
     """The first failure of the `attempt`-th start, where a rank lived to write it."""
     try:
-        return RankFailure(**json.loads(_path(logs, attempt).read_text(encoding="utf-8")))
+        return RankFailure(**json.loads(read_regular(_path(logs, attempt))))
     except (OSError, ValueError, TypeError):
         return _unwritten.get(_path(logs, attempt))
 
@@ -164,9 +165,11 @@ def report(failure: RankFailure, logs: Path) -> str:
 def _tail(log: Path, lines: int = 5) -> str:
     """The last words of a rank that had no time to say more."""
     try:
-        found = log.read_text(errors="replace", encoding="utf-8").splitlines()[-lines:]
+        found = read_regular(log, LINES_BYTES).decode(errors="replace").splitlines()[-lines:]
     except OSError:
         return ""
+    except UserError as error:  # it hides no failure
+        found = str(error).splitlines()
     return "".join(f"  | {line}\n" for line in found)
 
 

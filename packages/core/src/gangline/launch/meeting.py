@@ -37,6 +37,7 @@ from gangline.errors import UserError
 from gangline.launch import meeting_state
 from gangline.launch.config import ElasticLaunch
 from gangline.launch.nodes import fewest_and_most
+from gangline.run_files import handle_of, read_regular
 from gangline.run_lock import MEETING
 
 BEATS = 4  # heartbeats until a node without one is lost
@@ -101,7 +102,7 @@ class FileBackend(RendezvousBackend):
 
     def _read(self) -> bytes:
         try:
-            handle = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            handle = handle_of(self.path, os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
             return b""
         with os.fdopen(handle, "rb") as file:
@@ -109,8 +110,8 @@ class FileBackend(RendezvousBackend):
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        handle = os.open(self.path.with_name(f"stlock-{self.path.name}"), flags, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        handle = handle_of(self.path.with_name(f"stlock-{self.path.name}"), flags, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
@@ -196,7 +197,7 @@ class JobMeeting:
         found, since = set(), time.time() - self.lost_seconds
         for path in self.backend.path.parent.glob(f"{escape(self._waiting)}*"):
             with suppress(FileNotFoundError):  # it has just met the others
-                name, beat = path.read_text().split("\n")
+                name, beat = read_regular(path).decode().split("\n")
                 if float(beat) >= since:
                     found.add(name)
         return found

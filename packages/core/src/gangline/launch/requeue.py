@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gangline.errors import UserError
-from gangline.rundir import RunDirectory
+from gangline.run_files import read_regular, refuse_others
+from gangline.rundir import RunDirectory, write_whole
 
-NOTES = Path("runs", ".jobs")  # one file for each job and command line: its run directory
+NOTES = Path("runs", f".jobs-{os.geteuid()}")  # of this user; a file for each job and command line: its run directory
 
 
 def job(environ: Mapping[str, str] = os.environ) -> tuple[str | None, int]:
@@ -27,12 +28,17 @@ def job(environ: Mapping[str, str] = os.environ) -> tuple[str | None, int]:
 
 
 def earlier(key: str | None, restarts: int) -> RunDirectory | None:
-    """The run directory of an earlier start of this job with this command line, where there was one."""
-    if key is None or restarts == 0:
+    """The run directory of an earlier start of this job with this command line, where there was one.
+
+    Raises UserError where another user made the note that says so, or its folder.
+    """
+    if key is None:
         return None
+    for path in (NOTES, _note(key)):
+        refuse_others(path)
     try:
-        return RunDirectory.open(_note(key).read_text(encoding="utf-8"))
-    except (OSError, UserError):  # it came to no whole run directory
+        return RunDirectory.open(read_regular(_note(key)).decode()) if restarts else None
+    except (OSError, UnicodeDecodeError, UserError):  # it came to no whole run directory
         return None
 
 
@@ -40,8 +46,10 @@ def remember(key: str | None, run_dir: str | Path) -> None:
     """Write down where this job's run lies; without a place to write, a requeue starts a new run."""
     if key is not None:
         with contextlib.suppress(OSError):
-            NOTES.mkdir(parents=True, exist_ok=True)
-            _note(key).write_text(str(Path(run_dir).resolve()), encoding="utf-8")
+            NOTES.parent.mkdir(exist_ok=True)
+            NOTES.mkdir(mode=0o700, exist_ok=True)
+            refuse_others(NOTES)
+            write_whole(_note(key), str(Path(run_dir).resolve()))  # in place of a link, which it does not follow
 
 
 def forget(key: str) -> None:

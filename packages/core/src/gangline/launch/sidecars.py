@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from gangline.launch import guard
 from gangline.launch.nodes import name_of_this_node
 from gangline.parts import Sidecar
-from gangline.run_files import open_own
+from gangline.run_files import open_own, read_regular
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -78,7 +78,7 @@ def _name(pid: int) -> list[int | None]:
 def _left(note: Path, owner: int) -> int | None:
     """The process id of the sidecar that an earlier start for `owner` has left, where it is still that process."""
     try:
-        content = json.loads(note.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(note))
         known, pid = content["owner"], int(content["sidecar"][0])
         there = known == _name(owner) and content["sidecar"] == _name(pid) and guard.alive(pid)
         ours = guard.born(pid) is None or os.stat(f"/proc/{pid}").st_uid == os.getuid()  # None: there is no /proc

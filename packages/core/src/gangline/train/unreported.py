@@ -17,6 +17,7 @@ from pathlib import Path
 from gangline.checkpoint.id import CheckpointId
 from gangline.generation import hold
 from gangline.record import StepRecord
+from gangline.run_files import handle_of, read_regular
 from gangline.train.session import Session
 
 FILE = ".unreported"  # its first line: the record that waits, or nothing
@@ -71,7 +72,7 @@ def _hand_over(s: Session, record: StepRecord) -> None:
 
 def _write(path: Path, line: str) -> None:
     """In one call, over what is there: a kill leaves the old line or the new one."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    handle = handle_of(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         os.pwrite(handle, f"{line}\n".encode(), 0)
     finally:
@@ -81,5 +82,5 @@ def _write(path: Path, line: str) -> None:
 def _read(path: Path) -> StepRecord | None:
     """None also where the machine went down in the middle of a line."""
     with contextlib.suppress(ValueError, TypeError):
-        return StepRecord(**json.loads(path.read_bytes().partition(b"\n")[0]))
+        return StepRecord(**json.loads(read_regular(path).partition(b"\n")[0]))
     return None

@@ -15,7 +15,7 @@ from gangline.cluster import load_cluster, measure, save_cluster
 from gangline.comm import gather_json
 from gangline.health import Action, HealthCheck, Verdict
 from gangline.launch import name_of_this_node
-from gangline.tools import write_whole
+from gangline.tools import read_regular, write_whole
 from gangline_health.burn_in.config import BurnInHealth
 from gangline_health.burn_in.judge import RankRates, bad_links, bad_ranks, measured
 
@@ -143,7 +143,7 @@ def nodes_of(run_dir: Path | None) -> list[str] | None:
     if run_dir is None:
         return None
     try:
-        content = json.loads(Path(run_dir, LOGS, FILE).read_text(encoding="utf-8"))
+        content = json.loads(read_regular(Path(run_dir, LOGS, FILE)))
         return None if content["bad"] else [row["node"] for row in content["ranks"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from gangline import UserError
 from gangline.launch import ElasticLaunch, fewest_and_most
+from gangline.tools import read_regular
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -48,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
     code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
     place = run_dir / "logs" / "burn-in.json"
     if code in (0, 3) and place.exists():
-        found = json.loads(place.read_text(encoding="utf-8"))
+        found = json.loads(read_regular(place))
         if asked.json:
             print(json.dumps({**found, "cluster": str(run_dir / "cluster.yaml")}, indent=1))
         else:

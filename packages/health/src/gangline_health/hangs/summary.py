@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.pulse import Collective, Seen
-from gangline.tools import open_own
+from gangline.tools import open_own, read_regular
 from gangline_health.hangs.diagnose import Watched
 
 FRESH_SECONDS = 10.0  # an older one says nothing of now
@@ -59,7 +59,7 @@ def told(run_dir: Path, machine: str) -> list[Watched]:
         if file == path(run_dir, machine):
             continue
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = json.loads(read_regular(file))
         except (OSError, ValueError):
             continue
         if time.time() - content["time"] < FRESH_SECONDS:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.health import Action, Verdict
-from gangline.tools import Events, RunDirectory, write_whole
+from gangline.tools import Events, RunDirectory, read_regular, write_whole
 from gangline_health.live.follow import Follower
 from gangline_health.live.target import is_url, named
 
@@ -160,7 +160,7 @@ class Alerts:
 
     def _come_to(self) -> int | None:
         try:
-            return int(self.place.read_text(encoding="utf-8"))
+            return int(read_regular(self.place))
         except (OSError, ValueError):
             return None
 

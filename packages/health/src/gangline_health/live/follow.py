@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gangline.tools import open_regular
+
 
 class Follower:
     """Gives every line once. A line that is still being written comes later; what is no JSON is left out."""
@@ -21,7 +23,7 @@ class Follower:
     def each(self) -> Iterator[dict[str, Any]]:
         """The same, one by one: `offset` is the end of the line that was given last."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 if file.seek(0, 2) < self.offset:
                     self.offset = 0
                 file.seek(self.offset)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.checkpoint import CheckpointId
 from gangline.health import Action, Verdict
-from gangline.tools import attempts, read_events
+from gangline.tools import attempts, open_regular, read_events
 from gangline_health.monitors.base import Monitor
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def reached(events: Iterable[Line], steps: Iterable[Line]) -> dict[int, int]:
 def records(run_dir: Path) -> list[Line]:
     """The newest lines of metrics.jsonl; a torn one is left out."""
     path, found = run_dir / "metrics.jsonl", []
-    with suppress(OSError), path.open("rb") as file:
+    with suppress(OSError), open_regular(path) as file:
         file.seek(max(0, path.stat().st_size - NEWEST_BYTES))
         for text in file.read().splitlines():
             with suppress(ValueError):

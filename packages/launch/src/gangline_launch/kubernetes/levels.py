@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangline import UserError
-from gangline.tools import write_whole
+from gangline.tools import read_regular, write_whole
 from gangline_launch import job as jobs
 from gangline_launch.kubernetes.scheduler import KubectlError, kubectl
 
@@ -63,4 +63,4 @@ def place_of(run_dir: Path, name: str) -> str:
 def read(run_dir: Path) -> dict[str, str]:
     """Node -> place; {} where nobody asked."""
     path = Path(run_dir, jobs.FOLDER, FILE)
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return json.loads(read_regular(path)) if path.exists() else {}

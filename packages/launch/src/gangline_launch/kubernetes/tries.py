@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from gangline import UserError
-from gangline.tools import read_ending, write_whole
+from gangline.tools import read_ending, read_regular, write_whole
 from gangline_launch import job as jobs
 from gangline_launch.slurm.requeues import steps_done
 
@@ -25,7 +25,7 @@ def count(run_dir: Path, index: str) -> tuple[int, int]:
     """Count an end of the pod with 75; return how many there were in a row without a new step, and the last step."""
     path, step = jobs.folder(run_dir) / f"tries-{index}.json", steps_done(run_dir)
     try:
-        before, tries = json.loads(path.read_text())
+        before, tries = json.loads(read_regular(path))
     except (OSError, ValueError, TypeError):
         before, tries = step, 0
     tries = 1 if step > before else tries + 1

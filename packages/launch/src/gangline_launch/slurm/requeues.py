@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gangline.tools import open_own, read_records
+from gangline.tools import open_own, read_records, read_regular
 from gangline_launch import job as jobs
 
 FILE = "requeues.jsonl"
@@ -34,7 +34,7 @@ def read(run_dir: Path) -> list[JobRequeue]:
     """Since the user submitted the run last, oldest first; a torn or foreign line does not count."""
     path = Path(run_dir, jobs.FOLDER, FILE)
     found: list[JobRequeue] = []
-    for line in path.read_bytes().splitlines() if path.exists() else []:
+    for line in read_regular(path).splitlines() if path.exists() else []:
         try:
             content = json.loads(line)
             one = JobRequeue(**{**content, "exclude": tuple(content.get("exclude", ()))})
@@ -47,7 +47,7 @@ def read(run_dir: Path) -> list[JobRequeue]:
 def append(run_dir: Path, line: JobRequeue) -> None:
     """On a line of its own, also after a torn one."""
     path = jobs.folder(run_dir) / FILE
-    torn = path.exists() and not path.read_bytes().endswith(b"\n")
+    torn = path.exists() and not read_regular(path).endswith(b"\n")
     with open_own(path, "a") as file:
         file.write("\n" * torn + json.dumps(asdict(line)) + "\n")
 

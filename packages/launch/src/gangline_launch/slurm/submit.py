@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gangline import UserError
-from gangline.tools import write_whole
+from gangline.tools import read_regular, write_whole
 from gangline_launch import job as jobs
 from gangline_launch.job import SubmittedJob
 from gangline_launch.slurm import commands
@@ -71,7 +71,7 @@ def found(run_dir: Path) -> SubmittedJob | None:
     """The newest job of a run, also one whose sbatch had no answer or was killed. Raises SlurmAway."""
     path = Path(run_dir, jobs.FOLDER, FILE)
     if path.exists():
-        asked = json.loads(path.read_text(encoding="utf-8"))
+        asked = json.loads(read_regular(path))
         number = commands.job_with(asked["mark"])
         if number is not None:
             jobs.write_job(run_dir, SubmittedJob("slurm", number, path.stat().st_mtime, asked["task"]))
