@@ -19,7 +19,7 @@ from pathlib import Path
 from gangline.health import Action, Verdict
 from gangline.launch import RankFailure, claim
 from gangline.pulse import PulseReader, Seen, find
-from gangline.tools import Events
+from gangline.tools import Events, open_own
 from gangline_health.hangs import flight, processes, summary
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Diagnosis, Watched, diagnose
@@ -218,7 +218,7 @@ def alone(run_dir: Path, machine: str) -> Iterator[None]:
 
     Where no file can be locked each agent's watches: what one finds is then said as often.
     """
-    with (run_dir / "logs" / f"watch-{machine}.lock").open("w", encoding="utf-8") as file:
+    with open_own(run_dir / "logs" / f"watch-{machine}.lock", "w") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
