@@ -12,11 +12,12 @@ import pytest
 
 from gangline import attempts, generation
 from gangline.attempts import Attempt
+from gangline.cli.run_figure import write_run_figure
 from gangline.ending import read_ending
 from gangline.errors import UserError
 from gangline.events import Events, read_events
 from gangline.launch import output
-from gangline.record import read_records
+from gangline.record import StepRecord, read_records
 from gangline.run_files import refuse_planted
 from gangline.rundir import RunDirectory
 from gangline.track.base import Start
@@ -91,7 +92,19 @@ READERS = {
     ".generation": generation.progress,
     ".step": generation.most_steps,
 }
+
+
+def draw(run_dir: Path) -> None:
+    metrics = run_dir / "metrics.jsonl"
+    metrics.write_text(StepRecord(1, 1, 3.0, 0.5, 1e-3, 100, 1.0, None, time=1.0, step_seconds=1.0).to_json() + "\n")
+    try:
+        write_run_figure(run_dir)
+    finally:
+        metrics.unlink()
+
+
 WRITERS = {
+    "loss.svg": draw,
     "events.jsonl": Events,
     "attempts.jsonl": lambda run_dir: attempts.append(run_dir, Attempt(1, None)),
     ".generation": generation.advance,

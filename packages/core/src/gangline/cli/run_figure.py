@@ -10,6 +10,7 @@ from statistics import mean
 from gangline.cli.compare import Curve, curve
 from gangline.errors import UserError
 from gangline.figure import PALETTE, Figure, PlotArea, number_ticks, room_left
+from gangline.run_files import open_own
 
 FILE = "loss.svg"
 POINTS = 1000  # of a curve; a longer one is drawn as means of its neighbours
@@ -46,7 +47,9 @@ def write_run_figure(run_dir: str | Path) -> Path | None:
     if not metrics.exists() or not 0 < metrics.stat().st_size <= LARGEST:
         return None
     path = Path(run_dir) / FILE
-    path.write_text(run_figure(run_dir).svg())
+    figure = run_figure(run_dir).svg()
+    with open_own(path, "w") as file:
+        file.write(figure)
     return path
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from gangline.launch import STACKS, born, log_path
 from gangline.pulse import Seen
+from gangline.tools import open_regular
 
 TICK = os.sysconf("SC_CLK_TCK")
 
@@ -68,7 +70,7 @@ def handles(pid: int, signum: int) -> bool:
 
 
 def _since(log: Path, size: int) -> str:
-    with contextlib.suppress(OSError), log.open("rb") as file:
+    with contextlib.suppress(OSError), open_regular(log, sys.maxsize) as file:
         file.seek(size)
         return file.read(100_000).decode(errors="replace")
     return ""
