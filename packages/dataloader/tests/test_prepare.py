@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import os
@@ -129,6 +130,15 @@ def test_every_form_gives_the_same_documents(tmp_path, make_store):
     for name, content in forms.items():
         (tmp_path / name).write_bytes(content)
         assert texts_of(make_store(tmp_path / name, field="body", validation=0)) == wanted, name
+
+
+@pytest.mark.parametrize("ending", ["bz2", "zst"])
+def test_compressed_parquet_is_its_rows(tmp_path, make_store, ending):
+    pa, plain = pytest.importorskip("pyarrow"), io.BytesIO()
+    pytest.importorskip("pyarrow.parquet").write_table(pa.table({"text": ["one", "two"]}), plain)
+    compress = bz2.compress if ending == "bz2" else pytest.importorskip("zstandard").compress
+    (tmp_path / f"a.parquet.{ending}").write_bytes(compress(plain.getvalue()))
+    assert texts_of(make_store(tmp_path / f"a.parquet.{ending}", validation=0)) == ["one", "two"]
 
 
 def test_half_of_a_surrogate_pair_is_no_text(tmp_path, make_store):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from typing import Any, BinaryIO, cast
 
 from gangline import UserError
@@ -76,7 +77,7 @@ def _rows(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iterator[Tex
     except ImportError as error:
         raise UserError(f"{file.path} needs pyarrow.", "", "pip install 'gangline-dataloader[parquet]'") from error
     try:
-        table = parquet.ParquetFile(stream)
+        table = parquet.ParquetFile(stream if stream.seekable() else BytesIO(stream.read()))
     except pyarrow.ArrowException as error:
         raise UserError(f"{file.path} is no Parquet file.", str(error)) from error
     names = table.schema_arrow.names
