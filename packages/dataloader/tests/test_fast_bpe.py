@@ -106,6 +106,17 @@ def test_ignored_merges_of_a_complete_vocabulary_are_fast(trained, tmp_path):
     assert isinstance(Settings(tokenizer=str(path)).codec(TIKTOKEN), fast_bpe.FastBpe)
 
 
+def test_saved_dropout_is_off_both_ways(trained, tmp_path):
+    model = json.loads(trained.read_text())["model"]
+    path = changed(trained, tmp_path / "d.json", model={**model, "dropout": 0.5})
+    text = b"def function(self): return something\n" * 20
+    expected = TokenizerCodec(str(trained), None, "replace").encode_file(text, "it")
+    for way, kind in ((TIKTOKEN, fast_bpe.FastBpe), (TOKENIZERS, TokenizerCodec)):
+        codec = Settings(tokenizer=str(path)).codec(way)
+        assert isinstance(codec, kind)
+        assert np.array_equal(codec.encode_file(text, "it"), expected)
+
+
 def test_a_difference_ends_the_work(trained, monkeypatch):
     quick = Settings(tokenizer=str(trained)).codec(TIKTOKEN)
     monkeypatch.setattr(fast_bpe, "SAMPLED", 1)

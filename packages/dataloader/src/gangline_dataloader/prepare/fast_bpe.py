@@ -101,8 +101,8 @@ def split_pattern(content: dict[str, Any]) -> str | None:
 
 
 def plain_bpe(model: dict[str, Any]) -> bool:
-    """Whether nothing but merging happens to a piece of text."""
-    twists = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+    """Whether nothing but merging happens to a piece of text; dropout of merges is off (`TokenizerCodec`)."""
+    twists = ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
     return model.get("type") == "BPE" and not any(model.get(twist) for twist in twists)
 
 
