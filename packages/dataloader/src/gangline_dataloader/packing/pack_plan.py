@@ -104,8 +104,8 @@ def make(folder: Path, manifest: Manifest, sequence_length: int) -> PackPlan:
             lengths.append(len(content))
         shards.pieces[-1] //= 2
     plan = PackPlan(sequence_length, identity, padding, cut, shards)
-    content = with_checksum({"format": FORMAT, "version": VERSION, **asdict(plan)})
-    replace_json(folder / plan_of(sequence_length), content)
+    document = with_checksum({"format": FORMAT, "version": VERSION, **asdict(plan)})
+    replace_json(folder / plan_of(sequence_length), document)
     return plan
 
 
