@@ -96,6 +96,13 @@ def test_an_end_token_that_only_the_files_beside_it_name_ends_an_answer(tokenize
     assert codec.decode_special(found.tokens[found.learnt].tolist()) == "There are 3 of them, é.<|end|>"
 
 
+def test_codec_of_a_tokenizer_saved_with_dropout_merges_all(tmp_path):
+    model = models.BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")], dropout=0.9)
+    Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    codec = TokenizerCodec(str(tmp_path / "tokenizer.json"), None, "replace")
+    assert codec.encode("ab" * 50) == [2] * 50
+
+
 def test_a_tokenizer_that_was_saved_cutting_and_padding_does_neither(tokenizer, tmp_path):
     plain, saved = TokenizerCodec(str(tokenizer), None, "replace"), Tokenizer.from_file(str(tokenizer))
     saved.enable_truncation(7)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers as pre, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers as pre, trainers
 
 from gangline.data import pieces
 from gangline.data.codec import TokenizerCodec
 
 CL100K = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n/]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+FROM_THE_RIGHT = (
+    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?:\P{N}|$))|[^\r\n\p{L}\p{N}]?\p{L}+|\s?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+"
 )
 RNG = np.random.default_rng(0)
 WORDS = [
@@ -41,6 +44,10 @@ TEXTS = {
     "spaces": "a" + " " * 5000 + "b",
     "one word": "word" * 1500,
     "special tokens": "a <|end|> b" * 500,
+    "decomposed": (" " + "nai\u0308ve" * 12 + ".") * 60,
+    "compatible": (" " + "ⓟara" * 12 + "⅒1234567½1234567 a´b\u00a0\u00a8c") * 60,
+    "wide special tokens": "a b\uff1c|end|\uff1e c" * 300,
+    "numbers": "".join(f"{n**40} and {n} " for n in range(3, 60)),
 }
 
 
@@ -67,6 +74,12 @@ def split(pattern: str):
     return pre.Sequence([pre.Split(Regex(pattern), "isolated"), pre.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
+def normal_end(made: Tokenizer) -> Tokenizer:
+    """With a token that is found in normalized text."""
+    made.add_tokens([AddedToken("b<", normalized=True)])
+    return made
+
+
 def pieces_of_words(pre_tokenizer, normalizer=None) -> Tokenizer:
     """As SentencePiece makes them: the sign begins words alone."""
     trainer = trainers.BpeTrainer(vocab_size=400, show_progress=False, special_tokens=["<unk>"])
@@ -91,6 +104,9 @@ TOKENIZERS = {  # how, and whether prose may be split at all
     "gpt2 with a prefix": (lambda: bpe(pre.ByteLevel(add_prefix_space=True)), False),
     "cl100k": (lambda: bpe(split(CL100K)), True),
     "cl100k, composed": (lambda: bpe(split(CL100K), normalizers.NFC()), True),
+    "gpt2, compatible": (lambda: bpe(pre.ByteLevel(add_prefix_space=False), normalizers.NFKC()), True),
+    "cl100k, compatible": (lambda: normal_end(bpe(split(CL100K), normalizers.NFKC())), True),
+    "from the right": (lambda: bpe(split(FROM_THE_RIGHT)), True),
     "lower case": (lambda: bpe(split(CL100K), normalizers.Lowercase()), False),
     "first": (lambda: pieces_of_words(pre.Metaspace(prepend_scheme="first")), True),
     "always": (lambda: pieces_of_words(pre.Metaspace(prepend_scheme="always")), True),

@@ -88,6 +88,7 @@ def grown(store: Path, by: Path) -> None:
         to = len(mine["shards"]["tokens"]) + number
         for ending in ("npy", "ends.npy"):
             (store / f"shard-{to:05d}.{ending}").write_bytes((by / f"shard-{number:05d}.{ending}").read_bytes())
+    del mine["checksum"]
     mine["shards"] = {name: column + theirs["shards"][name] for name, column in mine["shards"].items()}
     (store / FILE).write_text(json.dumps(mine))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from gangline.data.codec import TokenizerCodec
 from gangline.errors import UserError
@@ -85,6 +86,35 @@ def test_what_is_more_than_merging_goes_the_slow_way(trained, tmp_path):
         path = changed(trained, tmp_path / f"{number}.json", **values)
         assert fast_bpe.fast(TokenizerCodec(str(path), None, "replace")) is None
     assert isinstance(Settings(tokenizer=str(trained)).codec(TOKENIZERS), TokenizerCodec)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_word_that_no_merge_makes_is_looked_up(trained, tmp_path, ignored):
+    model = json.loads(trained.read_text())["model"]
+    vocabulary = {**model["vocab"], "Ġgangline": len(model["vocab"])}
+    path = changed(trained, tmp_path / "w.json", model={**model, "ignore_merges": ignored, "vocab": vocabulary})
+    codec = Settings(tokenizer=str(path)).codec(TIKTOKEN)
+    assert isinstance(codec, fast_bpe.FastBpe) is not ignored  # merging does not look words up
+    expected = Tokenizer.from_file(str(path)).encode("a gangline", add_special_tokens=False).ids
+    assert codec.encode_file(b"a gangline", "it").tolist() == expected
+    assert (vocabulary["Ġgangline"] in expected) is ignored
+
+
+def test_ignored_merges_of_a_complete_vocabulary_are_fast(trained, tmp_path):
+    model = json.loads(trained.read_text())["model"]
+    path = changed(trained, tmp_path / "w.json", model={**model, "ignore_merges": True})
+    assert isinstance(Settings(tokenizer=str(path)).codec(TIKTOKEN), fast_bpe.FastBpe)
+
+
+def test_saved_dropout_is_off_both_ways(trained, tmp_path):
+    model = json.loads(trained.read_text())["model"]
+    path = changed(trained, tmp_path / "d.json", model={**model, "dropout": 0.5})
+    text = b"def function(self): return something\n" * 20
+    expected = TokenizerCodec(str(trained), None, "replace").encode_file(text, "it")
+    for way, kind in ((TIKTOKEN, fast_bpe.FastBpe), (TOKENIZERS, TokenizerCodec)):
+        codec = Settings(tokenizer=str(path)).codec(way)
+        assert isinstance(codec, kind)
+        assert np.array_equal(codec.encode_file(text, "it"), expected)
 
 
 def test_a_difference_ends_the_work(trained, monkeypatch):

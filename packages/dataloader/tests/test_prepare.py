@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import os
@@ -18,6 +19,7 @@ import pytest
 
 from gangline.errors import UserError
 from gangline_dataloader import commands
+from gangline_dataloader.prepare.clean import cleaned
 from gangline_dataloader.prepare.prepare_plan import WORK
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import VALIDATION, read
@@ -131,9 +133,48 @@ def test_every_form_gives_the_same_documents(tmp_path, make_store):
         assert texts_of(make_store(tmp_path / name, field="body", validation=0)) == wanted, name
 
 
-def test_half_of_a_surrogate_pair_is_no_text(tmp_path, make_store):
-    (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b"}\n')
-    assert texts_of(make_store(tmp_path / "a.jsonl", clean=(), validation=0)) == ["a?b"]
+@pytest.mark.parametrize("ending", ["bz2", "zst"])
+def test_compressed_parquet_is_its_rows(tmp_path, make_store, ending):
+    pa, plain = pytest.importorskip("pyarrow"), io.BytesIO()
+    pytest.importorskip("pyarrow.parquet").write_table(pa.table({"text": ["one", "two"]}), plain)
+    compress = bz2.compress if ending == "bz2" else pytest.importorskip("zstandard").compress
+    (tmp_path / f"a.parquet.{ending}").write_bytes(compress(plain.getvalue()))
+    assert texts_of(make_store(tmp_path / f"a.parquet.{ending}", validation=0)) == ["one", "two"]
+
+
+def test_half_of_a_surrogate_pair_is_counted(tmp_path, make_store):
+    (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b?"}\n')
+    store = make_store(tmp_path / "a.jsonl", clean=(), validation=0)
+    assert texts_of(store) == ["a?b?"]
+    count = read(store).report["by_source"][str(tmp_path / "a.jsonl")]
+    assert count["replaced"] == {"bytes that are not UTF-8": 1}
+
+
+def test_parquet_row_that_is_not_utf8_is_named(tmp_path, make_store):
+    pa = pytest.importorskip("pyarrow")
+    texts = pa.array([b"one", b"two", b"thr\xff\xfe", b"four"]).cast(pa.binary())
+    texts = pa.Array.from_buffers(pa.string(), len(texts), texts.buffers())
+    pytest.importorskip("pyarrow.parquet").write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet, row 3, is not UTF-8"):
+        make_store(tmp_path / "a.parquet", validation=0)
+
+
+def test_parquet_with_two_columns_of_a_name_is_refused(tmp_path, make_store):
+    pa = pytest.importorskip("pyarrow")
+    table = pa.Table.from_arrays([pa.array(["one"]), pa.array(["two"])], names=["text", "text"])
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="more than one column 'text'"):
+        make_store(tmp_path / "a.parquet", validation=0)
+
+
+def test_empty_name_of_a_field_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    with pytest.raises(UserError, match="has no field ''"):
+        commands.main(["prepare", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "s"), "--field="])
+
+
+def test_marks_behind_control_characters_are_composed():
+    assert cleaned("e\0\u0301 \r\n", ["unicode"]) == "é \n"
 
 
 def test_text_in_another_encoding_is_dropped_or_counted(tmp_path, make_store):

@@ -15,6 +15,7 @@ from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
+from gangline_dataloader.store.fields import CHECKSUM, with_checksum
 from gangline_dataloader.store.manifest import FILE, VALIDATION
 
 
@@ -50,7 +51,7 @@ def swapped(path: Path) -> None:
 
 def of_another(path: Path) -> None:
     content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "store": content["store"][::-1]}))
+    path.write_text(json.dumps(with_checksum({**content, "store": content["store"][::-1]})))
 
 
 def longer(path: Path) -> None:
@@ -83,6 +84,26 @@ def test_verify_names_what_is_not_as_it_was_written(kind, distant, store, capsys
     assert why in line
 
 
+@pytest.mark.parametrize("flip", ['"file"', '"whole_texts"', '"sources"', '"kept"', '"end_of_text": 256'])
+def test_verify_refuses_a_manifest_with_a_flipped_bit(flip, store):
+    """By whatever reads the store."""
+    manifest = store / FILE
+    whole = manifest.read_text()
+    assert flip in whole
+    manifest.write_text(whole.replace(flip, flip[:-2] + chr(ord(flip[-2]) ^ 1) + flip[-1]))
+    for words in (["verify", str(store)], ["prepare", "--out", str(store), "--pack", "16"]):
+        with pytest.raises(UserError, match=rf"{FILE} is damaged"):
+            commands.main(words)
+
+
+def test_verify_names_a_plan_with_a_flipped_bit(store, capsys):
+    plan = store / "pack-32.json"
+    content = json.loads(plan.read_text())
+    plan.write_text(json.dumps({**content, "padding": content["padding"] ^ 1}))
+    assert commands.main(["verify", str(store)]) == 1
+    assert "pack-32.json is damaged: its content is not what was written" in capsys.readouterr().out
+
+
 def test_a_run_refuses_a_store_with_another_tokenizer(store):
     assert opened(store).length() > 0
     swapped(store / "tokenizer.json")
@@ -112,7 +133,7 @@ def test_an_older_store_that_does_not_say_what_is_held_out_is_read(texts, make_s
         store = make_store(texts, validation=validation)
         for folder in (store, store / VALIDATION)[: 1 + bool(validation)]:
             about = json.loads((folder / FILE).read_text())
-            del about["held_out"], about["tokenizer"]["beside_xxh3"]
+            del about["held_out"], about["tokenizer"]["beside_xxh3"], about[CHECKSUM]
             (folder / FILE).write_text(json.dumps(about))
         assert commands.main(["verify", str(store)]) == 0
         assert opened(store).length() > 0

@@ -76,7 +76,7 @@ class ByteCodec(TextCodec):
 
 
 class TokenizerCodec(TextCodec):
-    """A tokenizer.json, without the special tokens it may add by itself, and without what it may cut or pad.
+    """A tokenizer.json, without the special tokens, truncation, padding and dropout of merges that it may have.
 
     pieces  splits a long text
     Raises UserError for a file that cannot be read, a separator that is no token, and text that is not UTF-8.
@@ -158,6 +158,7 @@ def _read(path: str) -> bytes:
 
 def _tokenizer(path: str, content: bytes) -> Tokenizer:
     from tokenizers import Tokenizer
+    from tokenizers.models import BPE
 
     try:
         opened = Tokenizer.from_buffer(content)
@@ -170,6 +171,8 @@ def _tokenizer(path: str, content: bytes) -> Tokenizer:
     # A tokenizer that has once cut or padded a batch is saved with both, and would go on to lose text or to make some.
     opened.no_truncation()
     opened.no_padding()
+    if isinstance(opened.model, BPE):
+        opened.model.dropout = None  # else a text's tokens are drawn at random
     return opened
 
 

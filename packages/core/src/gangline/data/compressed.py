@@ -13,18 +13,23 @@ from typing import Any, BinaryIO, cast
 
 from gangline.errors import UserError
 
+_PIECE = 1 << 14  # compressed bytes at once: what they expand to is in memory where they are Zstandard
+_BUFFER = 1 << 18
 
-class _ZstdFrames(io.RawIOBase):
-    """The content of Zstandard frames, one after another. Raises EOFError where the last one is incomplete.
 
-    zstandard's own reader returns what it has of an incomplete frame as if the file ended there.
+class _Streams(io.RawIOBase):
+    """The content of compressed streams, one after another. Raises EOFError where the last one is incomplete.
+
+    The readers of bz2 and lzma return what comes before a damaged stream as if the file ended there, and that of
+    zstandard what it has of an incomplete one.
+
+    start: begins a stream. most: bytes that it may expand to at once, where it can be told so. padding: bytes of
+    which zeros between streams are a multiple.
     """
 
-    def __init__(self, raw: BinaryIO) -> None:
-        import zstandard
-
-        self._raw, self._open = raw, zstandard.ZstdDecompressor().decompressobj
-        self._frame: Any = None
+    def __init__(self, raw: BinaryIO, start: Callable[[], Any], most: tuple[int, ...] = (), padding: int = 0) -> None:
+        self._raw, self._start, self._most, self._padding = raw, start, most, padding
+        self._stream: Any = start()
         self._input = self._output = b""
 
     def readable(self) -> bool:
@@ -32,32 +37,48 @@ class _ZstdFrames(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._output:
-            self._input = self._input or self._raw.read(_PIECE)
-            if not self._input and self._frame is None:
-                return 0
-            if not self._input:
-                raise EOFError("Compressed file ended before the end of its last Zstandard frame")
-            self._frame = self._frame or self._open()
-            self._output = self._frame.decompress(self._input)
-            self._input = self._frame.unused_data
-            if self._frame.eof:
-                self._frame = None
+            if self._stream.eof:
+                self._skip_padding()
+                if not self._more():
+                    return 0
+                self._stream = self._start()
+            if getattr(self._stream, "needs_input", True) and not self._more():
+                raise EOFError("Compressed file ended before the end of its last stream")
+            self._output = self._stream.decompress(self._input, *self._most)
+            self._input = self._stream.unused_data
         size = min(len(buffer), len(self._output))
         buffer[:size], self._output = self._output[:size], self._output[size:]
         return size
 
+    def _more(self) -> bool:
+        """Whether there is input."""
+        self._input = self._input or self._raw.read(_PIECE)
+        return bool(self._input)
 
-def _zstd(raw: BinaryIO) -> BinaryIO:
-    return cast(BinaryIO, io.BufferedReader(_ZstdFrames(raw), _BUFFER))
+    def _skip_padding(self) -> None:
+        zeros = 0
+        while self._padding and self._more() and self._input[0] == 0:
+            rest = self._input.lstrip(b"\0")
+            zeros, self._input = zeros + len(self._input) - len(rest), rest
+        if self._padding:
+            self._input = bytes(zeros % self._padding) + self._input  # begins no stream
 
 
-_PIECE = 1 << 14  # compressed bytes at once: what they expand to is in memory
-_BUFFER = 1 << 18
+def _zstd(raw: BinaryIO) -> _Streams:
+    import zstandard
+
+    return _Streams(raw, zstandard.ZstdDecompressor().decompressobj)
+
+
+def _buffered(streams: _Streams) -> BinaryIO:
+    return cast(BinaryIO, io.BufferedReader(streams, _BUFFER))
+
+
 _READERS: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
-    ".bz2": bz2.BZ2File,
-    ".xz": lzma.LZMAFile,
-    ".zst": _zstd,
+    ".bz2": lambda raw: _buffered(_Streams(raw, bz2.BZ2Decompressor, (_BUFFER,))),
+    ".xz": lambda raw: _buffered(_Streams(raw, lzma.LZMADecompressor, (_BUFFER,), padding=4)),
+    ".zst": lambda raw: _buffered(_zstd(raw)),
 }
 COMPRESSED = tuple(_READERS)  # endings of names
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 18  # characters at least
 WINDOW = 512  # characters around a place that a pre-tokenizer looks at
-SHIFTS = 4  # a place is a border if the pre-tokenizer splits there, wherever of so many places it begins
+SHIFTS = 4  # a place is a border if the pre-tokenizer splits there, whichever of so many windows it looks at
 SIGN = "▁"
 FORMS = (None, "NFC", "NFD", "NFKC", "NFKD")  # normalizers that no ASCII character joins to the one before it
 LOCAL = {"Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"}  # what a pre-tokenizer may be a sequence of
@@ -33,7 +33,9 @@ class TextPieces:
         about = json.loads(content)
         self._before = tokenizer.pre_tokenizer
         self._form = (about.get("normalizer") or {}).get("type")
-        self._added = [token["content"] for token in about.get("added_tokens") or () if token["content"]]
+        self._normal = str if self._form is None else tokenizer.normalizer.normalize_str
+        added = [token["content"] for token in about.get("added_tokens") or () if token["content"]]
+        self._added = {*added, *map(self._normal, added)}
         self._starts = {token[:2] for token in self._added}  # few, so that a window is searched fast
         self._longest = max(map(len, self._added), default=0)
         self._words, self._spaces, self._dropped = _splits_at_words(about), _splits_at_spaces(about), 0
@@ -55,6 +57,7 @@ class TextPieces:
         for start in range(first, len(text) - 2 * WINDOW, WINDOW):
             reach = WINDOW + self._longest  # an added token takes white space around it along
             near = text[max(0, start - reach) : start + WINDOW + reach]
+            near += self._normal(near)  # an added token may be found in either
             if any(one in near for one in self._starts) and any(token in near for token in self._added):
                 continue
             places = self._of_words(text, start) if self._words else self._of_spaces(text, start)
@@ -64,14 +67,24 @@ class TextPieces:
 
     def _of_words(self, text: str, start: int) -> Iterator[int]:
         borders: set[int] | None = None
-        for begin in range(start - WINDOW, start - WINDOW + SHIFTS):
-            words = self._before.pre_tokenize_str(text[begin : start + 2 * WINDOW])
-            here = {begin + first for _, (first, _) in words if start <= begin + first < start + WINDOW}
+        for shift in range(SHIFTS):
+            here = self._word_borders(text, start, start - WINDOW + shift, start + 2 * WINDOW + shift)
             borders = here if borders is None else borders & here
-        for place in sorted(borders or ()):
-            # White space at the end of a piece would be split otherwise: patterns look at what follows it.
-            if not text[place - 1].isspace() and (self._form is None or text[place].isascii()):
-                yield place
+        yield from sorted(borders or ())
+
+    def _word_borders(self, text: str, start: int, begin: int, end: int) -> set[int]:
+        """The places from `start` on where the pre-tokenizer splits the normal form of text[begin:end]."""
+        normal = self._normal(text[begin:end])
+        firsts = {first for _, (first, _) in self._before.pre_tokenize_str(normal)}
+        found, last, at = set(), begin, 0
+        for place in range(start, start + WINDOW):
+            if self._form is None or text[place].isascii():  # then both sides have normal forms of their own
+                at += len(self._normal(text[last:place]))
+                last = place
+                # White space at the end of a piece would be split otherwise: patterns look at what follows it.
+                if at in firsts and not normal[at - 1].isspace():
+                    found.add(place)
+        return found
 
     def _of_spaces(self, text: str, start: int) -> Iterator[int]:
         place = text.find(" ", start, start + WINDOW)

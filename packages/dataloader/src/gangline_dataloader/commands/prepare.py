@@ -120,7 +120,7 @@ def run(argv: Sequence[str]) -> int:
         tokenizer=asked.tokenizer,
         end_of_text=asked.end_of_text,
         begin_of_text=asked.begin_of_text,
-        field=asked.field or ("messages" if asked.chat else "text"),
+        field=("messages" if asked.chat else "text") if asked.field is None else asked.field,
         chat=asked.chat,
         chat_template=asked.chat_template,
         clean=() if asked.clean == "none" else tuple(asked.clean.split(",")),

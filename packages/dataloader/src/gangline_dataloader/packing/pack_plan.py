@@ -2,7 +2,8 @@
 
     pack-2048.json                   {"format": "gangline-pack", "version": 1, "sequence_length": 2048,
                                       "store": "9f...", "padding": 512, "documents_cut": 7,
-                                      "shards": {"pieces": [...], "rows": [...], "xxh3": [...], "rows_xxh3": [...]}}
+                                      "shards": {"pieces": [...], "rows": [...], "xxh3": [...], "rows_xxh3": [...]},
+                                      "checksum": "5d..."}
     shard-00000.pack-2048.npy        uint32, start and length of each piece, in tokens of the shard, row after row
     shard-00000.pack-2048.rows.npy   uint32, how many pieces there are up to the end of each row
 
@@ -22,7 +23,7 @@ import numpy as np
 from gangline import UserError
 from gangline_dataloader.packing.best_fit import packed
 from gangline_dataloader.store.durable import replace_json
-from gangline_dataloader.store.fields import JsonFields
+from gangline_dataloader.store.fields import JsonFields, with_checksum
 from gangline_dataloader.store.manifest import Manifest, ends_of
 from gangline_dataloader.store.npy import NpyWriter, mapped, nbytes_of
 from gangline_dataloader.store.stored import StoreTokens
@@ -103,7 +104,8 @@ def make(folder: Path, manifest: Manifest, sequence_length: int) -> PackPlan:
             lengths.append(len(content))
         shards.pieces[-1] //= 2
     plan = PackPlan(sequence_length, identity, padding, cut, shards)
-    replace_json(folder / plan_of(sequence_length), {"format": FORMAT, "version": VERSION, **asdict(plan)})
+    document = with_checksum({"format": FORMAT, "version": VERSION, **asdict(plan)})
+    replace_json(folder / plan_of(sequence_length), document)
     return plan
 
 
@@ -142,6 +144,7 @@ def read(folder: Path, sequence_length: int, name: str = "") -> PackPlan:
     )
     if len({len(column) for column in asdict(columns).values()}) != 1:
         raise inside.wrong("pieces", "expected lists of one length")
+    said.check()
     return PackPlan(sequence_length, said.text("store"), said.number("padding"), said.number("documents_cut"), columns)
 
 

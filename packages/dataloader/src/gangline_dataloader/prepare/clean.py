@@ -25,7 +25,7 @@ def unicode(text: str) -> str | Dropped:
     if text.isascii():  # the same, ten times as fast
         text = text.encode().translate(None, _ASCII_CONTROL).decode()
     else:
-        text = _CONTROL.sub("", unicodedata.normalize("NFC", text))
+        text = unicodedata.normalize("NFC", _CONTROL.sub("", text))
     return _BLANKS.sub("\n\n\n", text) if "\n\n\n\n" in text else text
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from typing import Any, BinaryIO, cast
 
 from gangline import UserError
 from gangline.data import binary_bytes, decompressed, messages_of, tools_of, without_nulls
 from gangline_dataloader.prepare.inputs import Input
 
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair, which JSON can write, is no text
 PROBE = 1 << 13  # bytes that are looked at to tell text from what is not
 
 
@@ -23,7 +26,7 @@ class TextDocument:
     name: str
     messages: list[dict[str, Any]] | None = None  # a conversation, which is no text yet
     tools: list[Any] | None = None  # that it may call
-    invalid: int = 0  # sequences of bytes that are not UTF-8, each of which is U+FFFD in the text
+    invalid: int = 0  # sequences of bytes that are not UTF-8, now U+FFFD, and halves of surrogate pairs, now "?"
     absent: bool = False  # a row whose field is null
 
 
@@ -76,26 +79,42 @@ def _rows(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iterator[Tex
     except ImportError as error:
         raise UserError(f"{file.path} needs pyarrow.", "", "pip install 'gangline-dataloader[parquet]'") from error
     try:
-        table = parquet.ParquetFile(stream)
+        table = parquet.ParquetFile(stream if stream.seekable() else BytesIO(stream.read()))
     except pyarrow.ArrowException as error:
         raise UserError(f"{file.path} is no Parquet file.", str(error)) from error
     names = table.schema_arrow.names
     if field not in names:
         raise _no_field(f"{file.path}", field, names)
-    number = 0
     wanted = [field, "tools"] if chat and "tools" in names and field != "tools" else [field]
-    for batch in table.iter_batches(columns=wanted):
-        for row in batch.to_pylist():
-            number += 1
-            yield _document(
-                without_nulls(row) if chat else row, field, chat, f"{file.path}, row {number},", f"{file.name}:{number}"
-            )
+    if twice := [name for name in wanted if names.count(name) > 1]:
+        raise UserError(f"{file.path} has more than one column {twice[0]!r}.", "Which of them is meant is not known.")
+    number = 0
+    try:
+        for batch in table.iter_batches(columns=wanted):
+            for row in _decoded(batch, f"{file.path}, row {{}},", number):
+                number += 1
+                where, name = f"{file.path}, row {number},", f"{file.name}:{number}"
+                yield _document(without_nulls(row) if chat else row, field, chat, where, name)
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{file.path} is damaged after row {number}.", str(error)) from error
+
+
+def _decoded(batch: Any, where: str, before: int) -> list[Any]:
+    """The rows of a batch. Raises UserError for one that is not UTF-8, its number in `where`; `before`: rows before."""
+    try:
+        return cast(list[Any], batch.to_pylist())
+    except UnicodeDecodeError as error:
+        if batch.num_rows == 1:
+            raise UserError(f"{where.format(before + 1)} is not UTF-8.", str(error)) from error
+        half = batch.num_rows // 2
+        return [*_decoded(batch.slice(0, half), where, before), *_decoded(batch.slice(half), where, before + half)]
 
 
 def _document(row: object, field: str, chat: bool, where: str, name: str) -> TextDocument:
     if not chat:
         text = _text(row, field, where)
-        return TextDocument(text or "", name, absent=text is None)
+        whole = _SURROGATE.subn("?", text or "")
+        return TextDocument(whole[0], name, invalid=whole[1], absent=text is None)
     if not isinstance(row, dict) or field not in row:
         raise _no_field(where, field, list(row) if isinstance(row, dict) else [])
     return TextDocument("", name, messages_of(row[field], where), tools_of(row, where))
@@ -110,7 +129,7 @@ def _text(row: object, field: str, where: str) -> str | None:
         return None
     if not isinstance(row[field], str):
         raise UserError(f"{where} has no text in its field {field!r}: {row[field]!r:.60}.")
-    return cast(str, row[field]).encode(errors="replace").decode()  # half of a surrogate pair is no text
+    return cast(str, row[field])
 
 
 def _no_field(where: str, field: str, known: list[str]) -> UserError:

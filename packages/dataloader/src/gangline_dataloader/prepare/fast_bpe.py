@@ -69,7 +69,8 @@ def fast(slow: TokenizerCodec) -> FastBpe | None:
     if pattern is None or not plain_bpe(model):
         return None
     ranks = ranked(model)
-    if ranks is None or not whole(model, list(ranks)):
+    added = [token["content"] for token in content.get("added_tokens") or ()]
+    if ranks is None or not whole(model, list(ranks), added):
         return None
     try:
         encoding = Encoding("gangline", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
@@ -77,7 +78,6 @@ def fast(slow: TokenizerCodec) -> FastBpe | None:
         return None
     letters = alphabet()
     ids = [model["vocab"]["".join(letters[byte] for byte in token)] for token in ranks]
-    added = [token["content"] for token in content.get("added_tokens") or ()]
     return FastBpe(slow, encoding, np.array(ids, slow.dtype), added)
 
 
@@ -101,8 +101,8 @@ def split_pattern(content: dict[str, Any]) -> str | None:
 
 
 def plain_bpe(model: dict[str, Any]) -> bool:
-    """Whether nothing but merging happens to a piece of text."""
-    twists = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+    """Whether nothing but merging happens to a piece of text; dropout of merges is off (`TokenizerCodec`)."""
+    twists = ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
     return model.get("type") == "BPE" and not any(model.get(twist) for twist in twists)
 
 
@@ -123,15 +123,20 @@ def ranked(model: dict[str, Any]) -> dict[bytes, int] | None:
     return ranks
 
 
-def whole(model: dict[str, Any], tokens: list[bytes]) -> bool:
-    """Whether each token, as a piece of text of its own, becomes itself by merging (tiktoken looks it up)."""
+def whole(model: dict[str, Any], tokens: list[bytes], added: list[str]) -> bool:
+    """Whether each token, as a piece of text of its own, becomes itself by merging (tiktoken looks it up).
+
+    With `ignore_merges` tokenizers look pieces of text up in the vocabulary: all of it but `added` has to be `tokens`.
+    """
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
-    letters = alphabet()
+    letters, ignored = alphabet(), bool(model.get("ignore_merges"))
     merges = [tuple(merge if isinstance(merge, list) else merge.split(" ")) for merge in model["merges"]]
-    bare = Tokenizer(BPE(vocab=model["vocab"], merges=merges, ignore_merges=bool(model.get("ignore_merges"))))
+    bare = Tokenizer(BPE(vocab=model["vocab"], merges=merges, ignore_merges=ignored))
     names = ["".join(letters[byte] for byte in token) for token in tokens]
+    if ignored and not model["vocab"].keys() <= {*names, *added}:
+        return False
     encoded = bare.encode_batch(names, add_special_tokens=False)
     return all(part.ids == [model["vocab"][name]] for part, name in zip(encoded, names, strict=True))
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Any
 
+import xxhash
+
 from gangline import UserError
 
+CHECKSUM = "checksum"
 _XXH3 = re.compile(r"[0-9a-f]{32}")
 
 
@@ -72,6 +76,25 @@ class JsonFields:
         if not all(map(_XXH3.fullmatch, values)):
             raise self.wrong(key, "expected checksums of 32 hex digits")
         return values
+
+    def check(self) -> None:
+        """Raises UserError where the document is not what `with_checksum` made; an older one has no checksum."""
+        if isinstance(self.content, dict) and self.content.get(CHECKSUM, "") not in ("", _checksum(self.content)):
+            raise UserError(
+                f"{self.place} is damaged: its content is not what was written.",
+                f"Its {CHECKSUM} is of other content.",
+                "Copy it again from where it is whole, or prepare the store again.",
+            )
+
+
+def with_checksum(content: dict[str, Any]) -> dict[str, Any]:
+    """A document with the checksum of what it holds: XXH3-128 of its JSON, keys in order."""
+    return {**content, CHECKSUM: _checksum(json.loads(json.dumps(content)))}
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    rest = {key: value for key, value in content.items() if key != CHECKSUM}
+    return xxhash.xxh3_128_hexdigest(json.dumps(rest, sort_keys=True).encode())
 
 
 def _is_name(value: str) -> bool:

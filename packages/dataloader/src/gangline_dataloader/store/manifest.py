@@ -4,7 +4,8 @@
      "tokenizer": {"kind": "tokenizer.json", "identity": "9f...", "file": "tokenizer.json", "end_of_text": 0,
                    "beside": ["chat_template.jinja", "tokenizer_config.json"], "beside_xxh3": ["...", "..."]},
      "shards": {"tokens": [67108800, ...], "documents": [91022, ...], "xxh3": ["...", ...], "ends_xxh3": ["...", ...]},
-     "sources": {...}, "report": {...}, "learnt_rule": null, "whole_texts": true, "held_out": true}
+     "sources": {...}, "report": {...}, "learnt_rule": null, "whole_texts": true, "held_out": true,
+     "checksum": "5d..."}
 
 Shard number 3 is shard-00003.npy, and shard-00003.ends.npy beside it. The lists are columns, because a store of 10^12
 tokens has 15,000 shards and is opened before every run.
@@ -22,7 +23,7 @@ import numpy as np
 
 from gangline import UserError
 from gangline_dataloader.store.durable import replace_json
-from gangline_dataloader.store.fields import JsonFields
+from gangline_dataloader.store.fields import JsonFields, with_checksum
 
 FILE = "manifest.json"
 TEMPLATE = "chat_template.jinja"  # beside it, where conversations are written by one
@@ -147,7 +148,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Make the store whole: the manifest appears at once, or not at all."""
-        replace_json(folder / FILE, {"format": FORMAT, "version": VERSION, **asdict(self)})
+        replace_json(folder / FILE, with_checksum({"format": FORMAT, "version": VERSION, **asdict(self)}))
 
 
 def check_without_validation(manifest: Manifest, name: str, folder: bool) -> None:
@@ -226,6 +227,7 @@ def parse(content: Any, path: str) -> Manifest:
     if len(tokenizer.beside_xxh3) not in (0, len(tokenizer.beside)):
         raise of.wrong("beside_xxh3", "expected one for each file, or none")
     shards = _shards(said.inside("shards"))
+    said.check()  # after what it can be named by
     sources, report = content.get("sources"), content.get("report")
     return Manifest(
         dtype,

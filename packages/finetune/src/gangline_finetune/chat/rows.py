@@ -55,7 +55,7 @@ def _columns(path: str) -> Iterator[Row]:
     try:
         for number, row in enumerate(parquet.read_table(path).to_pylist(), 1):
             yield f"row {number} of {path}", without_nulls(row)
-    except (ArrowException, OSError) as error:
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"data.path: {path} cannot be read.", str(error)) from error
 
 
