@@ -401,6 +401,12 @@ def add(directory: Path, name: str) -> None:
     index.write_text(json.dumps(content))
 
 
+def copied(directory: Path) -> None:
+    """Write a tensor of the first file with other numbers into the last one, too; the index stays."""
+    tensor = "model.embed_tokens.weight"
+    save_file(load_file(last(directory)) | {tensor: torch.ones(97, 32)}, last(directory))
+
+
 def no_weights(directory: Path) -> str:
     for path in directory.glob("model*"):
         path.unlink()
@@ -446,6 +452,7 @@ FAULTS: dict[str, Callable[[Path], str]] = {
         "3 layers (num_hidden_layers or n_layer); the files hold layer 7",
         lambda directory: add(directory, "model.layers.7.self_attn.q_proj.weight"),
     ),
+    "a tensor in two files": fault("has the tensor model.embed_tokens.weight twice", copied),
     "another shape": fault(
         f"{DOWN} has shape (32, 47)", lambda directory: without(directory, DOWN, lambda w: w[:, :47].contiguous())
     ),
