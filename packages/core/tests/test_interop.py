@@ -393,6 +393,21 @@ def without(directory: Path, name: str, change: Callable[[torch.Tensor], torch.T
     save_file({key: tensor for key, tensor in tensors.items() if key != name or change}, path)
 
 
+def add(directory: Path, name: str) -> None:
+    """Write a tensor of that name into the directory's last file, and into the index."""
+    path, index = last(directory), directory / "model.safetensors.index.json"
+    save_file(load_file(path) | {name: torch.ones(4)}, path)
+    content = json.loads(index.read_text())
+    content["weight_map"][name] = path.name
+    index.write_text(json.dumps(content))
+
+
+def copied(directory: Path) -> None:
+    """Write a tensor of the first file with other numbers into the last one, too; the index stays."""
+    tensor = "model.embed_tokens.weight"
+    save_file(load_file(last(directory)) | {tensor: torch.ones(97, 32)}, last(directory))
+
+
 def no_weights(directory: Path) -> str:
     for path in directory.glob("model*"):
         path.unlink()
@@ -447,6 +462,11 @@ FAULTS: dict[str, Callable[[Path], str]] = {
         lambda directory: last(directory).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
     ),
     "a tensor that is not in its file": fault(f"has no tensor {DOWN}", lambda directory: without(directory, DOWN)),
+    "a layer behind the last": fault(
+        "3 layers (num_hidden_layers or n_layer); the files hold layer 7",
+        lambda directory: add(directory, "model.layers.7.self_attn.q_proj.weight"),
+    ),
+    "a tensor in two files": fault("has the tensor model.embed_tokens.weight twice", copied),
     "another shape": fault(
         f"{DOWN} has shape (32, 47)", lambda directory: without(directory, DOWN, lambda w: w[:, :47].contiguous())
     ),

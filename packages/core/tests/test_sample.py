@@ -258,6 +258,9 @@ def test_a_prompt_outside_the_vocabulary_is_refused(tmp_path, monkeypatch):
     make_run(tmp_path / "many", 1, data=words(tmp_path / "many.json", *(f"w{n}" for n in range(300))))
     with pytest.raises(UserError, match="has token 299, and the model knows 256"):
         sample(tmp_path / "many", "w1 w299")
+    for beyond in (-1, 256):
+        with pytest.raises(UserError, match=f"has token {beyond}, and the model knows 256"):
+            Sampler(tmp_path / "many").write([[1, beyond]], 3)
     monkeypatch.setattr(TextConfig, "codec", lambda self, run: SimpleNamespace(encode=lambda text: None))
     with pytest.raises(UserError, match="is not text"):
         sample(tmp_path / "few", "yes")

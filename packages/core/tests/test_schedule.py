@@ -41,6 +41,18 @@ def test_wsd_stays_then_falls_in_a_straight_line():
     assert by_default[90:] == pytest.approx([1 - i / 10 for i in range(10)])
 
 
+@pytest.mark.parametrize(
+    ("warmup", "steps", "fall"),
+    [(97, 100, [1, 0.8, 0.6]), (0, 9, [1] * 9), (99, 100, [1]), (100, 100, []), (None, 1, [1])],
+)
+def test_wsd_default_decay_fits_behind_the_warm_up(warmup, steps, fall):
+    config = Wsd(warmup_steps=warmup, final=0.4)
+    assert config.check(run_of(steps)) == []
+    schedule = wsd(config, run_of(steps))
+    assert [schedule(step) for step in range(config.warmup(run_of(steps)), steps)] == pytest.approx(fall)
+    assert steps == warmup or schedule(steps) == pytest.approx(0.4)
+
+
 configs = st.sampled_from([(constant, Constant), (cosine, Cosine), (wsd, Wsd)])
 
 
@@ -50,7 +62,7 @@ def test_factors_lie_between_0_and_1_rise_while_warming_up_and_never_after(chose
     warmup = data.draw(st.integers(0, steps))
     made = config(warmup_steps=warmup)
     if isinstance(made, Wsd):
-        made.decay_steps = data.draw(st.integers(0, steps - warmup))
+        made.decay_steps = data.draw(st.none() | st.integers(0, steps - warmup))
     assert made.check(run_of(steps)) == []
     found = factors(build, made, steps)
     assert all(0 < factor <= 1 for factor in found)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -17,40 +19,77 @@ from gangline.testing import RealRuns, warm
 from gangline.testing.real_runs import TRAIN, own_environment
 from gangline_finetune.evaluate.text_model import TextModel
 
+STRETCHED = ("model.rope_scaling_factor=4", "model.rope_original_max_position=64", "model.weights=null", "lora=off")
+
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     folder = tmp_path_factory.mktemp("eval")
-    with RealRuns(folder, made(folder, TASKS, 12, bos=True)) as runs:
+    with RealRuns(folder, made(folder, TASKS, 12, bos=True), warm=True) as runs:
         runs.train("run.dir=run", "run.steps=2")
-    assert main(["export", str(folder / "run"), str(folder / "out"), "--merge"]) == 0
+        runs.train("run.dir=stretched", "run.steps=1", *STRETCHED)
+    for run, out in (("run", "out"), ("stretched", "stretched-out")):
+        assert main(["export", str(folder / run), str(folder / out), "--merge"]) == 0
     return folder
 
 
-def test_numbers_are_those_of_the_exported_directory(here, monkeypatch, capsys):
+def compare_with_lm_eval(here, run, out, names):
+    """Compare each number of the tasks by `gangline eval` of a run with that by lm-eval's own model of an export."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(here / "cache"))
-    files = [str(here / f"{name}.yaml") for name in TASKS]
-    assert main(["eval", str(here / "run"), "--tasks", *files, "--out", str(here / "found.json")]) == 0
-    assert "own_choice" in capsys.readouterr().out
-    ours = json.loads((here / "found.json").read_text())
+    files, found = [str(here / f"{name}.yaml") for name in names], here / f"{run}.json"
+    assert main(["eval", str(here / run), "--tasks", *files, "--out", str(found)]) == 0
+    ours = json.loads(found.read_text())
     theirs = lm_eval.simple_evaluate(
         model="hf",
-        model_args={"pretrained": str(here / "out"), "dtype": "float32"},
-        tasks=[f"own_{name}" for name in TASKS],
+        model_args={"pretrained": str(here / out), "dtype": "float32"},
+        tasks=[f"own_{name}" for name in names],
         task_manager=TaskManager(include_path=str(here), include_defaults=False),
         device="cpu",
         batch_size=4,
         bootstrap_iters=0,
     )["results"]
-    assert ours.keys() == theirs.keys() == {f"own_{name}" for name in TASKS}
+    assert ours.keys() == theirs.keys() == {f"own_{name}" for name in names}
     for task, numbers in theirs.items():
         wanted = {name: value for name, value in numbers.items() if isinstance(value, float)}
         assert wanted, task
         for name, value in wanted.items():
             assert ours[task][name] == pytest.approx(value, rel=1e-4), (task, name)
+
+
+def test_numbers_are_those_of_the_exported_directory(here, monkeypatch, capsys):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(here / "cache"))
+    compare_with_lm_eval(here, "run", "out", TASKS)
+    said = capsys.readouterr()
+    assert "own_choice" in said.out
+    assert "gangline eval: note" not in said.err
+
+
+def test_context_is_that_of_the_export_where_it_is_longer_than_rows(here, monkeypatch, capsys):
+    """Stretched rotary positions: the export sees 256 tokens, the run's rows have 64."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(here / "cache"))
+    text = (here / "text.yaml").read_text().replace("* 9", "* 40").replace("{metric: word_perplexity}, ", "")
+    for name, long in (
+        ("far", text),
+        ("hint", (here / "choice.yaml").read_text().replace("{{question}}", "{{question * 40}}")),
+    ):
+        (here / f"{name}.yaml").write_text(re.sub("task: own_.*", f"task: own_{name}", long))
+    compare_with_lm_eval(here, "stretched", "stretched-out", ["far", "hint", "write"])
+    assert "note: the model sees 256 tokens at a time" in capsys.readouterr().err
+
+
+def test_metric_too_large_for_a_float_is_infinite(here, monkeypatch, capsys):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(here / "cache"))
+    huge = (here / "text.yaml").read_text().replace("own_text", "own_huge").replace("* 9", "* 90")
+    (here / "huge.yaml").write_text(huge)
+    words = ["--tasks", str(here / "huge.yaml"), str(here / "choice.yaml"), "--limit", "2"]
+    assert main(["eval", str(here / "run"), *words, "--out", str(here / "huge.json")]) == 0
+    found = json.loads((here / "huge.json").read_text())
+    assert found["own_huge"]["word_perplexity,none"] == math.inf
+    assert 0 < found["own_huge"]["bits_per_byte,none"] < 1000
+    assert 0 <= found["own_choice"]["acc,none"] <= 1
+    assert "~inf" in capsys.readouterr().out
 
 
 def test_runs_still_start_warm_where_lm_eval_is_loaded(here):

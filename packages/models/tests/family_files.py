@@ -113,6 +113,13 @@ def compare_there_and_back(model: PreTrainedModel, directory: Path, out: Path) -
         assert torch.equal(opened(batch.tokens).logits, first(batch.tokens).logits)
 
 
+def with_one_layer_fewer(content: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """How many layers a config.json gives the model, and the config.json of a model without the last layer."""
+    count = "n_layer" if "n_layer" in content else "num_hidden_layers"
+    lists = {name: content[name][:-1] for name in ("layer_types", "no_rope_layers") if content.get(name)}
+    return content[count], content | lists | {count: content[count] - 1}
+
+
 DECIDING_ALSO = {"max_position_embeddings"}  # where rotary positions are stretched
 GONE = object()
 ODD = (

@@ -9,10 +9,11 @@ from typing import ClassVar
 
 import pytest
 from family_cases import theirs
-from family_files import Files, compare_logits, compare_there_and_back
+from family_files import Files, compare_logits, compare_there_and_back, with_one_layer_fewer
 from transformers import PreTrainedModel
 
 from gangline import UserError
+from gangline.interop.commands import words_for
 from gangline.interop.config import edited_config_from
 
 Saved = Callable[[str], tuple[PreTrainedModel, Path]]  # name -> their model, and the directory that it was saved in
@@ -60,6 +61,14 @@ class FamilySuite(Families):
         (tmp_path / "config.json").write_text(json.dumps(content | {"sandwich_multiplier": 2.0}))
         with pytest.raises(UserError, match=r"sandwich_multiplier=2\.0"):
             edited_config_from(tmp_path)
+
+    def test_layer_missing_from_config_is_refused(self, family: str, saved: Saved, tmp_path: Path) -> None:
+        directory = saved(family)[1]
+        (tmp_path / "model.safetensors").symlink_to(directory / "model.safetensors")
+        layers, content = with_one_layer_fewer(json.loads((directory / "config.json").read_text()))
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        with pytest.raises(UserError, match=rf"{layers - 1} layers .* hold layer {layers - 1}, "):
+            words_for(tmp_path)
 
 
 class AbsentFields(Families):

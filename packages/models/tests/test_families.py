@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers import AutoConfig
 from gangline import UserError
 from gangline.config import BatchSection, Run, default_run
 from gangline.interop import model_config_from
+from gangline.interop.commands import words_for
 from gangline.model import compose_model, parameter_shapes
 from gangline.plugins import installed
 from gangline_models.families.gpt2 import Gpt2
@@ -95,6 +97,17 @@ class TestFamilies(FamilySuite):
         (tmp_path / "config.json").write_text(json.dumps(content))
         with pytest.raises(UserError, match="no place for"):
             ours(run_of(tmp_path))
+
+    def test_tensor_of_another_kind_of_layer_is_refused(self, saved, tmp_path):
+        """Layers with attention have a tensor of that name; layer 0 of this model has none."""
+        _, directory = saved("qwen3-next-dense")
+        shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+        tensors, name = load_file(directory / "model.safetensors"), "model.layers.0.self_attn.q_norm.weight"
+        assert name.replace(".0.", ".1.") in tensors
+        save_file(tensors | {name: torch.ones(8)}, tmp_path / "model.safetensors", {"format": "pt"})
+        with pytest.raises(UserError) as refused:
+            words_for(tmp_path)
+        assert f"no place for.\n  {name}." in str(refused.value)
 
     @pytest.mark.parametrize(
         ("name", "change", "what"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     Dots1Config,
     Dots1ForCausalLM,
@@ -18,6 +19,7 @@ from transformers import (
 
 from gangline.errors import UserError
 from gangline.interop import export, load_pretrained
+from gangline.interop.commands import words_for
 from gangline.interop.config import config_json, edited_config_from
 from gangline.interop.names import theirs_of
 from gangline.model.build import construct, materialise
@@ -25,6 +27,7 @@ from gangline.model.compose import compose_model
 from gangline.model.init import shards_of
 from gangline.testing.inputs import whole_sequences
 from gangline.testing.runs import small_run
+from gangline.testing.sessions import session
 from gangline_moe.config import MoeOptions
 from gangline_moe.interop import of_hugging_face, to_hugging_face
 from gangline_moe.presets import DeepSeekV3, Mixtral8x7B, Qwen3_30B_A3B
@@ -107,6 +110,21 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
     again = cls.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
         assert torch.equal(again(tokens).logits, want)
+
+
+def test_expert_that_the_router_never_picks_is_refused(tmp_path):
+    """By import, and by train in the same words."""
+    torch.manual_seed(0)
+    MixtralForCausalLM(MIXTRAL).save_pretrained(tmp_path / "hf")
+    words, path = words_for(tmp_path / "hf"), tmp_path / "hf" / "model.safetensors"
+    extra = "model.layers.0.block_sparse_moe.experts.4.w1.weight"
+    save_file(load_file(path) | {extra: torch.ones(48, 32)}, path, {"format": "pt"})
+    with pytest.raises(UserError) as refused:
+        words_for(tmp_path / "hf")
+    assert f"no place for.\n  {extra}." in str(refused.value)
+    with pytest.raises(UserError) as again:
+        session(tmp_path / "run", *words)
+    assert str(again.value) == str(refused.value)
 
 
 PLAIN = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 6, "intermediate_size": 64}

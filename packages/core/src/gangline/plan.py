@@ -174,6 +174,8 @@ class Name:
     every: only every so many rows from the first on are ours; the others are those of as many of ours, as long.
     dim: the dim of ours that `rows` counts along.
     optional: files may lack theirs; ours is then drawn.
+    unread: files may hold theirs although the model has no such parameter: this "tensor" alone (a mask), or the whole
+    "layer" behind the last block that holds it.
     """
 
     pattern: str
@@ -183,6 +185,7 @@ class Name:
     every: int = 1
     dim: int = 0
     optional: bool = False
+    unread: Literal["", "tensor", "layer"] = ""
 
     def translate(self, name: str) -> str | None:
         """Their name of our parameter `name`, or None where the pattern is not about it."""

@@ -63,6 +63,7 @@ class TheirNames:
     transposed: frozenset[str] = frozenset()
     rows: Mapping[str, tuple[int, int]] | None = None
     computed: tuple[str, ...] = ()  # of each layer: what files hold and no weight is, such as a mask
+    further: tuple[str, ...] = ()  # of layers behind the last, which are not read: what no other layer holds
 
     def names(self, parameters: Iterable[str]) -> tuple[Name, ...]:
         """A rule for each parameter of the first block and outside of blocks, as all blocks are alike."""
@@ -81,8 +82,9 @@ class TheirNames:
             rows = (self.rows or {}).get(module)
             turned = module in self.transposed and leaf == "weight"
             found[pattern] = Name(pattern, theirs, "transpose" if turned else "same", rows)
-        masks = (Name(f"blocks.*.{name}", f"{self.layers}{name}") for name in self.computed)
-        return (*found.values(), *masks)
+        masks = (Name(f"blocks.*.{name}", f"{self.layers}{name}", unread="tensor") for name in self.computed)
+        further = (Name(f"blocks.*.{name}", f"{self.layers}{name}", unread="layer") for name in self.further)
+        return (*found.values(), *masks, *further)
 
 
 def plan_of(config: FamilyConfig, tree: DecoderNode, theirs: TheirNames, **own: tuple[Any, ...]) -> Plan:

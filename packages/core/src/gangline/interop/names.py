@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gangline.errors import UserError
 from gangline.plan import Name, Plan
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 # What files hold beside the weights: nothing is lost by passing over it.
 COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
@@ -57,13 +59,55 @@ def theirs_of(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
     )
 
 
-def strangers(plan: Plan, names: Iterable[str]) -> list[str]:
-    """Those of their `names` that no rule of the plan accounts for: a model that computes something else."""
-    known = [_pattern(rule) for rule in plan.names if rule.theirs]
-    return [
-        name for name in names if not COMPUTED.fullmatch(name) and not any(pattern.fullmatch(name) for pattern in known)
-    ]
+def strangers(plan: Plan, names: Iterable[str], shapes: Shapes | None = None) -> list[str]:
+    """Those of their `names` that the model has no parameter for: what it computes lacks them.
+
+    shapes: of all parameters and persistent buffers; None: unknown, and a block may hold all that the plan has names
+    for. A name of what `Name.unread` says is none of them.
+    """
+    names = list(names)
+    here = None if shapes is None else _exact(plan, shapes)
+    rules = [(rule, _pattern(plan, rule)) for rule in plan.names if rule.theirs]
+    unread = {layer for rule, pattern in rules if rule.unread == "layer" for layer in _layers(pattern, names)}
+
+    def is_known(name: str) -> bool:
+        if COMPUTED.fullmatch(name) or (here is not None and name in here):
+            return True
+        for rule, pattern in rules:
+            if (found := pattern.fullmatch(name)) is None:
+                continue
+            layer = found.groupdict().get("layer")
+            if layer is not None and int(layer) >= plan.layers:
+                if int(layer) in unread:
+                    return True
+            elif here is None or rule.unread:
+                return True
+        return False
+
+    return [name for name in names if not is_known(name)]
 
 
-def _pattern(rule: Name) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\\\{(\d+|n)\\\}", r"[^.]+", re.escape(rule.theirs)))
+def layers_of(plan: Plan, names: Iterable[str]) -> set[int]:
+    """The numbers of the layers that their `names` are of."""
+    return {layer for rule in plan.names if rule.theirs for layer in _layers(_pattern(plan, rule), names)}
+
+
+def _exact(plan: Plan, shapes: Shapes) -> set[str]:
+    """Their names of the parameters, and of those that are tied to one."""
+    aliases = (rule.translate(alias) for alias, _ in plan.tied for rule in plan.names)
+    found = {theirs.name for name, shape in shapes.items() for theirs in theirs_of(plan, name, shape)}
+    return found | {name for name in aliases if name}
+
+
+def _layers(pattern: re.Pattern[str], names: Iterable[str]) -> set[int]:
+    if "layer" not in pattern.groupindex:
+        return set()
+    return {int(found["layer"]) for name in names if (found := pattern.fullmatch(name))}
+
+
+def _pattern(plan: Plan, rule: Name) -> re.Pattern[str]:
+    """Their names by a rule; of one about every block, group `layer` is the number of the block."""
+    theirs = re.escape(rule.theirs)
+    if rule.pattern.startswith(f"{plan.blocks}.*."):
+        theirs = theirs.replace(r"\{0\}", r"(?P<layer>\d+)", 1)
+    return re.compile(re.sub(r"\\\{(\d+|n)\\\}", r"[^.]+", theirs))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
-from gangline.interop.names import Theirs, strangers, theirs_of
+from gangline.interop.names import Shapes, Theirs, layers_of, strangers, theirs_of
 from gangline.interop.tensors import Tensors
 from gangline.model.tree import parameter_shapes
 from gangline.plan import Plan
@@ -51,10 +51,12 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
 def check_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan) -> None:
     """Whether `load_pretrained` can fill these shards, which need no memory: by headers, file sizes, and a tied head.
 
-    Raises UserError as it does. Shards that are kept in fewer bits are not known here.
+    shards: of the complete model. Raises UserError as `load_pretrained` does, and for a tensor that this very model
+    has no parameter for. Shards that are kept in fewer bits are not known here.
     """
+    shards = list(shards)
     with Tensors(directory) as tensors:
-        _refuse_strangers(tensors, plan)
+        _refuse_strangers(tensors, plan, {parameter_of(shard.name): shard.global_shape for shard in shards})
         _refuse_untied(tensors, plan)
         for shard in shards:
             for theirs in _brought(tensors, plan, shard):
@@ -77,12 +79,26 @@ def refuse_larger(directory: str | Path, tree: Node) -> None:
         )
 
 
-def _refuse_strangers(tensors: Tensors, plan: Plan) -> None:
-    if left_over := strangers(plan, tensors.files):
-        raise UserError(
-            f"{tensors.directory} holds weights that this model has no place for.",
-            ", ".join(left_over[:4]) + (f" and {len(left_over) - 4} more" if len(left_over) > 4 else "") + ".",
-        )
+def check_names(directory: str | Path, plan: Plan, shapes: Shapes) -> None:
+    """Compare the names of a directory's tensors with those of a model.
+
+    shapes: of all its parameters and persistent buffers. Raises UserError for a tensor that it has no parameter for.
+    """
+    with Tensors(directory) as tensors:
+        _refuse_strangers(tensors, plan, shapes)
+
+
+def _refuse_strangers(tensors: Tensors, plan: Plan, shapes: Shapes | None = None) -> None:
+    left_over = strangers(plan, tensors.files, shapes)
+    if not left_over:
+        return
+    why = ", ".join(left_over[:4]) + (f" and {len(left_over) - 4} more" if len(left_over) > 4 else "") + "."
+    fix = ""
+    if behind := [layer for layer in layers_of(plan, left_over) if layer >= plan.layers]:
+        layers = f"{plan.layers} layers (num_hidden_layers or n_layer)"
+        why += f" config.json gives the model {layers}; the files hold layer {max(behind)}, counted from 0."
+        fix = f"Set that to {max(behind) + 1} in config.json, or remove the tensors from the files."
+    raise UserError(f"{tensors.directory} holds weights that this model has no place for.", why, fix)
 
 
 def _refuse_untied(tensors: Tensors, plan: Plan) -> None:

@@ -30,6 +30,7 @@ class Tensors:
         self.directory = Path(directory).expanduser()
         self._open = ExitStack()
         self._files: dict[str, TensorFile] = {}
+        self._index: dict[str, str] = {}  # tensor name -> the file that the index names for it
         self._opening = Lock()
 
     def __enter__(self) -> Tensors:
@@ -65,6 +66,7 @@ class Tensors:
                     "transformers would take the first; which of them are meant is not known here.",
                     "Remove the others.",
                 )
+            self._index = found
             return found
         if one.exists():
             return dict.fromkeys(self._file(ONE_FILE).names(), ONE_FILE)
@@ -89,7 +91,18 @@ class Tensors:
                             f"{path} holds a pointer in place of weights.", "Git LFS has not fetched them.", PULL
                         ) from error
                     raise UserError(f"{path} cannot be read.", str(error), FETCH) from error
+                self._refuse_copies(name)
             return self._files[name]
+
+    def _refuse_copies(self, name: str) -> None:
+        """Refuse tensors of a file that the index says another file has: transformers may take either."""
+        for tensor in self._files[name].names():
+            if (other := self._index.get(tensor, name)) != name:
+                raise UserError(
+                    f"{self.directory} has the tensor {tensor} twice: in {other}, and in {name}.",
+                    f"{INDEX} names the first; transformers may take the second.",
+                    "Remove the tensor from one of the files.",
+                )
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Global shape. Raises UserError where there is no such tensor."""

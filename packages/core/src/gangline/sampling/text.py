@@ -33,10 +33,10 @@ def encode(codec: Codec, prompt: str | Sequence[int], run: Run, bos: bool = True
         raise UserError("the data of this run is not text, so there is nothing to sample.")
     if not tokens:
         raise UserError(f"the prompt {prompt!r} has no token in this run's vocabulary.", "Try another --prompt.")
-    beyond = max(tokens)
-    if beyond >= run.model.vocab_size:
+    size = run.model.vocab_size
+    if unknown := [token for token in tokens if not 0 <= token < size]:
         raise UserError(
-            f"the prompt {prompt!r} has token {beyond}, and the model knows {run.model.vocab_size}.",
+            f"the prompt {prompt!r} has token {unknown[0]}, and the model knows {size}, from 0 on.",
             "data.tokenizer may have changed since the run.",
         )
     return tokens

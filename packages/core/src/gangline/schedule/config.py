@@ -38,9 +38,15 @@ class Wsd(Constant):
     decay_steps: NonNegativeInt | None = None  # null: a tenth of the run
     final: Share = 0.0  # factor of the peak rate
 
+    def decay(self, run: Run) -> int:
+        """`decay_steps` with its default filled in: at least 1, and no more than the warm-up leaves."""
+        if self.decay_steps is not None:
+            return self.decay_steps
+        return min(max(1, run.steps // 10), max(0, run.steps - self.warmup(run)))
+
     def check(self, run: Run) -> list[Problem]:
         problems = super().check(run)
-        if self.decay_steps is not None and self.decay_steps > run.steps - self.warmup(run):
+        if self.decay(run) > max(0, run.steps - self.warmup(run)):
             problems.append(
                 Problem(
                     f"schedule.decay_steps={self.decay_steps} does not fit into the run.",

@@ -35,7 +35,7 @@ def cosine(config: Cosine, run: Run) -> Schedule:
 
 def wsd(config: Wsd, run: Run) -> Schedule:
     """The schedule `wsd`: it falls over the last `decay_steps`; `final` is reached as the last step ends."""
-    length = run.steps // 10 if config.decay_steps is None else config.decay_steps
+    length = config.decay(run)
     first = run.steps - length
 
     def fall(step: int) -> float:

@@ -23,15 +23,16 @@ from gangline.events import Events
 from gangline.generation import generation
 from gangline.launch.nodes import name_of_this_node
 from gangline.mesh import AXES, DATA_AXES, Mesh
-from gangline.model.build import model_of
+from gangline.model.build import construct, model_of
 from gangline.model.compose import compose_model
 from gangline.model.flops import parameter_count
-from gangline.model.init import initialise
+from gangline.model.init import initialise, shards_of
+from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline.precision.base import Precision
 from gangline.rundir import RunDirectory
 from gangline.runtime import Runtime
-from gangline.shard import Shard
+from gangline.shard import Shard, parameter_of
 from gangline.train.agree import same_data
 from gangline.train.batches import Batches
 from gangline.train.begin_with_weights import begin_with_weights
@@ -58,6 +59,16 @@ def micro_size(run: Run, width: int, mesh: Mesh) -> int:
     """Sequences in one microbatch; where the run leaves it open, as the strategy likes it."""
     share = run.batch.global_size // width
     return run.batch.micro_size or share // run.parallel.accumulation(share, mesh)
+
+
+def check_pretrained_names(run: Run, tree: Node, plan: Plan) -> None:
+    """Raise UserError where the directory that the model begins with holds a tensor of another model."""
+    if (directory := run.model.pretrained()) is None:
+        return
+    from gangline.interop.read import check_names
+
+    shards = shards_of(construct(tree), plan)  # of the whole model, not of this rank
+    check_names(directory, plan, {parameter_of(shard.name): shard.global_shape for shard in shards})
 
 
 def draw_weights(run: Run, shards: Iterable[Shard], plan: Plan) -> None:
@@ -164,6 +175,7 @@ def assemble(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device
     runtime: Runtime = plugins.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
     checkpointer: Checkpointer = plugins.build(run.checkpoint, run, comms.store)
     if checkpointer.latest() is None and run.run.weights is None:  # else the weights come from there
+        check_pretrained_names(run, tree, plan)
         draw_weights(run, runtime.shards(), plan)
     optimizer = plugins.build(run.optimizer, run, runtime)
     source = build_source(run, "train")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,6 +49,9 @@ def main(argv: Sequence[str]) -> int:
         _check_out(Path(options.out))
     asked = Questions(options.tasks, shots=options.shots, limit=options.limit, chat=options.chat)
     model = lm_of(options.run_dir, checkpoint=options.checkpoint, batch=options.batch)
+    if model.max_length > (trained := model.sampler.run.batch.sequence_length):
+        why = f"as lm-eval asks an export of it; it was trained on rows of {trained}"
+        print(f"gangline eval: note: the model sees {model.max_length} tokens at a time, {why}.", file=sys.stderr)
     try:
         asked.check(model)
     except OSError as error:  # no network, or no such data set

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gangline import UserError
+from gangline.config import Run
 from gangline.strategy import Batch
 from gangline.tools import Sampler
 from gangline_finetune.evaluate.text_model import AskedRow, TextModel, as_lm
@@ -20,11 +22,29 @@ def lm_of(run_dir: str, **options: Any) -> Any:
     return as_lm(RunModel)(run_dir, **options)
 
 
+def exported_context(run: Run) -> int:
+    """Return how many tokens lm-eval shows the exported model at a time: what its config.json says.
+
+    Learned positions and stretched rotary ones reach beyond the rows of the run. A model that is not exported has the
+    rows of the run alone.
+    """
+    trained = run.batch.sequence_length
+    try:
+        config = run.model.to_hugging_face("float32", trained) or {}
+    except UserError:
+        return trained
+    return int(config.get("n_positions") or config.get("max_position_embeddings") or trained)
+
+
 class RunModel(TextModel):
-    """Of the weights of a checkpoint, by default the newest. Raises UserError where there is none."""
+    """Of the weights of a checkpoint, by default the newest, in the context that an export of it has.
+
+    Raises UserError where there is no checkpoint.
+    """
 
     def __init__(self, run_dir: str, *, checkpoint: str | None = None, batch: int = 8) -> None:
         self.sampler = Sampler(run_dir, checkpoint=checkpoint)
+        self.sampler.context = exported_context(self.sampler.run)
         super().__init__(self.sampler, batch)
         self.model = self.sampler.model.eval()
         self._device = next(self.model.parameters()).device

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial, wraps
 from typing import Any
 
 import lm_eval
@@ -18,6 +19,7 @@ from gangline import UserError
 from gangline_finetune.evaluate.config import named
 from gangline_finetune.evaluate.text_model import TextModel
 
+Aggregate = Callable[[Any], Any]  # what a metric was of each question -> its number
 LARGEST = 1e15  # that a table shows in full
 
 
@@ -74,6 +76,7 @@ class Questions:
                 if own is None or (own and self.shots is not None):  # a task that says 0 means it
                     task.set_config(key="num_fewshot", value=self.shots or 0)
                 task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
+                task.aggregation = partial(_bounded, task.aggregation)
             return lm_eval.evaluate(
                 lm=model,
                 task_dict=loaded,
@@ -83,6 +86,25 @@ class Questions:
                 bootstrap_iters=0,
                 log_samples=False,
             )
+
+
+def _bounded(aggregation: Callable[[], dict[str, Aggregate]]) -> dict[str, Aggregate]:
+    """A task's aggregations by metric, each of which returns inf where the number is too large for a float.
+
+    The perplexity of words of a model that has learned little is, and lm-eval would lose every task with it.
+    """
+
+    def bounded(aggregate: Aggregate) -> Aggregate:
+        @wraps(aggregate)
+        def number(items: Any) -> Any:
+            try:
+                return aggregate(items)
+            except OverflowError:
+                return math.inf
+
+        return number
+
+    return {metric: bounded(aggregate) for metric, aggregate in aggregation().items()}
 
 
 def numbers(found: dict[str, Any]) -> dict[str, float]:

@@ -161,7 +161,7 @@ def build(config: DeepSeek, run: Run | None = None) -> tuple[DecoderNode, Plan]:
         Cut.colwise("blocks.*.attention.kv.up", kv),
         Cut.rowwise("blocks.*.attention.wo", config.v_dim),
     )
-    return tree, plan_of(config, tree, TheirNames(TOP, NAMES, computed=FURTHER), cuts=cuts)
+    return tree, plan_of(config, tree, TheirNames(TOP, NAMES, further=FURTHER), cuts=cuts)
 
 
 def _attention(config: DeepSeek, block: int, run: Run | None) -> MlaNode:

@@ -45,7 +45,7 @@ NAMES = LAYER | {
     **dict.fromkeys(("attention.conv_q", "attention.conv_k", "attention.conv_v"), "linear_attn.conv1d"),
 }
 # Names of what predicts further tokens have so many parts behind `mtp`: `mtp.fc.weight` has two, an expert's seven.
-FURTHER = tuple(Name(f"mtp.{parts}", "mtp" + ".{n}" * parts) for parts in range(1, 10))
+FURTHER = tuple(Name(f"mtp.{parts}", "mtp" + ".{n}" * parts, unread="tensor") for parts in range(1, 10))
 KINDS = ("default", "yarn")  # of rotary positions
 ROUTING = (
     *("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob"),
