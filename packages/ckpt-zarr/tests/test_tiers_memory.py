@@ -131,6 +131,7 @@ def test_memory_of_killed_runs_is_listed_and_removed_after_hours(
         ("killed", dead, old),
         ("lives", live, old),
         ("recent", dead, time.time()),
+        ("small", dead, time.time()),
         ("elsewhere", "1-2-3-c", old),
         ("starts", dead, old),
     ):
@@ -138,14 +139,15 @@ def test_memory_of_killed_runs_is_listed_and_removed_after_hours(
         made[name].mkdir(parents=True)
         (made[name] / OWNER).write_text(owner)
         (made[name] / RUN).write_text(f"/runs/{name}")
-        (made[name] / "0.bin").write_bytes(bytes(1044 - len(f"{owner}/runs/{name}")))
+        (made[name] / "0.bin").touch()
+        os.truncate(made[name] / "0.bin", 1_040_000_000 if name != "small" else 900_000_000)
         os.utime(made[name], (changed, changed))
     places.of_user().chmod(0o700)
     _note_abandoned("/runs/starts")
     noted = capsys.readouterr().err
     assert re.findall(r"for (/runs/\w+), which was killed", noted) == re.findall(r"resume=(/runs/\w+)", noted)
     assert sorted(re.findall(r"rm -r (\S+)", noted)) == sorted(str(made[name]) for name in ("killed", "recent"))
-    assert noted.count("1.04 kB of memory") == 2, noted
+    assert noted.count("1.04 GB of memory") == 2, noted
     assert sweep("/runs/starts") == [made["killed"]]
     assert [name for name, place in made.items() if not place.exists()] == ["killed"]
 

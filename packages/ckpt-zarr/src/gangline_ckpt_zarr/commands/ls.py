@@ -15,6 +15,8 @@ from gangline_ckpt_zarr.commands.listing import ListedCheckpoint, list_checkpoin
 from gangline_ckpt_zarr.commands.where import Place, one, parser
 from gangline_ckpt_zarr.tiers.keeper import abandoned, run_of
 
+NOTED_BYTES = 1e9  # a killed run that holds less memory is not worth a note in the listing of another run
+
 Copies = dict[str, tuple[ListedCheckpoint, str]]  # by tier, with its state
 
 
@@ -50,12 +52,14 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _note_abandoned(run_dir: str | None) -> None:
-    """Name on stderr what other runs, which were killed, hold in this machine's memory, and how to free it."""
+    """Name on stderr the memory of this machine that other runs, which were killed, hold, and how to free it."""
     note = notes_by("gangline ckpt ls")
     for path in abandoned(run_dir):
         nbytes = 0
         with contextlib.suppress(OSError):  # another command has just freed it
             nbytes = sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
+        if nbytes < NOTED_BYTES:
+            continue
         run = run_of(path)
         of = f"{run}, which was killed; train resume={shlex.quote(run)} continues from it" if run else "a killed run"
         note(f"{text.size(nbytes)} of memory are held for {of}.\n  To free it:  rm -r {shlex.quote(str(path))}")
