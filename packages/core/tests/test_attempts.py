@@ -41,7 +41,7 @@ def test_a_run_without_lines_is_in_its_first_attempt(tmp_path):
     assert attempts.latest(tmp_path, []) is None
 
 
-@given(st.integers(1, 60).filter(lambda cut: cut != 2))
+@given(st.integers(1, 60))
 def test_a_torn_last_line_does_not_count_and_spoils_no_other(tmp_path_factory, cut):
     run_dir = tmp_path_factory.mktemp("run")
     attempts.append(run_dir, Attempt(1, None))
@@ -50,9 +50,11 @@ def test_a_torn_last_line_does_not_count_and_spoils_no_other(tmp_path_factory, c
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) - cut])
     survivors = attempts.read(run_dir)
-    assert survivors == [Attempt(1, None)] if cut > 1 else [Attempt(1, None), Attempt(2, "step-00000010")]
+    assert survivors == [Attempt(1, None)] if cut > 2 else [Attempt(1, None), Attempt(2, "step-00000010")]
+    attempts.refuse_damage(run_dir)
     attempts.append(run_dir, Attempt(3, "step-00000020"))
     assert attempts.read(run_dir) == [*survivors, Attempt(3, "step-00000020")]
+    attempts.refuse_damage(run_dir)
 
 
 def test_what_a_newer_release_adds_to_a_line_is_passed_over(tmp_path):

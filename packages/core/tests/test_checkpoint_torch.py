@@ -578,7 +578,7 @@ def test_table_of_chunks_that_changes_this_process_is_refused(saved, target):
     kept, path = saved
     table = (path / METADATA).read_bytes()
     replace_table(path, f"{target}(N(S'__hash__'\nNdtb.".encode())
-    with pytest.raises(BadCheckpoint, match=r"it sets the state of .*, which is no entry of a table of chunks"):
+    with pytest.raises(BadCheckpoint, match=r"it sets the state of .*, which must be an entry of a table of chunks"):
         load_here(kept, 1)
     replace_table(path, table)
     assert load_here(kept, 1) == []

@@ -416,12 +416,21 @@ def test_the_last_node_that_a_signal_ends_reports_the_end(tmp_path, first):
     assert (codes, ends) == ([75, 75], [[], ["exit"]])
 
 
-def test_failure_of_two_nodes_is_printed_and_noted_once(tmp_path, first, capsys):
-    stopped = elastic.Stopped(1, RankFailure(0, "bug", 1, "boom", trace="Traceback\n"))
-    assert [elastic._explain(stopped, starts(tmp_path)[0], leads) for leads in (False, True)] == [1, 1]
-    assert capsys.readouterr().err.count("rank 0 failed first: boom") == 1
+@pytest.mark.parametrize(
+    ("failure", "leads", "said"),
+    [
+        (RankFailure(0, "bug", 1, "boom", trace="Traceback\n"), (False, True), "rank 0 failed first: boom"),
+        (RankFailure(0, "lost", 1, "node b is lost"), (False, True), "node b is lost"),
+        (RankFailure(0, "lost", 1, "node b is lost"), (True, False), "node b is lost"),
+    ],
+)
+def test_failure_of_two_nodes_is_printed_and_noted_once(tmp_path, first, capsys, failure, leads, said):
+    """A lost node ends all, so the node that finds it first reports it, whether it leads or not."""
+    stopped = elastic.Stopped(1, failure)
+    assert [elastic._explain(stopped, starts(tmp_path)[0], one) for one in leads] == [1, 1]
+    assert capsys.readouterr().err.count(said) == 1
     assert [line["event"] for line in read_events(tmp_path)] == ["exit"]
-    assert read_ending(tmp_path).reason == "bug"
+    assert read_ending(tmp_path).exit_code == 1
 
 
 def test_a_spare_makes_room_as_soon_as_its_agent_asks(tmp_path, monkeypatch):

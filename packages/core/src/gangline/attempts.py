@@ -30,6 +30,7 @@ SKIPPED_IN = "passed over in "  # begins `why` of a line that a run has from the
 _RETURNS = ("roll_back", "restart")
 _GOES_ON = ("note", "warn", "skip")
 _CHECKSUM = re.compile(rb'"sum": "[0-9a-f]{8}"')
+_CUT = re.compile(rb'"sum": "[0-9a-f]{8}"\Z')  # a line whose last character was not written
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,11 @@ def read(run_dir: str | Path) -> list[Attempt]:
 
 
 def refuse_damage(run_dir: str | Path) -> None:
-    """Raise UserError where a line is damaged; a torn one at the end, of which nothing was done yet, is left out."""
+    """Raise UserError where a complete line is damaged; a torn one, of which nothing was done yet, is left out."""
     path = Path(run_dir) / FILE
     for number, text in enumerate(_split(_content(run_dir))[0], 1):
+        if not _is_complete(text):
+            continue
         try:
             why = _contradiction(_parse(text))
         except (ValueError, TypeError, RecursionError) as error:
@@ -87,10 +90,17 @@ def _content(run_dir: str | Path) -> bytes:
 def _split(content: bytes) -> tuple[list[bytes], bytes]:
     """Return the lines of a file, and what a kill left of the line that was being written.
 
-    A last line with its checksum was written completely, even if the two characters after the checksum are damaged.
+    A last line that has its checksum or its closing brace is complete, or damaged.
     """
     *lines, last = content.split(b"\n")
-    return ([*lines, last], b"") if _CHECKSUM.search(last) else (lines, last)
+    if _CUT.search(last):
+        return [*lines, last + b"}"], b""
+    return ([*lines, last], b"") if _is_complete(last) else (lines, last)
+
+
+def _is_complete(line: bytes) -> bool:
+    """Whether a line was written completely; it may be damaged since."""
+    return bool(_CHECKSUM.search(line)) or line.endswith(b"}")
 
 
 def _parse(text: bytes) -> Attempt:
@@ -161,12 +171,13 @@ def append(run_dir: str | Path, attempt: Attempt) -> None:
     path = Path(run_dir) / FILE
     before = _content(run_dir)
     kept = before.removesuffix(_split(before)[1])
+    end = "" if not kept or kept.endswith(b"\n") else "}\n" if _CUT.search(kept) else "\n"  # of the last line
     stated = json.loads(json.dumps(_stated(attempt)))  # as the reader has it
     line = json.dumps({**stated, "sum": _checksum(stated)}) + "\n"
     with open_own(path, "a") as file:
         if kept != before:
             file.truncate(len(kept))
-        file.write(line if not kept or kept.endswith(b"\n") else f"\n{line}")
+        file.write(end + line)
         file.flush()
         os.fsync(file.fileno())
 

@@ -87,10 +87,13 @@ def _within(limit: int, path: str, handle: int) -> int:
 
 
 def _not_regular(path: str | Path, kind: int) -> UserError:
+    why = "A run and the commands that read it would wait for it for ever."
+    if stat.S_ISDIR(kind):
+        why = "A run has a file of this name."
     return UserError(
         f"{path} is a {_KINDS.get(stat.S_IFMT(kind), 'special file')}, not a regular file.",
-        "A run and the commands that read it would wait for it for ever.",
-        f"Find out who put it there, and remove it:  rm -r {shlex.quote(str(path))}",
+        why,
+        f"Find out who put it there, and move it away:  mv {shlex.quote(str(path))} ELSEWHERE",
     )
 
 
@@ -168,7 +171,7 @@ def refuse_others(path: Path) -> None:
         return
     raise UserError(
         f"{path} {why}.",
-        "Whoever put it there could choose where this run goes on, or which file is overwritten.",
+        "The user who put it there could choose where this run goes on, or which file is overwritten.",
         f"rm -r {shlex.quote(str(path))}",
     )
 

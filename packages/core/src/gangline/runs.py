@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,7 +16,7 @@ from gangline import ending, events
 from gangline.errors import UserError
 from gangline.generation import most_steps
 from gangline.record import newest, record_of
-from gangline.run_files import open_regular
+from gangline.run_files import LINES_BYTES, open_regular
 from gangline.run_lock import held
 from gangline.rundir import RunDirectory
 
@@ -157,14 +158,14 @@ def _tail(path: Path, read: Callable[[bytes], dict[str, Any] | None]) -> list[di
     size = TAIL
     while True:
         try:
-            with open_regular(path) as file:
+            with open_regular(path, sys.maxsize) as file:
                 length = file.seek(0, os.SEEK_END)
                 file.seek(max(0, length - size))
                 lines = file.read().split(b"\n")[size < length :]
         except OSError:
             return []
         found = [read(line) for line in lines]
-        if size >= length or any(one is not None for one in found):
+        if size >= min(length, LINES_BYTES) or any(one is not None for one in found):
             return found if found[-1] is not None else found[:-1]
         size *= 8
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from gangline import UserError
+from gangline.launch import default_requests
 from gangline.tools import open_regular, read_ending, read_regular
 from gangline_launch import job as jobs
 from gangline_launch.job import FOLDER, SubmittedJob, job_of
@@ -55,6 +56,7 @@ def follow(run_dir: Path, scheduler: Scheduler, shown: Path, begun: bool = False
     shown: the run directory as the user calls it. begun: the job may have said something already. Ctrl-C leaves the job
     alone. Raises UserError for what was the user's mistake.
     """
+    default_requests()  # the job goes on when this command ends
     lines = Lines(run_dir)
     lines.skip(LAST_LINES if begun else 0)
     told, asked, wait = "", 0.0, ASK_SECONDS
@@ -93,6 +95,7 @@ def follow(run_dir: Path, scheduler: Scheduler, shown: Path, begun: bool = False
 
 def follow_all(run_dirs: Sequence[Path], scheduler: Scheduler) -> list[int]:
     """The runs of a sweep to the end of their jobs, a line for each change; the exit code of each run."""
+    default_requests()
     told: dict[Path, str] = {}
     codes: dict[Path, int] = {}
     said: set[str] = set()

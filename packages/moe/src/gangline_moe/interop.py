@@ -334,7 +334,8 @@ def _sparse(config: dict[str, Any]) -> tuple[int, int]:
         if sparse == list(layers)[first::every]:
             return first, 1 if len(sparse) == 1 and first == len(layers) - 1 else every
     said = {name: config.get(name) for name in ("num_hidden_layers", "decoder_sparse_step", "mlp_only_layers")}
-    why = f"moe.first and moe.every say no such: {', '.join(f'{name}={value}' for name, value in said.items())}."
+    shown = ", ".join(f"{name}={value}" for name, value in said.items())
+    why = f"moe.first and moe.every cannot describe these blocks: {shown}."
     raise UserError("a model whose blocks with experts are not evenly spaced.", why)
 
 

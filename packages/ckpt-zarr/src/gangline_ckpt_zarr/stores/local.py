@@ -79,6 +79,7 @@ class LocalStore(ObjectStore):
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
             raise OSError(errno.EINVAL, "not a regular file", str(self._root / path))
+        os.set_blocking(file, True)
         return file
 
     def size(self, path: str) -> int:

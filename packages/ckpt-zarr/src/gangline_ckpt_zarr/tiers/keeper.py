@@ -82,7 +82,11 @@ def sweep(run_dir: str | Path, seconds: float = ABANDONED_SECONDS) -> list[Path]
 def abandoned(run_dir: str | Path | None) -> list[Path]:
     """Return the directories in memory of this user's other runs whose keeper was killed here."""
     own = None if run_dir is None else of_run(run_dir)
-    return [place for place in sorted(of_user().glob("*/*/")) if place.parent != own and _is_dead(_owner(place))]
+    return [
+        place
+        for place in sorted(of_user().glob("*/*/"))
+        if place.parent != own and (owner := _owner(place)) and _is_dead(owner)
+    ]
 
 
 def run_of(place: Path) -> str:

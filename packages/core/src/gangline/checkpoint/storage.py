@@ -160,7 +160,7 @@ class ChecksumFile:
                 for offset, length, value in rows
             }
             if unknown := [name for name in content["records"] if not _RECORDS.fullmatch(name)]:
-                raise ValueError(f"it names {unknown[0]!r}, which is no file of records")
+                raise ValueError(f"it names {unknown[0]!r}, and records must be in __<n>_<n>.distcp")
         except (
             OSError,
             UserError,
@@ -250,7 +250,9 @@ class _TableUnpickler(pickle._Unpickler):
     def _build(self) -> None:
         target = self.stack[-2]
         if not is_dataclass(type(target)):
-            raise pickle.UnpicklingError(f"it sets the state of {target!r}, which is no entry of a table of chunks")
+            raise pickle.UnpicklingError(
+                f"it sets the state of {target!r}, which must be an entry of a table of chunks"
+            )
         pickle._Unpickler.dispatch[pickle.BUILD[0]](self)  # type: ignore[arg-type]
 
     dispatch = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: _build}  # type: ignore[dict-item]
@@ -258,7 +260,7 @@ class _TableUnpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name in _TABLE.get(module, ()) or (module == "torch" and isinstance(vars(torch).get(name), torch.dtype)):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a table of chunks")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which no table of chunks has")
 
 
 def _unpickled(content: bytes, path: Path) -> Metadata:
@@ -282,17 +284,20 @@ class DcpReader(FileSystemReader):
         super().__init__(directory)
         self.directory = directory
         self.damage: BadCheckpoint | None = None
+        self._table: Metadata | None = None
 
     def read_metadata(self) -> Metadata:
-        """The table of chunks. DCP looks elsewhere when this raises, so damage is kept for the next call."""
+        """The table of chunks, read once. DCP looks elsewhere when this raises, so damage is kept for the next call."""
         try:
-            self.checksums = ChecksumFile(self.directory)
-            self.checksums.document()
-            metadata = _unpickled(self.checksums.read(METADATA), self.directory / METADATA)
+            if self._table is None:
+                self.checksums = ChecksumFile(self.directory)
+                self.checksums.document()
+                self._table = _unpickled(self.checksums.read(METADATA), self.directory / METADATA)
         except BadCheckpoint as damage:
             self.damage = damage
             return Metadata({}, storage_data={})
-        return replace(metadata, storage_meta=StorageMeta(load_id=self.load_id))
+        self.damage = None
+        return replace(self._table, storage_meta=StorageMeta(load_id=self.load_id))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Raises BadCheckpoint for damage that `read_metadata` has met."""

@@ -50,6 +50,7 @@ class DcpCheckpointer(Checkpointer):
         self._run_dir, self.keep_last = run_dir, keep_last
         self.directory = Path(run_dir) / "checkpoints"
         self._trusted: set[CheckpointId] = set()
+        self._reader: DcpReader | None = None  # of the newest checkpoint that was asked for, until it is loaded
 
     @property
     def run_dir(self) -> str:
@@ -86,15 +87,22 @@ class DcpCheckpointer(Checkpointer):
 
     def arrays(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
         """From DCP's own table. Raises BadCheckpoint."""
-        reader = DcpReader(self._path(id))
+        reader = self._reader_of(id)
         stored = arrays_of(reader.read_metadata())
         if reader.damage is not None:
             raise reader.damage
         return {name: tuple(array.size) for name, array in stored.items()}
 
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
+        reader, self._reader = self._reader_of(id), None
+        _call(dcp.load, registry, storage_reader=reader, planner=ShardLoadPlanner(shards, reader.directory))
+
+    def _reader_of(self, id: CheckpointId) -> DcpReader:
+        """Return a reader that may have the table of chunks already: reading it takes seconds for each 10,000."""
         path = self._path(id)
-        _call(dcp.load, registry, storage_reader=DcpReader(path), planner=ShardLoadPlanner(shards, path))
+        if self._reader is None or self._reader.directory != path:
+            self._reader = DcpReader(path)
+        return self._reader
 
     def _path(self, id: CheckpointId) -> Path:
         path = self.directory / str(id)

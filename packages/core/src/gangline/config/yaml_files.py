@@ -38,4 +38,4 @@ def check_yaml(text: str) -> None:
             raise yaml.YAMLError(f"line {line}: the alias *{event.anchor} is not supported; write its value there")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
-            raise yaml.YAMLError(f"line {line}: more than {DEEPEST} levels")
+            raise yaml.YAMLError(f"line {line}: more than {DEEPEST} levels of nesting")

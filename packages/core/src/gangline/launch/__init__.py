@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from gangline.launch.nodes import fewest_and_most as fewest_and_most, name_of_this_node as name_of_this_node
     from gangline.launch.output import log_path as log_path
     from gangline.launch.several import run_node as run_node
-    from gangline.launch.signals import ANSWER as ANSWER, STACKS as STACKS, answer_signal as answer_signal
+    from gangline.launch.signals import (
+        ANSWER as ANSWER,
+        STACKS as STACKS,
+        answer_signal as answer_signal,
+        default_requests as default_requests,
+    )
 
 __getattr__, __all__ = lazily(
     __name__,
@@ -34,6 +39,6 @@ __getattr__, __all__ = lazily(
         "gangline.launch.nodes": "fewest_and_most name_of_this_node",
         "gangline.launch.output": "log_path",
         "gangline.launch.several": "run_node",
-        "gangline.launch.signals": "ANSWER STACKS answer_signal",
+        "gangline.launch.signals": "ANSWER STACKS answer_signal default_requests",
     },
 )

@@ -35,6 +35,7 @@ from gangline import generation
 from gangline.comm.job_store import ADDRESS
 from gangline.ending import EXIT_REQUEUE, RunEnding, read_ending
 from gangline.errors import EXIT_USER_ERROR
+from gangline.events import read_events
 from gangline.generation import VARIABLE
 from gangline.launch import failures, forkserver, worker
 from gangline.launch.config import LocalLaunch
@@ -377,19 +378,28 @@ def _agent_log(path: Path) -> Iterator[None]:
 
 
 def _explain(stopped: Stopped, starts: Starts, leads: bool) -> int:
-    """Return the exit code, and print what went wrong on the node that leads the start; a user's mistake is raised."""
+    """Return the exit code, and print on one node what went wrong: the one that notes it. A user's mistake is raised.
+
+    That is the node that leads the start; where a failure ends all, the first node, for no other one may have seen it.
+    """
     failure = stopped.failure
     told = read_ending(starts.run_dir)
     first = told is None or told.generation != stopped.generation
-    if first and (leads or not failure.mends_itself):  # this node alone may have seen a failure that ends all
+    notes = first and (leads or not failure.mends_itself)
+    if notes:
         Starts.end(starts.run_dir, stopped.generation, failure)
-    elif leads and told is not None:
+    elif leads and told is not None and not _has_exit(starts.run_dir, told.generation):  # the ranks wrote it
         end(starts.run_dir, told)
     if failure.kind == "user":
         raise failure.error()
-    if leads and first and (failure.mends_itself or failure.kind == "lost"):
+    if notes and (failure.mends_itself or failure.kind == "lost"):
         print(failures.report(failure, starts.logs), file=sys.stderr, end="", flush=True)
     return failure.exit_code
+
+
+def _has_exit(run_dir: Path, start: int) -> bool:
+    """Whether events.jsonl has the end of this start."""
+    return any(line.get("event") == "exit" and line.get("generation") == start for line in read_events(run_dir))
 
 
 def _leave_nobody(others: set[BaseProcess]) -> None:

@@ -7,7 +7,9 @@ before it exits, so that whoever watches the ranks meets the culprit first.
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import sys
 import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -17,7 +19,7 @@ from gangline.ending import EXIT_REQUEUE
 from gangline.errors import PeerFailed, UserError
 from gangline.launch.output import log_path
 from gangline.launch.signals import name_of
-from gangline.run_files import LINES_BYTES, read_regular
+from gangline.run_files import open_regular, read_regular
 
 PEER_WAIT_SECONDS = 1.0
 EXIT_FAILURE = 1
@@ -25,6 +27,7 @@ EXIT_STOPPED = 3  # a verdict ended the run; the message says which
 
 # What gloo and NCCL say when the other end is gone. gloo raises plain RuntimeErrors.
 _LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL")
+_TAIL_BYTES = 1 << 16  # of a log, from its end
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 
@@ -165,7 +168,9 @@ def report(failure: RankFailure, logs: Path) -> str:
 def _tail(log: Path, lines: int = 5) -> str:
     """The last words of a rank that had no time to say more."""
     try:
-        found = read_regular(log, LINES_BYTES).decode(errors="replace").splitlines()[-lines:]
+        with open_regular(log, sys.maxsize) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            found = file.read().decode(errors="replace").splitlines()[-lines:]
     except OSError:
         return ""
     except UserError as error:  # it hides no failure

@@ -87,7 +87,7 @@ def _rows(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iterator[Tex
         raise _no_field(f"{file.path}", field, names)
     wanted = [field, "tools"] if chat and "tools" in names and field != "tools" else [field]
     if twice := [name for name in wanted if names.count(name) > 1]:
-        raise UserError(f"{file.path} has more than one column {twice[0]!r}.", "Which of them is meant is not known.")
+        raise UserError(f"{file.path} has more than one column {twice[0]!r}.", "Rename or remove one of the columns.")
     number = 0
     try:
         for batch in table.iter_batches(columns=wanted):

@@ -82,7 +82,7 @@ class JsonFields:
         if isinstance(self.content, dict) and self.content.get(CHECKSUM, "") not in ("", _checksum(self.content)):
             raise UserError(
                 f"{self.place} is damaged: its content is not what was written.",
-                f"Its {CHECKSUM} is of other content.",
+                f"Its {CHECKSUM} does not match its content.",
                 "Copy it again from where it is whole, or prepare the store again.",
             )
 

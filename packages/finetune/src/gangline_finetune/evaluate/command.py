@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     asked = Questions(options.tasks, shots=options.shots, limit=options.limit, chat=options.chat)
     model = lm_of(options.run_dir, checkpoint=options.checkpoint, batch=options.batch)
     if model.max_length > (trained := model.sampler.run.batch.sequence_length):
-        why = f"as lm-eval asks an export of it; it was trained on rows of {trained}"
+        why = f"the context that lm-eval uses for the exported model; it was trained on rows of {trained}"
         print(f"gangline eval: note: the model sees {model.max_length} tokens at a time, {why}.", file=sys.stderr)
     try:
         asked.check(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ class Follower:
     def each(self) -> Iterator[dict[str, Any]]:
         """The same, one by one: `offset` is the end of the line that was given last."""
         try:
-            with open_regular(self.path) as file:
+            with open_regular(self.path, sys.maxsize) as file:
                 if file.seek(0, 2) < self.offset:
                     self.offset = 0
                 file.seek(self.offset)

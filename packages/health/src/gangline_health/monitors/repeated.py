@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -151,7 +152,7 @@ def reached(events: Iterable[Line], steps: Iterable[Line]) -> dict[int, int]:
 def records(run_dir: Path) -> list[Line]:
     """The newest lines of metrics.jsonl; a torn one is left out."""
     path, found = run_dir / "metrics.jsonl", []
-    with suppress(OSError), open_regular(path) as file:
+    with suppress(OSError), open_regular(path, sys.maxsize) as file:
         file.seek(max(0, path.stat().st_size - NEWEST_BYTES))
         for text in file.read().splitlines():
             with suppress(ValueError):
