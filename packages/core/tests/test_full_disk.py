@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import logging
 import os
+import resource
+
+import pytest
 
 from gangline.events import Events, read_events
 from gangline.launch import failures, worker
@@ -39,10 +42,16 @@ def test_terminal_gets_what_has_no_room_in_the_log():
     assert terminal.getvalue() == "train: no room\n"
 
 
-def test_log_of_an_agent_without_room_says_nothing(capsys):
-    handler = AgentLog(FULL, delay=True)
-    handler.emit(logging.LogRecord("torch", logging.ERROR, "", 0, "failed", (), None))
-    handler.close()
+@pytest.mark.parametrize("place", ["no room", "a device"])
+def test_log_of_an_agent_without_room_says_nothing(tmp_path, capsys, place):
+    handler = AgentLog(tmp_path / "agent.log" if place == "no room" else FULL, delay=True)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        handler.emit(logging.LogRecord("torch", logging.ERROR, "", 0, "failed", (), None))
+        handler.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert capsys.readouterr().err == ""
 
 

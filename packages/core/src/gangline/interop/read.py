@@ -75,7 +75,7 @@ def refuse_larger(directory: str | Path, tree: Node) -> None:
         raise UserError(
             f"{directory}/config.json describes a model of {wanted:,} parameters.",
             f"The weights beside it have {held:,} numbers.",
-            "Check the sizes in config.json: hidden_size, vocab_size, the numbers of heads, layers and experts.",
+            "Check the sizes in config.json: hidden_size, vocab_size and the numbers of heads and layers.",
         )
 
 

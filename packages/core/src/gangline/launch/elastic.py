@@ -34,7 +34,7 @@ from torch.distributed.elastic.rendezvous import (
 from gangline import generation
 from gangline.comm.job_store import ADDRESS
 from gangline.ending import EXIT_REQUEUE, RunEnding, read_ending
-from gangline.errors import EXIT_USER_ERROR
+from gangline.errors import EXIT_USER_ERROR, UserError
 from gangline.events import read_events
 from gangline.generation import VARIABLE
 from gangline.launch import failures, forkserver, worker
@@ -347,7 +347,7 @@ class AgentLog(logging.FileHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line where that is possible."""
-        with suppress(OSError):
+        with suppress(OSError, UserError):
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
