@@ -11,7 +11,7 @@ import pytest
 
 from gangline.events import Events, read_events
 from gangline.launch import failures, worker
-from gangline.launch.elastic import AgentLog
+from gangline.launch.agent_log import AgentLog
 from gangline.launch.failures import RankFailure
 from gangline.launch.output import Copied
 

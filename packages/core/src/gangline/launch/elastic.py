@@ -14,8 +14,8 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -34,10 +34,11 @@ from torch.distributed.elastic.rendezvous import (
 from gangline import generation
 from gangline.comm.job_store import ADDRESS
 from gangline.ending import EXIT_REQUEUE, RunEnding, read_ending
-from gangline.errors import EXIT_USER_ERROR, UserError
+from gangline.errors import EXIT_USER_ERROR
 from gangline.events import read_events
 from gangline.generation import VARIABLE
 from gangline.launch import failures, forkserver, worker
+from gangline.launch.agent_log import LOGGERS, agent_log
 from gangline.launch.config import LocalLaunch
 from gangline.launch.failures import EXIT_FAILURE, RankFailure
 from gangline.launch.network import LOOPBACK, interface_towards, listening_address
@@ -46,9 +47,7 @@ from gangline.launch.signals import hand_on
 from gangline.launch.starts import JobStart, Starts, end
 from gangline.launch.stops import UNUSED, ranks_that_are_killed, requests
 from gangline.launch.worker import SPARE
-from gangline.run_files import open_own
 
-_LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing")
 _NO_LIMIT = 1 << 30  # restarts that torch's agent counts; ours are counted by `Starts`
 _LAST_SECONDS = 30.0  # how long a node that is done waits for the others
 
@@ -177,7 +176,7 @@ class Agent(LocalElasticAgent):
                 end = end or time.monotonic() + self.node.meets_seconds
                 if time.monotonic() > end:
                     raise NoAgreement(str(error)) from error
-                logging.getLogger(_LOGGERS[0]).warning("a node was lost while all met; they meet again", exc_info=True)
+                logging.getLogger(LOGGERS[0]).warning("a node was lost while all met; they meet again", exc_info=True)
 
     def _shutdown(self, death_sig: Any = signal.SIGKILL, timeout: float = 30) -> None:
         if self._pcontext:
@@ -206,7 +205,7 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
     )
     agent = Agent(spec, files, node, starts, config.grace_seconds)
     others = set(multiprocessing.active_children())
-    with _agent_log(logs / node.log), requests() as request:
+    with agent_log(logs / node.log), requests() as request:
         goes = False  # alone: the others may go on, so the rendezvous stays open
         try:
             if agent.run() is None:
@@ -337,44 +336,6 @@ class RankFiles(LogsSpecs):
             return "lo" if first == LOOPBACK else None
         found = interface_towards([address for address in self.peers or [first] if address] + others)
         return None if found == "lo" else found  # other machines are not there, whatever a name stands for
-
-
-class AgentLog(logging.FileHandler):
-    """Loses lines on a full disk or in a directory that was deleted, and nothing else."""
-
-    def _open(self) -> Any:
-        return open_own(Path(self.baseFilename), "a")
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a line where that is possible."""
-        with suppress(OSError, UserError):
-            super().emit(record)
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Say nothing: torch's words and Python's traceback would bury what the ranks have said."""
-
-    def close(self) -> None:
-        """Close the file."""
-        with suppress(OSError):
-            super().close()
-
-
-@contextmanager
-def _agent_log(path: Path) -> Iterator[None]:
-    """The agent's own messages go to a file: what they say of a failure is mostly about its followers."""
-    handler = AgentLog(path, delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    for logger in loggers:
-        logger.addHandler(handler)
-        logger.propagate = False
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
-            logger.propagate = True
-        handler.close()
 
 
 def _explain(stopped: Stopped, starts: Starts, leads: bool) -> int:
