@@ -188,7 +188,7 @@ def unfit(hint: Any, value: Any) -> str | None:
 
 
 def _is_of(hint: Any, value: Any) -> bool:
-    """Whether a value out of JSON is of a type: true is no number, a whole number is a float as well."""
+    """Whether a JSON value has a type: a boolean is not a number, and an integer is also a float."""
     kind, args = get_origin(hint), get_args(hint)
     if hint is Any or kind is Literal:
         return hint is Any or value in args

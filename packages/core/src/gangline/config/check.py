@@ -53,7 +53,7 @@ def problems(run: Run) -> list[Problem]:
 
 
 def part_problems(run: Run, parts: Collection[PartConfig]) -> list[Problem]:
-    """What these parts of a run find in their options; without what rows of another length would mend."""
+    """Return the problems that these parts find in their options, without those that depend on the row length."""
 
     def at(length: int) -> list[Problem]:
         measured = replace(run, batch=replace(run.batch, sequence_length=length))

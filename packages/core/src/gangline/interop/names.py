@@ -60,7 +60,7 @@ def theirs_of(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
 
 
 def strangers(plan: Plan, names: Iterable[str], shapes: Shapes | None = None) -> list[str]:
-    """Those of their `names` that the model has no parameter for: what it computes lacks them.
+    """Return those of the external `names` that match no parameter of the model.
 
     shapes: of all parameters and persistent buffers; None: unknown, and a block may hold all that the plan has names
     for. A name of what `Name.unread` says is none of them.

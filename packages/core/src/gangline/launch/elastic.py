@@ -48,6 +48,7 @@ from gangline.launch.starts import JobStart, Starts, end
 from gangline.launch.stops import UNUSED, ranks_that_are_killed, requests
 from gangline.launch.worker import SPARE
 
+_UNANSWERED = "Timeout waiting for key"  # torch's store of files raises a plain RuntimeError for it
 _NO_LIMIT = 1 << 30  # restarts that torch's agent counts; ours are counted by `Starts`
 _LAST_SECONDS = 30.0  # how long a node that is done waits for the others
 
@@ -170,8 +171,9 @@ class Agent(LocalElasticAgent):
             self.node.comes()
             try:
                 return super()._initialize_workers(worker_group)
-            except DistError as error:
-                if self.node.alone:
+            except RuntimeError as error:
+                lost = isinstance(error, DistError) or _UNANSWERED in str(error)
+                if self.node.alone or not lost:
                     raise
                 end = end or time.monotonic() + self.node.meets_seconds
                 if time.monotonic() > end:

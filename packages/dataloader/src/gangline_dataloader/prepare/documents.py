@@ -14,7 +14,7 @@ from gangline import UserError
 from gangline.data import binary_bytes, decompressed, messages_of, tools_of, without_nulls
 from gangline_dataloader.prepare.inputs import Input
 
-_SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair, which JSON can write, is no text
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half of a surrogate pair: JSON can write it, UTF-8 cannot
 PROBE = 1 << 13  # bytes that are looked at to tell text from what is not
 
 

@@ -37,7 +37,7 @@ def exported_context(run: Run) -> int:
 
 
 class RunModel(TextModel):
-    """Of the weights of a checkpoint, by default the newest, in the context that an export of it has.
+    """Load a checkpoint, by default the newest, with the context length of its export.
 
     Raises UserError where there is no checkpoint.
     """

@@ -122,7 +122,7 @@ class TextModel(ABC):
                 )
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Of each whole text, in windows of as many tokens as the model sees at a time."""
+        """Return the log-likelihood of each complete text, in windows of the model's context length."""
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
         found = []
