@@ -445,7 +445,10 @@ def save_for_ever(run_dir: str, layout: str, first: int) -> None:
 
 
 def kill_while_saving(run_dir: Path, layout: str, seed: int) -> tuple[list[int], list[int]]:
-    """Let the ranks save, then kill -9 one or all of them at a random moment; steps noted as done, steps visible."""
+    """Let the ranks save, then kill -9 one or all of them; steps noted as done, steps visible.
+
+    At a random moment, or (every second seed) at one where all ranks stand still and a save is half-written.
+    """
     chance = random.Random(seed)
     kept = DcpCheckpointer(str(run_dir))
     first = 1 + max((id.step for id in kept.list()), default=0)
@@ -458,8 +461,12 @@ def kill_while_saving(run_dir: Path, layout: str, seed: int) -> tuple[list[int],
         while not (done.exists() and done.stat().st_size):  # the first save is not what loads all the code
             time.sleep(0.001)
         time.sleep(chance.uniform(0, 0.15))
+        while seed % 2 == 0 and not half_written(run_dir, stop=ranks.pids):
+            time.sleep(0.001)
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
+        for pid in {*ranks.pids} - {*victims}:
+            os.kill(pid, signal.SIGCONT)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -468,6 +475,17 @@ def kill_while_saving(run_dir: Path, layout: str, seed: int) -> tuple[list[int],
         ranks.run(save_for_ever, str(run_dir), layout, first)
     killer.join()
     return [int(line) for line in done.read_text().split()], [id.step for id in kept.list() if id.step >= first]
+
+
+def half_written(run_dir: Path, stop: list[int]) -> bool:
+    """Stop the processes, and look whether a save is under way; where none is, they go on."""
+    for pid in stop:
+        os.kill(pid, signal.SIGSTOP)
+    if any(path.name.startswith(".tmp-") for path in (run_dir / "checkpoints").iterdir()):
+        return True
+    for pid in stop:
+        os.kill(pid, signal.SIGCONT)
+    return False
 
 
 def check_after_kills(run_dir: Path, layout: str, kills: int) -> None:

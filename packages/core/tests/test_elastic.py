@@ -6,17 +6,23 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from gangline import pulse
 from gangline.ending import read_ending
 from gangline.events import read_events
-from gangline.launch import guard, node, several
+from gangline.launch import elastic, guard, meeting, node, several
+from gangline.launch.config import ElasticLaunch
 from gangline.launch.meeting import FileBackend
 from gangline.launch.nodes import NAME
+from gangline.launch.starts import Starts
 from gangline.rundir import RunDirectory
 from gangline.testing.processes import kill
 from gangline.testing.real_runs import SMALL, RealRuns
@@ -224,6 +230,48 @@ def test_everything_is_killed_and_the_same_command_goes_on(runs):
     assert "already holds another run: optimizer.learning_rate is 0.003 there, and 0.5 here" in said
 
 
+JOINS_AND_DIES = """
+import os, signal, sys
+from pathlib import Path
+from gangline.launch.config import ElasticLaunch
+from gangline.launch.meeting import meet_in
+from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
+
+meeting = meet_in(Path(sys.argv[1]), "job", "127.0.0.1", ElasticLaunch(**eval(sys.argv[2])))
+RendezvousStoreInfo.build = lambda *given, **named: os.kill(os.getpid(), signal.SIGKILL)  # once the members are known
+meeting.handler.next_rendezvous()
+"""
+
+
+def test_the_first_node_dies_between_its_joining_and_its_first_word(monkeypatch, tmp_path):
+    """The other one waits for an address in vain, and meets again, alone."""
+    meets = {"nodes": "1:2", "gather_seconds": 60.0, "lost_seconds": 4.0, "join_seconds": 120.0}
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    first = subprocess.Popen([sys.executable, "-c", JOINS_AND_DIES, str(tmp_path), repr(meets)])
+    monkeypatch.setattr(meeting, "STORE_SECONDS", 1.0)
+    config = ElasticLaunch(**meets)
+    there = meeting.meet_in(tmp_path, "job", "127.0.0.2", config)  # nodes are sorted by their addresses
+    node = elastic.AgentNode("n1", 1, there.handler, count=lambda: 1, alone=False, meets_seconds=120.0)
+    files = elastic.RankFiles(tmp_path, node)
+    spec = WorkerSpec("train", 1, rdzv_handler=there.handler, entrypoint=print, max_restarts=0, monitor_interval=1.0)
+    starts = Starts(tmp_path, config, lambda ranks: ranks, print)
+    agent = elastic.Agent(spec, files, node, starts, grace=1.0)
+    met = []
+
+    def now(group):
+        met.append((group.group_rank, group.group_world_size))
+        return {}
+
+    monkeypatch.setattr(agent, "_start_workers", now)
+    alone = threading.Thread(target=lambda: first.wait() and there.patience.has_met())  # one node is then enough
+    alone.start()
+    agent._initialize_workers(agent._worker_group)
+    alone.join()
+    assert first.returncode == -signal.SIGKILL
+    assert met == [(0, 1)]
+    there.handler.shutdown()
+
+
 @pytest.mark.parametrize(
     ("agents", "address"),
     [
@@ -308,6 +356,7 @@ def test_a_node_is_excluded_where_the_others_are_enough(runs, strangers, nodes, 
         (["launch.nodes=two"], "launch.nodes=two is no number of nodes"),
         (["launch.nodes=2", "launch.agents=1"], "the other nodes would not find this one"),
         (["launch.nodes=2", "launch.agents=3"], "the job has at most 2"),
+        (["launch.lost_seconds=1"], "must be at least 2"),
     ],
 )
 def test_what_is_refused(runs, words, said):

@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from gangline.errors import Problem, UserError
 from gangline.launch.nodes import fewest_and_most
 from gangline.parts import LaunchConfig, Part
-from gangline.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from gangline.ranges import AtLeast, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -57,7 +57,9 @@ class ElasticLaunch(LocalLaunch):
     max_restarts: NonNegativeInt | None = None  # how often ranks are started again after one failed; null: no limit
     gather_seconds: PositiveFloat = 30.0  # at the first start: how long nodes beyond the fewest are waited for
     join_seconds: PositiveFloat = 600.0  # how long the fewest nodes are waited for before the job ends
-    lost_seconds: PositiveFloat = 4.0  # a node that has not been heard of for so long is lost
+    lost_seconds: Annotated[float, AtLeast(2)] = (
+        4.0  # a node not heard of for so long is lost; they look once a second
+    )
     excluded_hours: PositiveFloat | None = 24.0  # how long an order keeps a node away; null: for the run's life
 
     def most_nodes(self) -> int:
