@@ -143,6 +143,7 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
         (["rexume"], ["cannot read 'rexume'", "Did you mean resume?"]),
         (["data.path=[a"], ["cannot read 'data.path=[a': ] is missing at its end.", "put the whole word in quotes"]),
         (["run.name={a: [1"], ["cannot read 'run.name={a: [1': ] is missing"]),
+        (["parallel={a: 1, 'b': {c: 1, c: 2}}"], ["gives 'c' twice", "The last one would win"]),
         (["run.name='it"], ["cannot read \"run.name='it\": ' is missing at its end."]),
         (['run.name="a\\\\\\"'], [': " is missing at its end.']),
         (["run steps=3"], ["cannot read 'run steps=3': expected key=value."]),

@@ -28,6 +28,7 @@ from gangline.plugins import OFF, Offer, installed
 Choice = str | list[str]
 _SWITCH = {True: "on", False: OFF}
 _KEY = re.compile(r"[+~]{0,2}[\w./@:-]+")
+_PIECES = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[][(){},:]|[^][(){},:"'\\]+|.""")
 
 
 @dataclass
@@ -53,6 +54,8 @@ def parse(word: str) -> Override:
             f"cannot read {word!r}: {missing} is missing at its end.",
             "A shell takes quotes, and cuts at spaces: put the whole word in quotes, as in  'track=[console, jsonl]'",
         )
+    if twice := doubled_key(value):
+        raise UserError(f"{word!r} gives {twice!r} twice.", "The last one would win; leave the other out.")
     parser = OverridesParser.create()
     try:
         return parser.parse_override(f"{key}{sign}{value}")
@@ -89,6 +92,30 @@ def unclosed(text: str) -> str:
         elif open_now and sign == open_now[-1]:
             open_now.pop()
     return open_now[-1] if open_now else ""
+
+
+def doubled_key(text: str) -> str:
+    """A key that a value such as "{a: 1, b: {c: 2}}" gives twice between the same brackets; "" where none is."""
+    open_now: list[set[str] | None] = []  # of each bracket that is open, its keys so far; None: it is no mapping
+    key: list[str] | None = None  # pieces of the key that is being read
+    for piece in _PIECES.findall(text):
+        if piece in "{[(":
+            open_now.append(set() if piece == "{" else None)
+            key = [] if piece == "{" else None
+        elif piece in "}])":
+            del open_now[-1:]
+            key = None
+        elif piece == "," and open_now and open_now[-1] is not None:
+            key = []
+        elif piece == ":" and key and open_now and (keys := open_now[-1]) is not None:
+            name = "".join(key).strip().strip("\"'")
+            if name in keys:
+                return name
+            keys.add(name)
+            key = None
+        elif key is not None:
+            key.append(piece)
+    return ""
 
 
 def sweep(words: Sequence[str]) -> list[list[str]]:
