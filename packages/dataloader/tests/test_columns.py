@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -47,7 +48,12 @@ def mds(folder: Path, kind: str, documents=DOCUMENTS) -> None:
             text, data = f"text {n}".encode(), array_of_mds(tokens, kind)
             sizes = [len(text), *([] if fixed else [len(data)])]
             samples.append(np.array(sizes, "<u4").tobytes() + text + data + np.int64(n).tobytes())
-        about = json.dumps({"column_names": ["a_text", "tokens", "z"]}).encode()
+        columns = {
+            "column_names": ["a_text", "tokens", "z"],
+            "column_encodings": ["str", kind, "int"],
+            "column_sizes": [None, fixed, 8],
+        }
+        about = json.dumps(columns).encode()
         head = 4 * (len(some) + 2) + len(about)
         places = np.cumsum([head, *map(len, samples)]).astype("<u4")
         content = np.uint32(len(some)).tobytes() + places.tobytes() + about + b"".join(samples)
@@ -55,11 +61,13 @@ def mds(folder: Path, kind: str, documents=DOCUMENTS) -> None:
         entries.append(
             {
                 "format": "mds",
-                "column_names": ["a_text", "tokens", "z"],
-                "column_encodings": ["str", kind, "int"],
-                "column_sizes": [None, fixed, 8],
+                **columns,
                 "compression": None,
-                "raw_data": {"basename": f"shard.{number:05d}.mds", "bytes": len(content)},
+                "raw_data": {
+                    "basename": f"shard.{number:05d}.mds",
+                    "bytes": len(content),
+                    "hashes": {"sha1": hashlib.sha1(content).hexdigest(), "unknown": "0"},
+                },
                 "samples": len(some),
             }
         )
@@ -161,11 +169,17 @@ def of_shard(at: int, value: int) -> Callable[[Path], None]:
     return act
 
 
+def piped(folder: Path) -> None:
+    path = folder / "shard.00001.mds"
+    path.unlink()
+    os.mkfifo(path)
+
+
 LIES = {
     "bytes": (of_index(lambda one: one["raw_data"].update(bytes=7)), "shard.00001.mds has"),
     "samples": (of_index(lambda one: one.update(samples=3)), "does not begin with 3"),
     "columns": (of_index(lambda one: one["column_sizes"].pop()), "column_sizes"),
-    "a size": (of_index(lambda one: one.update(column_sizes=[None, None, 4])), "Sample 0 has"),
+    "a size": (of_index(lambda one: one.update(column_sizes=[None, None, 4])), "It says column_sizes"),
     "a size of 2^63": (of_index(lambda one: one.update(column_sizes=[1 << 63, None, 8])), "column_sizes"),
     "elsewhere": (of_index(lambda one: one["raw_data"].update(basename="../shard")), "basename"),
     "compressed": (of_index(lambda one: one.update(compression="zstd")), "Compressed shards"),
@@ -173,6 +187,11 @@ LIES = {
     "count": (of_shard(0, 9), "does not begin"),
     "gone": (lambda folder: (folder / "shard.00001.mds").unlink(), "cannot be read"),
     "torn": (lambda folder: (folder / "shard.00001.mds").write_bytes(b"abc"), "has 3 bytes"),
+    "a pipe": (piped, "is no regular file"),
+    "an encoding": (
+        of_index(lambda one: one.update(column_encodings=["str", "bytes", "int"])),
+        "the index .'str', 'bytes'",
+    ),
     "no json": (lambda folder: (folder / "index.json").write_text("{"), "index.json cannot"),
     "no shards": (lambda folder: (folder / "index.json").write_text("{}"), "no list of shards"),
 }
@@ -185,6 +204,17 @@ def test_an_index_that_lies_is_refused_by_name(kind, tmp_path):
     change(tmp_path)
     with pytest.raises(UserError, match=why):
         opened(tmp_path, 200)
+
+
+def test_a_shard_of_mds_is_held_against_its_hash(tmp_path):
+    mds(tmp_path, "ndarray:int32")
+    path = tmp_path / "shard.00001.mds"
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1  # of the last token
+    path.write_bytes(content)
+    store = opened(tmp_path, 1 << 31)
+    with pytest.raises(UserError, match=r"shard.00001.mds is damaged: its sha1 is"):
+        store.windows(np.array([store.total - 4]), 4, np.empty((1, 4), store.dtype))
 
 
 def test_a_column_that_holds_no_tokens_is_refused(tmp_path):

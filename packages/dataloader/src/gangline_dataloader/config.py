@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from gangline import Part, Problem, UserError
-from gangline.config import DataConfig, NonNegativeFloat, PositiveFloat, PositiveInt, Share
+from gangline.config import AtLeast, AtMost, DataConfig, NonNegativeFloat, PositiveFloat, PositiveInt, Share
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gangline_dataloader.store.remote.cache import RemoteCache
 
 
+Epochs = Annotated[int, AtLeast(1), AtMost(1_000_000)]
 FRACTION = 0.01  # of a store that holds nothing out itself
 CACHE = ("cache", "cache_bytes", "deadline")
 
@@ -209,7 +210,7 @@ class MixConfig(SequenceConfig):
 
     sources: dict[str, str] = field(default_factory=dict)  # stores by name: {web: DIR, code: DIR}
     weights: dict[str, NonNegativeFloat] = field(default_factory=dict)  # of each source; none: in proportion to size
-    epochs: dict[str, PositiveInt] = field(default_factory=dict)  # after so many a source is used up: {code: 4}
+    epochs: dict[str, Epochs] = field(default_factory=dict)  # after so many a source is used up: {code: 4}
     stages: list[dict[str, Any]] = field(default_factory=list)  # other weights: [{from: SAMPLE, weights: {...}}]
     shuffle_span: PositiveInt | None = None  # tokens of a source that its shuffle reaches over; null: all of it
 

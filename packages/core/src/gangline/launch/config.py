@@ -57,9 +57,7 @@ class ElasticLaunch(LocalLaunch):
     max_restarts: NonNegativeInt | None = None  # how often ranks are started again after one failed; null: no limit
     gather_seconds: PositiveFloat = 30.0  # at the first start: how long nodes beyond the fewest are waited for
     join_seconds: PositiveFloat = 600.0  # how long the fewest nodes are waited for before the job ends
-    lost_seconds: Annotated[float, AtLeast(2)] = (
-        4.0  # a node not heard of for so long is lost; they look once a second
-    )
+    lost_seconds: Annotated[float, AtLeast(2)] = 4.0  # a node not heard of for so long is lost; they look once a second
     excluded_hours: PositiveFloat | None = 24.0  # how long an order keeps a node away; null: for the run's life
 
     def most_nodes(self) -> int:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gangline.data import Split
     from gangline_dataloader.config import MixConfig
 
+LAST = 10**15  # the last sample that a stage may begin at: far beyond any run, and far below what 64 bits hold
 EXAMPLE = "'data.sources={web: DIR, code: DIR}' 'data.weights={web: 0.7, code: 0.3}'"
 
 
@@ -146,9 +147,9 @@ def stages_of(config: MixConfig, parts: list[SplitRows]) -> list[WeightStage]:
                 "It says from which sample of the run on, and the weights of all sources from there.",
                 "'data.stages=[{from: 100000, weights: {web: 0.5, code: 0.5}}]'",
             )
-        if not isinstance(start, int) or isinstance(start, bool) or start <= stages[-1].start:
+        if not isinstance(start, int) or isinstance(start, bool) or not stages[-1].start < start <= LAST:
             raise UserError(
-                f"{option}.from={start} is not after sample {stages[-1].start}.",
+                f"{option}.from={start} is no sample after {stages[-1].start}, up to {LAST:,}.",
                 "Stages are in order, each begins at a sample of the run counted from 0, and data.weights at 0.",
             )
         _known(changed, names, f"{option}.weights")

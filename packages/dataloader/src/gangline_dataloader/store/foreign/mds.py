@@ -4,18 +4,22 @@ uint32 samples n, uint32 (n + 1,) where each sample begins, the last one the fil
 uint32 size of each column that has no fixed one, then the columns, in the order of the index
 
 A column of tokens is `ndarray:DTYPE:T`, `ndarray:DTYPE`, `ndarray`, or `bytes`, whose dtype is asked for as
-data.column=NAME:DTYPE. Each sample is taken as a document.
+data.column=NAME:DTYPE. Each sample is taken as a document. Where the index has a hash of a shard, the shard is held
+against it when it is first read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import xxhash
 
 from gangline import UserError
 from gangline_dataloader.store.fields import JsonFields
@@ -24,6 +28,8 @@ from gangline_dataloader.store.foreign.vector import ForeignTokens, sample, size
 from gangline_dataloader.store.watch import WatchedFiles
 
 INDEX = "index.json"
+COLUMNS = ("column_names", "column_encodings", "column_sizes")
+HASHES = {"md5", "sha1", "sha224", "sha256", "sha384", "sha512", "xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"}
 DTYPES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 32: "uint32", 33: "int32", 64: "uint64", 65: "int64"}
 KEPT = 32  # shards of at most 64 MiB, as they are usual, whose tokens are in memory at once
 FIXED = {"int": 8, **{f"{kind}{bits}": bits // 8 for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)}}
@@ -36,6 +42,7 @@ class _ShardLayout:
     file: Path
     at: np.ndarray
     count: np.ndarray
+    hashes: Mapping[str, str]
 
 
 class MdsTokens(ForeignTokens):
@@ -45,6 +52,7 @@ class MdsTokens(ForeignTokens):
         self, folder: Path, layouts: list[_ShardLayout], dtype: np.dtype, vocab_size: int, watched: WatchedFiles
     ) -> None:
         self.name, self._layouts, self._dtype, self.watched = str(folder), layouts, dtype, watched
+        self._compared: set[int] = set()  # shards that have the hash of the index
         digest = blake2b((folder / INDEX).read_bytes() + str(dtype).encode(), digest_size=16)
         for one in layouts:
             sample(one.file, digest, 8)
@@ -62,6 +70,9 @@ class MdsTokens(ForeignTokens):
         layout, size = self._layouts[shard], self._dtype.itemsize
         self.watched.look_at(layout.file)
         content = np.memmap(layout.file, np.uint8, "r")
+        if shard not in self._compared:
+            _compare(layout.file, content, layout.hashes)
+            self._compared.add(shard)
         pairs = zip(layout.at.tolist(), (layout.count * size).tolist(), strict=True)
         return np.concatenate([content[at : at + nbytes] for at, nbytes in pairs]).view(self._dtype)
 
@@ -119,6 +130,10 @@ def _shard(folder: Path, said: JsonFields, column: str | None, watched: WatchedF
     starts = content[4:head].view("<u4").astype(np.int64)
     if starts[0] < head or starts[-1] != size or (np.diff(starts) < 0).any():
         raise lies(f"The places of its samples do not ascend to its {size} bytes.")
+    own = _own_columns(content[head : starts[0]].tobytes())
+    for key in COLUMNS:
+        if own.get(key, said.content[key]) != said.content[key]:
+            raise lies(f"It says {key} {own[key]!r:.80}, the index {said.content[key]!r:.80}.")
     free = [n for n, fixed in enumerate(sizes) if fixed is None]
     if any(not isinstance(fixed, int) or not 0 <= fixed <= size for fixed in sizes if fixed is not None):
         raise said.wrong("column_sizes", f"expected whole numbers up to the {size} bytes of the shard, or null")
@@ -132,7 +147,31 @@ def _shard(folder: Path, said: JsonFields, column: str | None, watched: WatchedF
     if bad := np.flatnonzero(each.sum(1) + 4 * len(free) != np.diff(starts)).tolist():
         raise lies(f"Sample {bad[0]} has {int(np.diff(starts)[bad[0]])} bytes, and its columns have others.")
     at = starts[:-1] + 4 * len(free) + each[:, :which].sum(1)
-    return _tokens(file, content, at, each[:, which], kinds[which], given, lies)
+    dtype, at, counts = _tokens(file, content, at, each[:, which], kinds[which], given, lies)
+    hashes = about.content.get("hashes") or {}
+    if not isinstance(hashes, dict):
+        raise about.wrong("hashes", "expected a hash by its kind")
+    return dtype, _ShardLayout(file, at, counts, hashes)
+
+
+def _own_columns(content: bytes) -> dict[str, Any]:
+    """What a shard says of its columns itself; nothing where it is no JSON, which streaming does not read either."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _compare(file: Path, content: np.ndarray, hashes: Mapping[str, str]) -> None:
+    """Raises UserError where a shard has another hash than the index says; of kinds that are not known nothing is."""
+    for kind, said in hashes.items():
+        new = getattr(xxhash if kind.startswith("xxh") else hashlib, kind, None) if kind in HASHES else None
+        if new is not None and (found := new(content).hexdigest()) != said:
+            raise UserError(
+                f"{file} is damaged: its {kind} is {found}, and {file.parent / INDEX} says {said!s:.80}.",
+                "Copy the folder again.",
+            )
 
 
 def _tokens(
@@ -143,8 +182,8 @@ def _tokens(
     kind: str,
     given: str,
     lies: Callable[[str], UserError],
-) -> tuple[np.dtype, _ShardLayout]:
-    """Past what an array of MDS says of itself, to its numbers."""
+) -> tuple[np.dtype, np.ndarray, np.ndarray]:
+    """Past what an array of MDS says of itself, to its numbers: dtype, first byte and count of each sample's."""
     base, _, rest = kind.partition(":")
     word, _, shape = rest.partition(":")
     if base not in ("ndarray", "bytes") or (base == "bytes" and not given):
@@ -173,4 +212,4 @@ def _tokens(
     dtype = np.dtype(word).newbyteorder("<")
     if (nbytes <= 0).any() or (nbytes % dtype.itemsize).any():
         raise lies(f"A sample is no whole number of {word}.")
-    return dtype, _ShardLayout(file, at, nbytes // dtype.itemsize)
+    return dtype, at, nbytes // dtype.itemsize

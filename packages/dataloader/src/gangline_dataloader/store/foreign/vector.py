@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from abc import ABC
 from hashlib import blake2b
 from pathlib import Path
@@ -101,8 +102,10 @@ def sample(file: Path, digest: blake2b, pieces: int) -> None:
 
 
 def size_of(file: Path) -> int:
-    """In bytes. Raises UserError where it cannot be read."""
+    """In bytes. Raises UserError where it is no regular file, or cannot be read."""
     try:
+        if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for its writer
+            raise UserError(f"{file} is no regular file.", "Tokens are mapped into memory.", "Copy them into a file.")
         with file.open("rb") as opened:
             return os.fstat(opened.fileno()).st_size
     except OSError as error:
