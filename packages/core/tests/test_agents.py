@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,13 @@ def test_slurm_tasks_train_together(srun, tmp_path):
     assert [json.loads((tmp_path / "out" / f"reduce-{rank}.json").read_text())["sum"] for rank in range(2)] == [3, 3]
     assert printed == ["here is rank 0\n", ""]
     assert (tmp_path / "out" / "logs" / "rank-00001.log").read_text() == "here is rank 1\n"
+
+
+def test_a_rank_with_an_idle_pool_of_threads_ends():
+    made = "from concurrent.futures import ThreadPoolExecutor as Pool; pool = Pool(2); print(pool.submit(int).result())"
+    code = f"from gangline.launch.worker import leave; {made}; leave(0)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
+    assert ended.stdout == "0\n"
 
 
 def test_what_rank_0_refuses_ends_all_and_is_said_once(srun):

@@ -231,6 +231,7 @@ def test_what_failed_in_an_earlier_job_takes_no_restart_from_this_one(tmp_path):
     assert read_events(tmp_path)[-1]["futile"] == 7
 
 
+@pytest.mark.parametrize("steps", [0, 5])  # that the first start did
 @pytest.mark.parametrize(
     ("kind", "options", "allowed"),
     [
@@ -241,10 +242,13 @@ def test_what_failed_in_an_earlier_job_takes_no_restart_from_this_one(tmp_path):
         ("ended", {"max_restarts": None}, 0),
     ],
 )
-def test_how_often_ranks_are_started_again(tmp_path, kind, options, allowed):
+def test_how_often_ranks_are_started_again(tmp_path, monkeypatch, kind, options, allowed, steps):
     (tmp_path / "logs").mkdir()
     decides, _ = starts(tmp_path, **options)
     decides.begin(["a"], 2, first=True)
+    monkeypatch.setenv(generation.VARIABLE, "1")
+    with hold(tmp_path, step=steps):
+        pass
     for number in range(1, 10):
         failures.claim(tmp_path / "logs", number, RankFailure(0, kind, 3 if kind == "ended" else 1, "why"))
         if decides.begin(["a"], 2, first=False).stop is not None:

@@ -50,9 +50,9 @@ class Progress:
     ordered: int = 0
 
     @property
-    def futile_here(self) -> int:
-        """Of `futile` those of this job, which its budget counts."""
-        return min(self.futile, self.restarts)
+    def futile_restarts(self) -> int:
+        """Of what is the next start: the restarts of this job before it, in a row, that did no new step."""
+        return max(0, min(self.futile, self.restarts - 1))  # the job's first start is no restart
 
     @property
     def failed(self) -> int:

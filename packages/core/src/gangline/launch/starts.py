@@ -98,8 +98,9 @@ class Starts:
         most = self.config.max_restarts
         if last.kind != "restart" and most is not None and now.failed > most:
             return last
-        if now.futile_here > self.config.futile_restarts and (most is None or most > 0 or last.kind == "restart"):
-            self.say(f"train: {now.futile_here - 1} restarts in a row did no step beyond {now.best}; it ends here")
+        used_up = now.futile > 0 and now.futile_restarts >= self.config.futile_restarts
+        if used_up and (most is None or most > 0 or last.kind == "restart"):
+            self.say(f"train: {now.futile_restarts} restarts in a row did no step beyond {now.best}; it ends here")
             return last
         return None
 

@@ -76,9 +76,7 @@ def leave(code: int) -> NoReturn:
     waits for no thread at all.
     """
     if code == 0:
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
+        threading._shutdown()  # type: ignore[attr-defined]  # ends idle executors, and waits for all other threads
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # a full disk
             stream.flush()
