@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import shutil
 from collections.abc import Callable
@@ -408,6 +409,12 @@ def copied(directory: Path) -> None:
     save_file(load_file(last(directory)) | {tensor: torch.ones(97, 32)}, last(directory))
 
 
+def piped(directory: Path) -> None:
+    path = last(directory)
+    path.unlink()
+    os.mkfifo(path)
+
+
 def no_weights(directory: Path) -> str:
     for path in directory.glob("model*"):
         path.unlink()
@@ -473,6 +480,10 @@ FAULTS: dict[str, Callable[[Path], str]] = {
     "numbers that are not read": fault(
         "of dtype C64", lambda directory: without(directory, DOWN, lambda w: w.to(torch.complex64))
     ),
+    "whole numbers": fault(
+        f"{DOWN} holds values of dtype int32", lambda directory: without(directory, DOWN, lambda w: w.view(torch.int32))
+    ),
+    "a pipe": fault("It is no regular file", piped),
 }
 
 

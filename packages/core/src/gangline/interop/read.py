@@ -147,7 +147,13 @@ def _check(tensors: Tensors, theirs: Theirs, shard: Shard, plan: Plan) -> None:
             f"{tensors.directory}: {theirs.name} has shape {found}.",
             f"For {_owner(plan, shard)} it must have shape {theirs.shape}.",
         )
-    tensors.dtype(theirs.name)
+    dtype = tensors.dtype(theirs.name)
+    if "float" not in dtype and shard.dtype.is_floating_point:
+        raise UserError(
+            f"{tensors.directory}: {theirs.name} holds values of dtype {dtype}.",
+            f"{_owner(plan, shard)} is a floating-point weight; whole numbers are codes of a quantised model.",
+            "Fetch or export the model in float32, float16 or bfloat16.",
+        )
 
 
 def fill_each(fill: Callable[[Shard], None], shards: Iterable[Shard]) -> None:

@@ -35,11 +35,13 @@ DTYPES = {
 
 
 class TensorFile:
-    """Open until `close`. Raises what `safetensors.safe_open` raises, where the file is damaged or missing."""
+    """Open until `close`. Raises what `safetensors.safe_open` raises for a damaged file, OSError for a pipe."""
 
     def __init__(self, path: Path) -> None:
         from safetensors import safe_open
 
+        if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+            raise OSError("It is no regular file.")
         with safe_open(path, framework="np"):  # it holds header and size of the file against each other
             pass
         self.path = path
