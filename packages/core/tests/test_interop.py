@@ -534,6 +534,12 @@ class TestRefusals:
         assert all(word in text for word in words), text
         assert "z_loss" not in config_json(replace(LLAMA, z_loss=1e-4))
 
+    @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+    def test_a_pipe_in_place_of_a_file_is_not_waited_for(self, directory, name):
+        (directory / name).unlink()
+        os.mkfifo(directory / name)
+        assert "a named pipe, not a regular file" in self.error(import_model, [str(directory)])
+
     def test_windows_that_transformers_takes_where_a_file_is_silent(self):
         of = lambda name, **more: read_window("there", {"architectures": [name], **more}, 4)  # noqa: E731
         assert of("MistralForCausalLM") == {"window": 4096}

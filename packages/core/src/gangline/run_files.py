@@ -87,9 +87,9 @@ def _within(limit: int, path: str, handle: int) -> int:
 
 
 def _not_regular(path: str | Path, kind: int) -> UserError:
-    why = "A run and the commands that read it would wait for it for ever."
+    why = "Whoever reads it would wait for it for ever."
     if stat.S_ISDIR(kind):
-        why = "A run has a file of this name."
+        why = "There should be a file of this name."
     return UserError(
         f"{path} is a {_KINDS.get(stat.S_IFMT(kind), 'special file')}, not a regular file.",
         why,

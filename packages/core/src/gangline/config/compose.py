@@ -104,7 +104,16 @@ def _composed(asked: Asked) -> dict[str, Any]:
         with hydra.initialize(config_path=None, **_INITIALIZE), _environment_unread():
             return _resolved(hydra_compose(_ROOT, overrides=asked.values))
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError("the configuration cannot be composed.", str(error).partition("\n")[0]) from error
+        raise UserError("the configuration cannot be composed.", _why(error)) from error
+
+
+def _why(error: BaseException) -> str:
+    """What Hydra or OmegaConf says, in one line, with the option where they name it."""
+    said = f"{error} {error.__cause__ or ''}"
+    if "\0" in said or r"\x00" in said:
+        return "${oc.env:NAME} cannot stand inside another reference."
+    pieces = [line.strip() for line in said.splitlines() if "object_type=" not in line]
+    return "; ".join(dict.fromkeys(filter(None, pieces)))
 
 
 def _store(asked: Asked) -> None:

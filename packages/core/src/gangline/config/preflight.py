@@ -211,6 +211,7 @@ def _choice(group: str, value: Any, override: Override | None = None) -> Choice:
     word = override.input_line if override else f"{group}={value}"
     if group in LISTS:
         names = value if isinstance(value, list) else [] if value in (None, False, OFF, "") else [value]
+        names = ["on" if name is True else name for name in names]  # as YAML reads health: [on]
         if not any(isinstance(name, list | dict | bool) or name is None for name in names):
             return list(dict.fromkeys(str(name) for name in names))
         raise UserError(f"{word}: expected names, as in {group}=[a,b].", installed().listed(group))

@@ -76,6 +76,7 @@ def _checked(content: Any, path: Path) -> dict[str, Any]:
         if key not in known:
             raise UserError(f"the recipe {path}: there is no {key!r}.", near(str(key), known), f"It may have: {known}")
         if not isinstance(value, Mapping | None):
-            hint = f"To choose a part write  parts: {{{key}: {value}}}" if key not in SECTIONS else ""
+            plain = str(value).replace("True", "'on'").replace("False", "'off'")  # as they may stand in YAML
+            hint = f"To choose a part write  parts: {{{key}: {plain}}}" if key not in SECTIONS else ""
             raise UserError(f"the recipe {path}: {key} must be a mapping of options.", hint)
     return {str(key): value for key, value in content.items() if value is not None}

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from gangline.data.named_tokens import CONFIG, read_object, special_tokens
 from gangline.errors import UserError
+from gangline.run_files import read_regular
 
 Spans = tuple[tuple[int, int], ...]  # [start, stop) of letters
 
@@ -136,6 +137,6 @@ def template_of(tokenizer: str | None, template: str | None = None) -> ChatTempl
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path).decode()
     except (OSError, ValueError) as error:
         raise UserError("the chat template cannot be read.", f"{path}: {error}") from error

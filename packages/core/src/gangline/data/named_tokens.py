@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import UserError
+from gangline.run_files import read_regular
 
 CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
 GENERATION = "generation_config.json"
@@ -47,7 +48,7 @@ def generation_config(directory: Path) -> dict[str, Any]:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object of a file, empty where there is no such file. Raises UserError for what is none."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:

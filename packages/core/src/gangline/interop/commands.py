@@ -291,4 +291,4 @@ def train_command(overrides: Sequence[str]) -> str:
 
 def _tokenizer(directory: Path) -> list[str]:
     path = directory / "tokenizer.json"
-    return [override("data.tokenizer", str(path))] if path.exists() else []
+    return [override("data.tokenizer", str(path))] if path.is_file() else []

@@ -19,6 +19,7 @@ from gangline.interop.rope import ROPE_FIELDS, SCALING, read_rope
 from gangline.interop.tensors import tensor_names
 from gangline.interop.window import WINDOW_FIELDS, read_window, window_json
 from gangline.model.config import DecoderConfig
+from gangline.run_files import read_regular
 from gangline.rundir import holds_checkpoint
 
 # -> whether queries and keys are normalised
@@ -59,7 +60,7 @@ def read_config(directory: str | Path) -> dict[str, Any]:
     """The config.json of a directory. Raises UserError where there is none or it is not JSON."""
     path = Path(directory).expanduser() / "config.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(path))
     except FileNotFoundError:
         if _HUB.fullmatch(str(directory)) and not Path(directory).exists():
             own = str(directory).partition("/")[2]

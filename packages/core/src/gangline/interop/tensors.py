@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
 from gangline.interop.tensor_file import TensorFile
+from gangline.run_files import read_regular
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +50,7 @@ class Tensors:
         index, one = self.directory / INDEX, self.directory / ONE_FILE
         if index.exists():
             try:
-                found = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+                found = dict(json.loads(read_regular(index))["weight_map"])
                 if other := [name for name in found.values() if not isinstance(name, str)]:
                     raise TypeError(f"{other[0]} is no name of a file")
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
