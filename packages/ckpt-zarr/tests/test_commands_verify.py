@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -99,7 +100,29 @@ def test_a_short_file_is_bad_from_where_it_ends(made, capsys):
     code, out = verified(place, capsys)
     assert code == 1
     assert out.count("is damaged") == 1
-    assert f"the file ends at {last.base + 1}, and should have {file.size} bytes" in out
+    assert f"the file has {last.base + 1:,} bytes, and should have {file.size:,}" in out
+
+
+@pytest.mark.parametrize("nbytes", [-1, 8])
+@pytest.mark.parametrize("kind", ["packed", "native"])
+def test_file_of_another_size_is_damage_everywhere(tmp_path, capsys, kind, nbytes):
+    run = run_dir(tmp_path / "run")
+    older, newer = run / "checkpoints" / "step-00000004", run / "checkpoints" / PLACE
+    save(str(older), small(1))
+    save(str(newer if kind == "packed" else tmp_path / PLACE), small(1))
+    if kind == "native":
+        assert main(["ckpt", "copy", str(tmp_path / PLACE), str(newer), "--open"]) == 0
+    path = next(newer.glob("data-*/*.bin")) if kind == "packed" else newer / "model" / "bias" / "c" / "0"
+    size = path.stat().st_size
+    os.truncate(path, size + nbytes)
+    capsys.readouterr()
+    for command in (["ls"], ["verify"], ["prune", "--keep-last", "1"], ["copy", str(tmp_path / "to")]):
+        verb, *words = command
+        assert main(["ckpt", verb, str(run), *words]) != 0, verb
+        said = capsys.readouterr()
+        assert f"has {size + nbytes:,} bytes, and should have {size:,}" in said.out + said.err, verb
+    assert older.exists()
+    assert newer.exists()
 
 
 def test_a_damaged_zarr_json_is_named(made, capsys):

@@ -6,12 +6,14 @@ import itertools
 import json
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from gangline.comm.job_store import ADDRESS
 from gangline.config.defaults import default_run
 from gangline.errors import UserError
 from gangline.events import read_events
@@ -83,13 +85,13 @@ def srun(tmp_path, monkeypatch):
     forkserver.warm()
     import launched
 
-    def run(*arguments: str, **environ: str) -> tuple[list[int | None], list[str]]:
+    def run(*arguments: str, started: int = 2, **environ: str) -> tuple[list[int | None], list[str]]:
         environ = {"SLURM_JOB_ID": str(next(JOBS)), "MASTER_PORT": str(free_port()), **environ}
         tasks = [
             multiprocessing.get_context("forkserver").Process(
                 target=launched.task, args=(str(tmp_path), slurm(rank, 2, **environ), list(arguments))
             )
-            for rank in range(2)
+            for rank in range(started)
         ]
         for one in tasks:
             one.start()
@@ -98,7 +100,7 @@ def srun(tmp_path, monkeypatch):
         codes = [one.exitcode for one in tasks]
         for one in tasks:
             one.kill()
-        return codes, [(tmp_path / f"printed-{rank}").read_text() for rank in range(2)]
+        return codes, [(tmp_path / f"printed-{rank}").read_text() for rank in range(started)]
 
     return run
 
@@ -122,6 +124,18 @@ def test_what_rank_0_refuses_ends_all_and_is_said_once(srun):
     codes, printed = srun("refused", "agent", "reduce")
     assert codes == [2, 2]
     assert printed == ["train: curves=on is not available here.\n  pip install gangline-curves\n", ""]
+
+
+@pytest.mark.parametrize("address", ["", "0.0.0.0"])
+def test_master_port_taken_by_another_process_is_a_mistake(srun, address):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        where = {"MASTER_PORT": str(port), ADDRESS: address}
+        codes, [printed] = srun("out", "agent", "reduce", started=1, **where)
+    assert codes == [2], printed
+    assert printed.startswith(f"train: port {port} at 127.0.0.1 is taken by another process.\n")
+    assert "MASTER_PORT=" in printed
+    assert "Traceback" not in printed
 
 
 def test_the_rank_that_failed_first_says_so_and_no_other(srun):

@@ -31,6 +31,6 @@ def test_a_temperature_is_finite(temperature: float) -> None:
 
 def test_a_device_that_is_not_here(tmp_path: Path, capsys) -> None:
     assert trained(tmp_path / "run", "run.steps=2") == 0
-    for device in ("gpu", "cuda:99"):
+    for device in ("gpu", "cuda:99", "meta", "cpu:1"):
         assert main(["sample", str(tmp_path / "run"), "--device", device]) == 2
         assert f"device {device} is not here" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterable
@@ -244,6 +245,24 @@ def test_a_run_whose_weights_are_not_finite_stops_at_the_next_step(tmp_path, mon
     (line,) = orders(tmp_path / "out")
     assert (line.order, line.kinds, line.step, line.start) == ("stop", ("not-finite",), 5, "step-00000002")
     assert "the weights are not finite (rank 0: model/x); step-00000002 is the newest whole checkpoint" in line.why
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "Make room, then go on"),
+        (errno.EROFS, "Make it writable, then go on"),
+    ],
+)
+def test_advice_after_a_failed_save_depends_on_the_error(tmp_path, monkeypatch, number, words):
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("torch.distributed.checkpoint.save", refuse)
+    with pytest.raises(UserError) as error:
+        run(tmp_path / "out", None)
+    assert str(error.value).splitlines()[0].startswith(f"the last checkpoint could not be saved: {os.strerror(number)}")
+    assert f"{words}: train resume={tmp_path / 'out'}" in str(error.value)
 
 
 @pytest.mark.parametrize(

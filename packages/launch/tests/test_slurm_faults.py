@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from gangline.cli.train import main as train
 from gangline.tools import RunDirectory, RunEnding, read_ending, write_ending
 from gangline_launch import job as jobs
 from gangline_launch.agent import note_mistake
-from gangline_launch.follow import follow
+from gangline_launch.follow import follow, follow_all
 from gangline_launch.job import SubmittedJob
 from gangline_launch.slurm import after, commands, requeues, submit
 from gangline_launch.slurm.launcher import refuse_second
@@ -265,6 +266,25 @@ def test_who_follows_waits_for_a_scheduler_that_is_away(out, capsys):
     scheduler = Forgetful(SchedulerError("away"), SchedulerError("away"), JobState(ENDED, "COMPLETED"))
     assert follow(out, scheduler, out) == 0
     assert capsys.readouterr().err.count("away; asked again") == 1
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("runs", ["one", "several"])
+def test_signal_to_who_follows_leaves_the_job_and_says_so(out, capsys, signum, runs):
+    class Asking(Forgetful):
+        def state(self, job: SubmittedJob) -> JobState:
+            os.kill(os.getpid(), signum)
+            return super().state(job)
+
+    scheduler, before = Asking(JobState(WAITS, "PENDING")), signal.getsignal(signum)
+    found = follow(out, scheduler, out) if runs == "one" else follow_all([out], scheduler)
+    assert found == (128 + signum if runs == "one" else [128 + signum])
+    assert not scheduler.cancelled
+    said = capsys.readouterr().out
+    assert ("train: detached; job 7 goes on." if runs == "one" else "train: detached; the jobs go on.") in said
+    assert "attach" in said
+    assert "cancel" in said
+    assert signal.getsignal(signum) == before
 
 
 def test_who_attaches_cancels_nothing(out):

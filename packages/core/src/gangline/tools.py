@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gangline.interop.names import Theirs as Theirs, theirs_of as theirs_of
     from gangline.interop.tensors import tensor_names as tensor_names
     from gangline.interop.tokenizer_files import file_beside as file_beside, tokenizer_files as tokenizer_files
-    from gangline.record import every_record as every_record, read_records as read_records
+    from gangline.record import every_record as every_record, plain as plain, read_records as read_records
     from gangline.run_files import open_own as open_own, open_regular as open_regular, read_regular as read_regular
     from gangline.rundir import (
         RunDirectory as RunDirectory,
@@ -51,7 +51,7 @@ __getattr__, __all__ = lazily(
         "gangline": "attempts",
         "gangline.cli": "notes_by",
         "gangline.cli.verbs": "usage_of verb_of",
-        "gangline.record": "every_record read_records",
+        "gangline.record": "every_record plain read_records",
         "gangline.ending": "RunEnding clear_ending read_ending write_ending",
         "gangline.config.values": "override",
         "gangline.errors": "printable",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -50,13 +53,49 @@ class Lines:
         return sorted(Path(self.run_dir, FOLDER).glob("*.out"))
 
 
+class Detached(KeyboardInterrupt):
+    """A signal asks this command to end, as Ctrl-C does; the job continues."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + signum
+
+
+@contextmanager
+def _detachable() -> Iterator[None]:
+    """Raise Detached in the main thread on SIGTERM and SIGHUP, unless a program that calls gangline handles them."""
+    default_requests()
+    ends = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) == signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        ends = []
+    for signum in ends:
+        signal.signal(signum, _detach)
+    try:
+        yield
+    finally:
+        for signum in ends:
+            signal.signal(signum, signal.SIG_DFL)
+
+
+def _detach(signum: int, frame: object) -> None:
+    signal.signal(signum, signal.SIG_DFL)  # a second request ends the process at once
+    raise Detached(signum)
+
+
+def _say_detached(request: KeyboardInterrupt, text: str) -> int:
+    """Print that the job continues; return the exit code of this command."""
+    with suppress(OSError):  # the terminal may be closed
+        print(f"\ntrain: detached; {text}", flush=True)
+    return request.exit_code if isinstance(request, Detached) else EXIT_INTERRUPTED
+
+
+@_detachable()
 def follow(run_dir: Path, scheduler: Scheduler, shown: Path, begun: bool = False) -> int:
     """To the end of the job, whichever is the run's newest; the exit code of the run.
 
-    shown: the run directory as the user calls it. begun: the job may have said something already. Ctrl-C leaves the job
-    alone. Raises UserError for what was the user's mistake.
+    shown: the run directory as the user calls it. begun: the job may have said something already. Ctrl-C, SIGTERM and
+    SIGHUP leave the job alone. Raises UserError for what was the user's mistake.
     """
-    default_requests()  # the job goes on when this command ends
     lines = Lines(run_dir)
     lines.skip(LAST_LINES if begun else 0)
     told, asked, wait = "", 0.0, ASK_SECONDS
@@ -83,19 +122,18 @@ def follow(run_dir: Path, scheduler: Scheduler, shown: Path, begun: bool = False
             if state is not None and state.over and job == job_of(run_dir):
                 return how_it_ended(run_dir, state, shown)
             time.sleep(LOOK_SECONDS)
-    except KeyboardInterrupt:
-        print(
-            f"\ntrain: detached; job {job_of(run_dir).id} goes on.\n"
+    except KeyboardInterrupt as request:
+        return _say_detached(
+            request,
+            f"job {job_of(run_dir).id} goes on.\n"
             f"  To follow it again:  gangline launch attach {jobs.typed(shown)}\n"
             f"  To end it:  gangline launch cancel {jobs.typed(shown)}",
-            flush=True,
         )
-        return EXIT_INTERRUPTED
 
 
+@_detachable()
 def follow_all(run_dirs: Sequence[Path], scheduler: Scheduler) -> list[int]:
     """The runs of a sweep to the end of their jobs, a line for each change; the exit code of each run."""
-    default_requests()
     told: dict[Path, str] = {}
     codes: dict[Path, int] = {}
     said: set[str] = set()
@@ -111,9 +149,9 @@ def follow_all(run_dirs: Sequence[Path], scheduler: Scheduler) -> list[int]:
                 if state.over and run_dir not in codes and job == job_of(run_dir):
                     codes[run_dir] = _code(run_dir, state)
             time.sleep(ASK_SECONDS)
-    except KeyboardInterrupt:
-        print("\ntrain: detached; the jobs go on.\n  Each:  gangline launch status|attach|cancel RUN_DIR", flush=True)
-        return [codes.get(run_dir, EXIT_INTERRUPTED) for run_dir in run_dirs]
+    except KeyboardInterrupt as request:
+        code = _say_detached(request, "the jobs go on.\n  Each:  gangline launch status|attach|cancel RUN_DIR")
+        return [codes.get(run_dir, code) for run_dir in run_dirs]
     return [codes[run_dir] for run_dir in run_dirs]
 
 

@@ -123,18 +123,19 @@ def damaged(store: ObjectStore, meta: Meta, rank: int, advance: Callable[[int], 
     """What is bad in the file of a rank."""
     file, path = meta.files.of_rank(rank), meta.path(rank)
     try:
-        there, why = store.size(path), ""
+        there = store.size(path)
+        why = f"the file {wrong}" if (wrong := file.wrong_size(there)) else ""
     except FileNotFoundError:
         there, why = 0, "the file is missing"
-    if there < file.size:
-        why = why or f"the file ends at {there}, and should have {file.size} bytes"
     check = FileScanner(file, meta, there)
     found: list[BadChunks] = []
     for window in windows(store, path, min(there, file.size)):
         found += check.feed(window)
         advance(window.size)
-    found += check.beyond(why)
-    lines = [BadCheckpoint(bad.run.name, bad.box, f"{store.url}/{path}", bad.why) for bad in merged(found)]
+    lost = list(check.beyond(why))
+    lines = [BadCheckpoint(bad.run.name, bad.box, f"{store.url}/{path}", bad.why) for bad in merged(found + lost)]
+    if why and not lost:  # every chunk is there: bytes of the padding or the index are missing, or there are too many
+        lines.append(BadCheckpoint("every array", None, f"{store.url}/{path}", why))
     if isinstance(meta, NativeMeta) and not why and file.runs[0].count > 1:
         lines += _bad_index(store, path, file)
     return lines

@@ -19,6 +19,7 @@ from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.stores.open import open_store
+from gangline_ckpt_zarr.tiers.completeness import lacking
 from gangline_ckpt_zarr.tiers.places import directories
 from gangline_ckpt_zarr.tiers.stored import StoreTier
 
@@ -49,12 +50,10 @@ class Copy:
         return zarr_json.read(self.content, f"{self.store.url}/{NAME}", CheckpointId.parse(self.name))
 
     def held(self) -> Meta:
-        """The same, of arrays that the files there can hold: before memory is made for them. Raises BadCheckpoint."""
-        meta, there = self.meta, sum(self.store.sizes().values())
-        if meta.nbytes > there:
-            why = f"its arrays have {meta.nbytes:,} bytes, and its files {there:,}"
+        """Return the same if every file has its size: before memory is made for the arrays. Raises BadCheckpoint."""
+        if why := lacking(self.meta, self.store.sizes()):
             raise BadCheckpoint("every array", None, self.store.url, why)
-        return meta
+        return self.meta
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,10 @@ class RankFile:
     def by_box(self) -> dict[tuple[str, tuple[int, ...]], ChunkRun]:
         return {(run.name, run.box.offset): run for run in self.runs}
 
+    def wrong_size(self, there: int) -> str:
+        """Return why a file of `there` bytes is damaged, "" if it has its size."""
+        return "" if there == self.size else f"has {there:,} bytes, and should have {self.size:,}"
+
 
 def lay_out(boxes: Iterable[tuple[str, str, tuple[int, ...], Box]]) -> RankFile:
     """The file of these boxes, (name, dtype, chunk shape, box), one after another."""

@@ -21,6 +21,6 @@ def lacking(meta: Meta, sizes: Mapping[str, int]) -> str:
         if boxes < LOOKED_AT:
             file = meta.files.of_rank(rank)
             boxes += len(file.runs)
-            if sizes[path] != file.size:
-                return f"{path} has {sizes[path]:,} bytes, and should have {file.size:,}"
+            if why := file.wrong_size(sizes[path]):
+                return f"{path} {why}"
     return ""

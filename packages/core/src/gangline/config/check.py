@@ -29,6 +29,7 @@ from gangline.plugins import installed
 from gangline.ranges import choices, listed_divisors, wrong
 
 SHORT, LONG = 1, 1 << 30  # rows, in tokens: shorter and longer than any that a part may have
+DEVICES = r"cpu|cuda(:\d+)?"  # torch names of devices that gangline computes on
 
 
 def check(run: Run) -> None:
@@ -127,10 +128,10 @@ def _device(run: Run) -> Iterator[Problem]:
     if device is None:
         return
     name, _, number = device.partition(":")
-    if not run.launch.here and re.fullmatch(r"cpu|cuda(:\d+)?", device):
+    if not run.launch.here and re.fullmatch(DEVICES, device):
         return
     take = "run.device=cuda, or null to take what there is." if gpus() else "run.device=cpu, or null: there is no GPU."
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+    if not re.fullmatch(DEVICES, device):
         meant = "A GPU is called cuda." if name in ("gpu", "nvidia") else near(device, ["cpu", "cuda"])
         yield Problem(f"run.device={device} is no device.", meant, take)
     elif name == "cuda" and not gpus():

@@ -6,6 +6,7 @@ The agent keeps watch and restarts; nothing here starts a rank.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import socket
@@ -139,7 +140,7 @@ def run_under_agent(
     assert job is not None, "no torchrun or Slurm in the environment"
     os.environ.update(job.environment())
     forkserver.set_environment()
-    store = _open_store()
+    store = _open_store(job)
     made: RunDirectory | None = None
     if job.rank == 0:
         made, number = _tell(job, store, compose_and_write)
@@ -266,11 +267,25 @@ def _end_refused(job: Job, store: Store, made: RunDirectory | None, logs: Path) 
         requeue.forget(job.key)
 
 
-def _open_store() -> Store:
-    """The job's store. The process group opens it a second time, and shares the server of this one."""
+def _open_store(job: Job) -> Store:
+    """The job's store. The process group opens it a second time, and shares the server of this one.
+
+    Raises UserError if another process has the port: ranks that gangline starts itself get a free one instead.
+    """
+    from torch.distributed import DistNetworkError
+
     from gangline.comm.job_store import open_job_store
 
-    return open_job_store(timedelta(seconds=COMPOSE_SECONDS), waits=False)
+    try:
+        return open_job_store(timedelta(seconds=COMPOSE_SECONDS), waits=False)
+    except (OSError, DistNetworkError) as error:  # torch has no number for it
+        if getattr(error, "errno", None) != errno.EADDRINUSE and "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(
+            f"port {job.port} at {job.address} is taken by another process.",
+            f"The ranks meet there: it is MASTER_PORT, or {job.agent}'s choice where MASTER_PORT is not set.",
+            "MASTER_PORT=..., a free port, in the environment of every rank.",
+        ) from error
 
 
 def _key(job: Job) -> str:

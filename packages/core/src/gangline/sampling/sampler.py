@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from gangline.checkpoint.base_weights import base_arrays, refill
 from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.weights import weights_under
 from gangline.comm.solo import Solo
+from gangline.config.check import DEVICES
 from gangline.data.chat import ChatTemplate, TemplateRefusal, template_of
 from gangline.data.codec import TextCodec, TokenizerCodec
 from gangline.errors import UserError
@@ -203,13 +205,14 @@ def _device(name: str | None) -> torch.device:
     """By default a GPU where there is one. Raises UserError for a device that is not here."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch says it in all three
-        choices = ["cpu"] + [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-        raise UserError(f"device {name} is not here.", f"Devices: {', '.join(choices)}.") from error
-    return device
+    failure = None
+    if re.fullmatch(DEVICES, name):
+        try:
+            return torch.empty(0, device=name).device
+        except (RuntimeError, AssertionError) as error:  # torch says it in both
+            failure = error
+    choices = ["cpu"] + [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    raise UserError(f"device {name} is not here.", f"Devices: {', '.join(choices)}.") from failure
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import shlex
@@ -43,6 +44,9 @@ from gangline.train.unreported import flush, recover
 from gangline.train.verdicts import cut_off
 
 REQUEUED = ("SIGTERM", "SIGUSR1", "SIGUSR2")  # signals that are no person's
+
+# Errors of a save onto a store that may not be written, in the words of the system.
+NOT_WRITABLE = tuple(map(os.strerror, (errno.EROFS, errno.EACCES, errno.EPERM)))
 
 # Kinds of verdict on how a run trains, which a lower learning rate may avoid.
 LOWER_RATE_HELPS = ("not-finite", "loss-spike", "gradient-spike", "divergence")
@@ -259,12 +263,10 @@ def exit_code(s: Session, ending: Ending) -> int:
     if ending.why == "restart":
         raise RestartWanted(ending.evidence, requeue=ending.requeue)
     if why := describe_unsaved(s, ending):
-        damaged = why.startswith(NOT_FINITE)
         raise UserError(
             f"the last checkpoint could not be saved: {why}",
             f"The newest whole one is {s.saved}." if s.saved else "There is no earlier one.",
-            ("Continue from there" if damaged else "Make room, then go on")
-            + f": train resume={shlex.quote(str(s.directory.path))}",
+            f"{remedy(why)}: train resume={shlex.quote(str(s.directory.path))}",
         )
     if s.comms.rank == 0 and (lost := lost_directory(s)):
         raise lost
@@ -279,6 +281,13 @@ def exit_code(s: Session, ending: Ending) -> int:
     if requeues(s, ending):
         return EXIT_REQUEUE
     return 0 if ending.why == "done" else 128 + signal.Signals[ending.why].value
+
+
+def remedy(why: str) -> str:
+    """Return what to do about a save that failed for that reason."""
+    if why.startswith(NOT_FINITE):
+        return "Continue from there"
+    return "Make it writable, then go on" if any(word in why for word in NOT_WRITABLE) else "Make room, then go on"
 
 
 def describe_unsaved(s: Session, ending: Ending) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangline import UserError
+from gangline.tools import plain
 from gangline_finetune.evaluate.config import check_installed
 
 
@@ -62,7 +63,8 @@ def main(argv: Sequence[str]) -> int:
 
     print(f"{options.run_dir}\n{make_table(printable(found))}")
     if options.out is not None:
-        Path(options.out).write_text(json.dumps(found["results"], indent=2, default=str) + "\n", encoding="utf-8")
+        text = json.dumps(plain(found["results"]), indent=2, default=str, allow_nan=False)
+        Path(options.out).write_text(f"{text}\n", encoding="utf-8")
     return 0
 
 
