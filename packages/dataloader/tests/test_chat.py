@@ -113,6 +113,20 @@ def test_what_is_learnt_is_what_the_assistant_said(chats, tokenizer, tmp_path, s
     assert numbers == set(range(40))
 
 
+def test_answers_of_weight_0_are_read_and_not_trained_on(tokenizer, tmp_path):
+    rows = [talk(7), talk(8)]
+    rows[0][2]["weight"], rows[0][4]["weight"], rows[1][2]["weight"], rows[1][4]["weight"] = 0, 1, 0, 0
+    (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps({"messages": one}) for one in rows))
+    folder = prepared(tmp_path / "chats.jsonl", "--tokenizer", str(tokenizer), "--validation", "0")
+    assert read(folder).report["by_source"][str(tmp_path / "chats.jsonl")]["dropped"] == {"chat: no answer": 1}
+    store = LocalTokens(folder)
+    tokens, counted = np.empty((1, store.total), store.dtype), np.empty(store.total, np.uint8)
+    store.windows(np.array([0]), store.total, tokens)
+    store.copy_learnt(np.array([0]), np.array([store.total]), counted, np.array([0]))
+    said = build.codec(store).tokenizer.decode(tokens[0][counted.astype(bool)].tolist(), skip_special_tokens=False)
+    assert said == "None, 7 times.<|im_end|>"
+
+
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_run_counts_only_what_is_to_be_learnt(chats, tokenizer, packing, apart):
