@@ -23,6 +23,7 @@ from gangline_dataloader.prepare.encode import DocumentEncoder, EncodedDocument
 from gangline_dataloader.prepare.rule import Dropped
 from gangline_dataloader.prepare.settings import TOKENIZERS, Settings, copy_tokenizer
 from gangline_dataloader.sources import build
+from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import read
 
@@ -375,9 +376,8 @@ def test_a_store_of_the_older_rule_is_named_and_not_put_behind(chats, tokenizer)
     folder = prepared(chats, "--tokenizer", str(tokenizer))
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
-    del manifest["checksum"]
     assert manifest.pop("learnt_rule") == LEARNT_RULE
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(with_checksum(manifest)))
     for name in ("chat_template.jinja", "tokenizer_config.json"):
         (folder / name).unlink()
     run = small_run("model.vocab_size=330", "data=tokens", f"data.path={folder}")
@@ -415,9 +415,8 @@ def test_a_store_whose_tokenizer_may_have_cut_its_texts_is_named_and_not_put_beh
     assert notices(other) == []
     for folder in (plain, other):
         manifest = json.loads((folder / "manifest.json").read_text())
-        del manifest["checksum"]
         assert manifest.pop("whole_texts") is True
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        (folder / "manifest.json").write_text(json.dumps(with_checksum(manifest)))
     assert notices(plain) == []
     (notice,) = notices(other)
     assert f"{other} may hold texts that were cut or padded: its tokenizer.json says truncation" in notice

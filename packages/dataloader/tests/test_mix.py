@@ -14,6 +14,7 @@ from gangline.config.paths import rooted
 from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader.sources import build
+from gangline_dataloader.store.fields import with_checksum
 
 WEIGHTS = "data.weights={web: 0.7, code: 0.3}"
 
@@ -146,10 +147,9 @@ def test_without_sources_it_says_what_to_type():
 def test_stores_of_different_tokens_are_refused_by_name(stores, field):
     path = stores["code"] / "manifest.json"
     content = json.loads(path.read_text())
-    del content["checksum"]
     change = {"identity": "other", "end_of_text": 1, "vocab_size": 200, "dtype": "<u2"}[field]
     (content if field in content else content["tokenizer"])[field] = change
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(with_checksum(content)))
     assert "code and web have different" in said(run_of(stores))
 
 
