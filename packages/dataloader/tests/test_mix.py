@@ -143,6 +143,11 @@ def test_without_sources_it_says_what_to_type():
     assert "data.sources={web: DIR" in said(run_of({}))
 
 
+def test_path_beside_sources_is_refused(stores):
+    assert "data.path=/nonexistent has no effect" in said(run_of(stores, "data.path=/nonexistent"))
+    assert said(run_of(stores)) == ""
+
+
 @pytest.mark.parametrize("field", ["identity", "end_of_text", "vocab_size", "dtype"])
 def test_stores_of_different_tokens_are_refused_by_name(stores, field):
     path = stores["code"] / "manifest.json"
