@@ -15,9 +15,11 @@ from gangline.data import (
     ChatTemplate,
     TemplateRefusal,
     TokenizerCodec,
+    messages_of,
     render_chat,
     template_of,
 )
+from gangline.errors import UserError
 
 SPECIAL = ("<s>", "<|turn|>", "<|end|>")
 USER = {"role": "user", "content": "How many dögs?"}
@@ -205,6 +207,32 @@ def test_what_was_asked_before_is_not_learnt_again(tokenizer):
         template = ChatTemplate(of("an end token", marks), {}, "mine")
         (found,) = ChatEncoder(codec, template)([render_chat(template, chat, first=3)])
         assert codec.decode_special(found.tokens[found.learnt].tolist()) == " four 🐕 <|end|>"
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_answer_of_weight_0_is_not_trained_on(tokenizer, marks):
+    codec, chat = TokenizerCodec(str(tokenizer), None, "replace"), CHATS["several turns"]
+    template = ChatTemplate(of("an end token", marks), {}, "mine")
+    for weights, wanted in (
+        ((1, 0), "3<|end|>"),
+        ((0, 1), " four 🐕 <|end|>"),
+        ((0, 0), ""),
+        ((0.0, None), "4<|end|>"),
+    ):
+        weighted = [USER, {**chat[1], "weight": weights[0]}, USER, {**chat[3], "weight": weights[1]}]
+        if weights[1] is None:
+            weighted[3] = {"role": "assistant", "content": "4"}
+        (found,) = ChatEncoder(codec, template)([render_chat(template, messages_of(weighted, "row 1"))])
+        assert codec.decode_special(found.tokens[found.learnt].tolist()) == wanted
+    with pytest.raises(UserError, match=r"row 1 has a message of weight 0\.5"):
+        messages_of([{**chat[1], "weight": 0.5}], "row 1")
+
+
+def test_weights_are_refused_where_marks_are_not_those_of_answers():
+    last = "{% if loop.last %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}"
+    chat = [{"role": "assistant", "content": "3", "weight": 0}, USER, {"role": "assistant", "content": "4"}]
+    with pytest.raises(TemplateRefusal, match="does not mark each answer once"):
+        render_chat(ChatTemplate(f"{{% for m in messages %}}{last}{{% endfor %}}", {}, "mine"), chat)
 
 
 def test_what_has_no_place_for_its_answers_is_refused():

@@ -19,6 +19,7 @@ from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
 from gangline_dataloader.store import watch
+from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.manifest import FILE
 from gangline_dataloader.store.npy import checksum
 
@@ -134,8 +135,7 @@ def test_a_token_beyond_the_vocabulary_is_named_when_it_is_taken(store, packing)
     np.save(store / "other.npy", tokens)
     (store / "other.npy").replace(path)
     about["shards"]["xxh3"][1], about["vocab_size"] = checksum(path), 255
-    del about["checksum"]
-    (store / FILE).write_text(json.dumps(about))
+    (store / FILE).write_text(json.dumps(with_checksum(about)))
     for plan in store.glob("pack-*.json"):
         plan.unlink()
     assert commands.main(["prepare", "--out", str(store), "--pack", "32"]) == 0

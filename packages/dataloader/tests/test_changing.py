@@ -17,6 +17,7 @@ from gangline.testing.runs import small_run
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, WeightStage
 from gangline_dataloader.order.single import SingleOrder
 from gangline_dataloader.sources import build
+from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.manifest import FILE
 
 
@@ -88,9 +89,8 @@ def grown(store: Path, by: Path) -> None:
         to = len(mine["shards"]["tokens"]) + number
         for ending in ("npy", "ends.npy"):
             (store / f"shard-{to:05d}.{ending}").write_bytes((by / f"shard-{number:05d}.{ending}").read_bytes())
-    del mine["checksum"]
     mine["shards"] = {name: column + theirs["shards"][name] for name, column in mine["shards"].items()}
-    (store / FILE).write_text(json.dumps(mine))
+    (store / FILE).write_text(json.dumps(with_checksum(mine)))
 
 
 def letters(folder: Path, letter: str, files: int = 30) -> Path:

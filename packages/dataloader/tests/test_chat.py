@@ -23,6 +23,7 @@ from gangline_dataloader.prepare.encode import DocumentEncoder, EncodedDocument
 from gangline_dataloader.prepare.rule import Dropped
 from gangline_dataloader.prepare.settings import TOKENIZERS, Settings, copy_tokenizer
 from gangline_dataloader.sources import build
+from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import read
 
@@ -111,6 +112,20 @@ def test_what_is_learnt_is_what_the_assistant_said(chats, tokenizer, tmp_path, s
         numbers.add(number)
         assert not marks[-1]
     assert numbers == set(range(40))
+
+
+def test_answers_of_weight_0_are_read_and_not_trained_on(tokenizer, tmp_path):
+    rows = [talk(7), talk(8)]
+    rows[0][2]["weight"], rows[0][4]["weight"], rows[1][2]["weight"], rows[1][4]["weight"] = 0, 1, 0, 0
+    (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps({"messages": one}) for one in rows))
+    folder = prepared(tmp_path / "chats.jsonl", "--tokenizer", str(tokenizer), "--validation", "0")
+    assert read(folder).report["by_source"][str(tmp_path / "chats.jsonl")]["dropped"] == {"chat: no answer": 1}
+    store = LocalTokens(folder)
+    tokens, counted = np.empty((1, store.total), store.dtype), np.empty(store.total, np.uint8)
+    store.windows(np.array([0]), store.total, tokens)
+    store.copy_learnt(np.array([0]), np.array([store.total]), counted, np.array([0]))
+    said = build.codec(store).tokenizer.decode(tokens[0][counted.astype(bool)].tolist(), skip_special_tokens=False)
+    assert said == "None, 7 times.<|im_end|>"
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
@@ -361,9 +376,8 @@ def test_a_store_of_the_older_rule_is_named_and_not_put_behind(chats, tokenizer)
     folder = prepared(chats, "--tokenizer", str(tokenizer))
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
-    del manifest["checksum"]
     assert manifest.pop("learnt_rule") == LEARNT_RULE
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(with_checksum(manifest)))
     for name in ("chat_template.jinja", "tokenizer_config.json"):
         (folder / name).unlink()
     run = small_run("model.vocab_size=330", "data=tokens", f"data.path={folder}")
@@ -401,9 +415,8 @@ def test_a_store_whose_tokenizer_may_have_cut_its_texts_is_named_and_not_put_beh
     assert notices(other) == []
     for folder in (plain, other):
         manifest = json.loads((folder / "manifest.json").read_text())
-        del manifest["checksum"]
         assert manifest.pop("whole_texts") is True
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        (folder / "manifest.json").write_text(json.dumps(with_checksum(manifest)))
     assert notices(plain) == []
     (notice,) = notices(other)
     assert f"{other} may hold texts that were cut or padded: its tokenizer.json says truncation" in notice

@@ -37,8 +37,8 @@ def array_of_mds(tokens: np.ndarray, kind: str) -> bytes:
     return (b"" if more else bytes([33])) + shape + raw
 
 
-def mds(folder: Path, kind: str, documents=DOCUMENTS) -> None:
-    """Two shards, with a text before the tokens and a number behind them."""
+def mds(folder: Path, kind: str, documents=DOCUMENTS, change: Callable[[bytes], bytes] = lambda data: data) -> None:
+    """Two shards, with a text before the tokens and a number behind them; `change` of the arrays but for the first."""
     folder.mkdir(exist_ok=True)
     entries = []
     fixed = 4 * int(kind.split(":")[2]) if kind.count(":") == 2 else None
@@ -46,6 +46,7 @@ def mds(folder: Path, kind: str, documents=DOCUMENTS) -> None:
         samples = []
         for n, tokens in enumerate(some):
             text, data = f"text {n}".encode(), array_of_mds(tokens, kind)
+            data = change(data) if n else data
             sizes = [len(text), *([] if fixed else [len(data)])]
             samples.append(np.array(sizes, "<u4").tobytes() + text + data + np.int64(n).tobytes())
         columns = {
@@ -234,6 +235,57 @@ def test_a_column_that_holds_no_tokens_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UserError, match="cannot be read"):
         opened(path, 200, "mine")
+
+
+ARRAYS = {
+    "a size": ("ndarray:int32", lambda data: data[:1] + bytes([data[1] ^ 1]) + data[2:], "Sample 1 says 91 tokens"),
+    "a wider size": ("ndarray:int32", lambda data: bytes([data[0] | 1]) + data[1:], "whole number|Sample 1 says"),
+    "more bytes": ("ndarray:int32", lambda data: data + bytes(4), "Sample 1 says 90 tokens, and its bytes are 91"),
+    "a size of a bare array": ("ndarray", lambda data: data[:2] + b"\7" + data[3:], "Sample 1 says 7 tokens"),
+    "nothing": ("ndarray:int32", lambda data: b"", "too short for the size"),
+    "nothing of a bare array": ("ndarray", lambda data: b"", "too short for the dtype"),
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_mds_array_whose_size_differs_from_its_bytes_is_refused(kind, tmp_path):
+    encoding, change, why = ARRAYS[kind]
+    mds(tmp_path, encoding, change=change)
+    with pytest.raises(UserError, match=rf"shard\.00000\.mds is not the shard(.|\n)*({why})"):
+        opened(tmp_path, 200)
+
+
+@pytest.mark.parametrize("shape", ["64", "16", "9" * 30, "4,8"])
+def test_mds_array_of_another_static_shape_is_refused(shape, tmp_path):
+    mds(tmp_path, "ndarray:uint32:32", list(RNG.integers(0, 200, (6, 32))))
+    for path in tmp_path.iterdir():  # 128 bytes each, as before
+        path.write_bytes(path.read_bytes().replace(b"uint32:32", f"uint32:{shape}".encode()))
+    content = json.loads((tmp_path / "index.json").read_text())
+    for entry, path in zip(content["shards"], sorted(tmp_path.glob("*.mds")), strict=True):
+        entry["raw_data"]["bytes"], grown = path.stat().st_size, len(shape) - 2
+        raw = bytearray(path.read_bytes())
+        raw[4:20] = (np.frombuffer(raw[4:20], "<u4") + grown).astype("<u4").tobytes()
+        path.write_bytes(raw)
+    (tmp_path / "index.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="its bytes are 32" if shape in ("64", "16") else "have the shape"):
+        opened(tmp_path, 200)
+
+
+def test_dtype_beside_the_one_an_mds_column_says_is_refused(tmp_path):
+    for kind in ("ndarray:int32", "ndarray"):
+        mds(tmp_path / kind, kind)
+        with pytest.raises(UserError, match=r"data\.column says int64, and the column itself says int32"):
+            opened(tmp_path / kind, 200, "tokens:int64")
+        assert opened(tmp_path / kind, 200, "tokens:int32").total == len(TOKENS)
+
+
+@pytest.mark.parametrize("given", ["int32", "uint16", "int8"])
+def test_mds_bytes_of_a_wider_dtype_are_refused(given, tmp_path):
+    mds(tmp_path, "bytes")
+    with pytest.raises(UserError, match=r"seems to hold u?int64 tokens") as refused:
+        opened(tmp_path, 200, f"tokens:{given}")
+    assert "data.column=NAME:" in str(refused.value)
+    assert "int64" in str(refused.value).splitlines()[-1]
 
 
 HUBS = {  # as data sets of the Hub, and what datasets leaves beside them, are called; what is to be given for train

@@ -14,6 +14,7 @@ from gangline.config.paths import rooted
 from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader.sources import build
+from gangline_dataloader.store.fields import with_checksum
 
 WEIGHTS = "data.weights={web: 0.7, code: 0.3}"
 
@@ -142,14 +143,18 @@ def test_without_sources_it_says_what_to_type():
     assert "data.sources={web: DIR" in said(run_of({}))
 
 
+def test_path_beside_sources_is_refused(stores):
+    assert "data.path=/nonexistent has no effect" in said(run_of(stores, "data.path=/nonexistent"))
+    assert said(run_of(stores)) == ""
+
+
 @pytest.mark.parametrize("field", ["identity", "end_of_text", "vocab_size", "dtype"])
 def test_stores_of_different_tokens_are_refused_by_name(stores, field):
     path = stores["code"] / "manifest.json"
     content = json.loads(path.read_text())
-    del content["checksum"]
     change = {"identity": "other", "end_of_text": 1, "vocab_size": 200, "dtype": "<u2"}[field]
     (content if field in content else content["tokenizer"])[field] = change
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(with_checksum(content)))
     assert "code and web have different" in said(run_of(stores))
 
 

@@ -65,6 +65,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "another template": (f"{VALIDATION}/chat_template.jinja", longer, "its bytes are not those"),
     "no template": ("chat_template.jinja", Path.unlink, "it is missing"),
     "another plan": ("pack-32.json", of_another, "a plan of another store"),
+    "no plan": ("pack-32.json", Path.unlink, "it is missing, and other files of the plan are there"),
     "no validation manifest": (f"{VALIDATION}/{FILE}", Path.unlink, "missing or incomplete"),
     "no validation": (VALIDATION, shutil.rmtree, "missing or incomplete"),
 }
@@ -84,7 +85,7 @@ def test_verify_names_what_is_not_as_it_was_written(kind, distant, store, capsys
     assert why in line
 
 
-@pytest.mark.parametrize("flip", ['"file"', '"whole_texts"', '"sources"', '"kept"', '"end_of_text": 256'])
+@pytest.mark.parametrize("flip", ['"file"', '"whole_texts"', '"sources"', '"kept"', '"end_of_text": 256', '"checksum"'])
 def test_verify_refuses_a_manifest_with_a_flipped_bit(flip, store):
     """By whatever reads the store."""
     manifest = store / FILE
@@ -100,6 +101,9 @@ def test_verify_names_a_plan_with_a_flipped_bit(store, capsys):
     plan = store / "pack-32.json"
     content = json.loads(plan.read_text())
     plan.write_text(json.dumps({**content, "padding": content["padding"] ^ 1}))
+    assert commands.main(["verify", str(store)]) == 1
+    assert "pack-32.json is damaged: its content is not what was written" in capsys.readouterr().out
+    plan.write_text(json.dumps(content).replace(f'"{CHECKSUM}"', '"chebksum"'))
     assert commands.main(["verify", str(store)]) == 1
     assert "pack-32.json is damaged: its content is not what was written" in capsys.readouterr().out
 
@@ -133,8 +137,8 @@ def test_an_older_store_that_does_not_say_what_is_held_out_is_read(texts, make_s
         store = make_store(texts, validation=validation)
         for folder in (store, store / VALIDATION)[: 1 + bool(validation)]:
             about = json.loads((folder / FILE).read_text())
-            del about["held_out"], about["tokenizer"]["beside_xxh3"], about[CHECKSUM]
-            (folder / FILE).write_text(json.dumps(about))
+            del about["held_out"], about["tokenizer"]["beside_xxh3"]
+            (folder / FILE).write_text(json.dumps(with_checksum(about)))
         assert commands.main(["verify", str(store)]) == 0
         assert opened(store).length() > 0
     (store / VALIDATION / FILE).unlink()

@@ -190,6 +190,7 @@ def test_whole_chats_beside_their_prompt_are_one_pair(runs):
         "Behind the prompt come: assistant, user\\.": {**rows["bare"], "rejected": [no, more[0]]},
         "not begin with its prompt": {**rows["bare"], "chosen": [{"role": "tool", "content": "2"}]},
         "has no answer": {**rows["whole"], "chosen": [system, asked]},
+        "rejected of line 1 of .* has an answer of weight 0": {**rows["bare"], "rejected": [{**no, "weight": 0}]},
     }.items():
         write(file, [row])
         run = compose_one([*runs.settings, f"data.path={file}"])

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         AnswerSpan as AnswerSpan,
         Messages as Messages,
         RenderedChat as RenderedChat,
+        is_trained_on as is_trained_on,
         render_chat as render_chat,
     )
     from gangline.data.base import (
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 __getattr__, __all__ = lazily(
     __name__,
     {
-        "gangline.data.answers": "ASSISTANT AnswerSpan Messages RenderedChat render_chat",
+        "gangline.data.answers": "ASSISTANT AnswerSpan Messages RenderedChat is_trained_on render_chat",
         "gangline.data.base": "DataSource FirstModel Sample Split",
         "gangline.data.chat": "ChatTemplate TemplateRefusal template_of",
         "gangline.data.chat_rows": "messages_of tools_of without_nulls",

@@ -2,7 +2,8 @@
 
 A template that marks answers (`{% generation %}`) says so itself. Of another, where an answer begins and ends is found
 by rendering the conversation up to it: what is added is the answer. A template that writes earlier turns in another way
-once more follow has no such place for all answers of a conversation, and refuses it.
+once more follow has no such place for all answers of a conversation, and refuses it. An answer of `weight` 0 is not
+trained on.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class RenderedChat:
 
 
 def render_chat(template: ChatTemplate, messages: Messages, first: int = 0) -> RenderedChat:
-    """The text, and what the assistant said in it from message `first` on.
+    """The text, and what the assistant said in it from message `first` on, but for answers of weight 0.
 
     Raises TemplateRefusal where the template does not take it, or does not say where its answers are, and for text that
     no tokenizer takes.
@@ -49,6 +50,11 @@ def render_chat(template: ChatTemplate, messages: Messages, first: int = 0) -> R
     if _HALF.search(found.text):
         raise TemplateRefusal("it has half a character (of a surrogate pair)")
     return found
+
+
+def is_trained_on(message: dict[str, Any]) -> bool:
+    """Whether a message is an answer that counts in the loss."""
+    return message["role"] == ASSISTANT and message.get("weight", 1) != 0
 
 
 def _check_calls(template: ChatTemplate, messages: Messages, text: str) -> None:
@@ -68,7 +74,7 @@ def _check_calls(template: ChatTemplate, messages: Messages, text: str) -> None:
 def _found(template: ChatTemplate, messages: Messages, first: int) -> RenderedChat:
     whole, answers = template.render(messages), []
     for number, message in enumerate(messages[first:], first):
-        if message["role"] != ASSISTANT:
+        if not is_trained_on(message):
             continue
         before, with_it = _before(template, messages[: number + 1]), template.render(messages[: number + 1])
         if not (with_it.startswith(before) and whole.startswith(with_it)):
@@ -81,6 +87,11 @@ def _found(template: ChatTemplate, messages: Messages, first: int) -> RenderedCh
 
 def _marked(template: ChatTemplate, messages: Messages, first: int) -> RenderedChat:
     whole, marked = template.marked(messages)
+    said = [message for message in messages if message["role"] == ASSISTANT]
+    if not all(map(is_trained_on, said)):
+        if len(said) != len(marked):
+            raise TemplateRefusal("the template does not mark each answer once, and some have weight 0")
+        marked = tuple(span for span, message in zip(marked, said, strict=True) if is_trained_on(message))
     before = template.render(messages[:first]) if first else ""
     if not whole.startswith(before):
         raise TemplateRefusal(CHANGES)

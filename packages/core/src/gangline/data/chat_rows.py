@@ -11,7 +11,10 @@ TOOLS = "tools"  # the field of a row
 
 
 def messages_of(value: Any, where: str) -> list[dict[str, Any]]:
-    """A list of {role, content}. A call of tools may have no words. Raises UserError that names the row."""
+    """A list of {role, content}, and of an answer `weight` 0 where it is not to be trained on.
+
+    A call of tools may have no words. Raises UserError that names the row.
+    """
     if not isinstance(value, list) or not value:
         raise UserError(f"{where} is no conversation: {value!r:.60}.", 'It is a list of {"role": ..., "content": ...}.')
     found = []
@@ -21,6 +24,12 @@ def messages_of(value: Any, where: str) -> list[dict[str, Any]]:
         content = "" if message.get("content") is None and message.get("tool_calls") else message.get("content")
         if not isinstance(content, str):
             raise UserError(f"{where} has a message whose content is no text: {message!r:.60}.")
+        if message.get("weight") not in (None, 0, 1):
+            raise UserError(
+                f"{where} has a message of weight {message['weight']!r:.60}.",
+                "An answer of weight 0 is not trained on, one of weight 1 is.",
+                "Write 0 or 1, or leave the weight out.",
+            )
         found.append({key: one for key, one in {**message, "content": content}.items() if one is not None})
     return found
 

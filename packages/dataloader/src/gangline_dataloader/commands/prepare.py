@@ -20,6 +20,7 @@ from gangline_dataloader.prepare.prepare_plan import PreparePlan
 from gangline_dataloader.prepare.private import KINDS
 from gangline_dataloader.prepare.run import alone, prepare, undertake
 from gangline_dataloader.prepare.settings import BYTES, ENGINES, TIKTOKEN, Settings
+from gangline_dataloader.store.durable import writing_to
 from gangline_dataloader.store.manifest import FILE, TEMPLATE, VALIDATION, Manifest, read
 
 MB = 1e6
@@ -179,7 +180,7 @@ def plan_all(out: str, lengths: Sequence[int]) -> list[str]:
     root = Path(out).expanduser()
     if not lengths:
         return []
-    with alone(root):
+    with writing_to(root), alone(root):
         folders = [folder for folder in (root, root / VALIDATION) if (folder / FILE).exists()]
         return [_planned(folder, make(folder, read(folder), T)) for folder in folders for T in lengths]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 
@@ -14,6 +15,8 @@ from gangline_dataloader.packing.pack_plan import pieces_of, plan_of, planned, r
 from gangline_dataloader.store.files import StoreFiles, files_at
 from gangline_dataloader.store.manifest import Manifest, Tokenizer, ends_of, file_of, loss_of, read
 from gangline_dataloader.store.npy import checksum, mapped, nbytes_of
+
+_OF_PLAN = re.compile(r"shard-\d+\.pack-(\d+)(?:\.rows)?\.npy")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -32,6 +35,7 @@ def run(argv: Sequence[str]) -> int:
         for one in stores:
             manifest = read(one.folder)
             bad = [*damage_of_tokenizer(one, manifest.tokenizer), *damage(one, manifest)]
+            bad += lost_plans(one)
             bad += [line for T in planned(one.folder) for line in damage_of_plan(one, manifest, T)]
             found += len(bad)
             good = f"{one.name}: {len(manifest.shards)} shards, {manifest.tokens} tokens, all as written"
@@ -48,6 +52,13 @@ def damage_of_tokenizer(store: StoreFiles, about: Tokenizer) -> Iterator[str]:
             yield f"{store.name}/{name}: it is missing"
         elif wanted not in (xxhash.xxh3_128_hexdigest(content), blake2b(content, digest_size=8).hexdigest()):
             yield f"{store.name}/{name}: its bytes are not those that were written"
+
+
+def lost_plans(store: StoreFiles) -> Iterator[str]:
+    """A line for each plan whose document is missing, and whose other files are there."""
+    there = {int(found[1]) for name in store.names() if (found := _OF_PLAN.fullmatch(name))}
+    for T in sorted(there - set(planned(store.folder))):
+        yield f"{store.name}/{plan_of(T)}: it is missing, and other files of the plan are there"
 
 
 def damage_of_plan(store: StoreFiles, manifest: Manifest, sequence_length: int) -> Iterator[str]:

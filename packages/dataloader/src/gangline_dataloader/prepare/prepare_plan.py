@@ -81,6 +81,8 @@ class PreparePlan:
             if not self.base.shards[""]:
                 shutil.rmtree(self.store / VALIDATION, ignore_errors=True)
         self.work.mkdir(parents=True, exist_ok=True)
+        for torn in self.work.rglob(".*.part"):  # of a call that ended, which holds its room on a full disk
+            torn.unlink(missing_ok=True)
         content = {
             "identity": self.identity,
             "settings": asdict(self.settings),

@@ -28,6 +28,7 @@ from gangline_dataloader.prepare import assemble, choice, known, prepare_plan as
 from gangline_dataloader.prepare.inputs import listing
 from gangline_dataloader.prepare.prepare_plan import SUBMITTED, WORK, PreparePlan
 from gangline_dataloader.prepare.settings import TIKTOKEN, Settings
+from gangline_dataloader.store.durable import writing_to
 from gangline_dataloader.store.manifest import FILE, TEMPLATE, Manifest, cuts, read
 
 Progress = Callable[[str, int, int], None]  # (stage, done, in all)
@@ -61,7 +62,7 @@ def undertake(
     append: bool,
     carry: Callable[[PreparePlan], None],
 ) -> None:
-    """Plan, and have the plan carried out, unless all is done. Raises UserError as `prepare`."""
+    """Plan, and have the plan carried out, unless all is done. Raises UserError as `prepare`, and for a full disk."""
     settings.check()
     files, folder = listing(words, out), Path(out).expanduser()
     identity = settings.identity(files)
@@ -72,9 +73,10 @@ def undertake(
         return
     if append:
         fits(read(folder), settings, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder):
-        carry(plans.begun(folder, identity, settings, engine, files, append))
+    with writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with alone(folder):
+            carry(plans.begun(folder, identity, settings, engine, files, append))
 
 
 @dataclass(frozen=True)

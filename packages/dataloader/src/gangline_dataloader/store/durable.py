@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from gangline import UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Raises UserError where the disk of a folder is full, or the folder cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        at = Path(error.filename) if isinstance(error.filename, str) else None
+        here = at is not None and (at == folder or at in folder.parents or folder in at.parents)
+        if error.errno not in FULL and not (error.errno in CLOSED and here):
+            raise
+        mend = "Free some space" if error.errno in FULL else "Make it writable"
+        raise UserError(
+            f"{folder} cannot be written: {error.strerror}.",
+            "What was prepared so far stays there.",
+            f"{mend}, and type the same command: it goes on where it was.",
+        ) from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -78,11 +78,12 @@ class JsonFields:
         return values
 
     def check(self) -> None:
-        """Raises UserError where the document is not what `with_checksum` made; an older one has no checksum."""
-        if isinstance(self.content, dict) and self.content.get(CHECKSUM, "") not in ("", _checksum(self.content)):
+        """Raises UserError where the document is not what `with_checksum` made."""
+        if not isinstance(self.content, dict) or self.content.get(CHECKSUM) != _checksum(self.content):
+            lacks = isinstance(self.content, dict) and CHECKSUM not in self.content
             raise UserError(
                 f"{self.place} is damaged: its content is not what was written.",
-                f"Its {CHECKSUM} does not match its content.",
+                f"It has no {CHECKSUM}." if lacks else f"Its {CHECKSUM} does not match its content.",
                 "Copy it again from where it is whole, or prepare the store again.",
             )
 

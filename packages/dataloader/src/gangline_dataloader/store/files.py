@@ -36,6 +36,10 @@ class StoreFiles(ABC):
         """All of a small file; None where it is missing."""
 
     @abstractmethod
+    def names(self) -> list[str]:
+        """Of the files there; none where the file system cannot list them."""
+
+    @abstractmethod
     def held_out(self) -> StoreFiles | None:
         """Its validation part, if it has one. Raises UserError where that part is missing or incomplete."""
 
@@ -55,6 +59,9 @@ class LocalFiles(StoreFiles):
             return (self.folder / name).read_bytes()
         except OSError:
             return None
+
+    def names(self) -> list[str]:
+        return [path.name for path in self.folder.iterdir()]
 
     def held_out(self) -> LocalFiles | None:
         inside = LocalFiles(self.folder / VALIDATION)
@@ -96,6 +103,9 @@ class RemoteFiles(StoreFiles):
 
     def small(self, name: str) -> bytes | None:
         return self.remote.small(name)
+
+    def names(self) -> list[str]:
+        return self.remote.names()
 
     def held_out(self) -> RemoteFiles | None:
         url = f"{self.name}/{VALIDATION}"

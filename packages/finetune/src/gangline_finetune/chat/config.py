@@ -103,11 +103,13 @@ class ChatConfig(TemplatedConfig):
     field: str = "messages"  # of a row: its list of {"role": ..., "content": ...}
 
     def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
-        from gangline.data import ASSISTANT, messages_of, render_chat, tools_of
+        from gangline.data import ASSISTANT, is_trained_on, messages_of, render_chat, tools_of
         from gangline_finetune.chat.rows import field_of, says
 
         named = f"data.path: {where}"
         messages, tools = messages_of(field_of(row, self.field, where), named), tools_of(row, named)
-        if not any(message["role"] == ASSISTANT and says(message) for message in messages):
-            raise UserError(f"{named} has nothing that an {ASSISTANT} says.", "There is nothing to learn.")
+        if not any(is_trained_on(message) and says(message) for message in messages):
+            raise UserError(
+                f"{named} has nothing that an {ASSISTANT} says.", "There is nothing to learn, or all has weight 0."
+            )
         return lambda template: [render_chat(template.with_tools(tools), messages)]

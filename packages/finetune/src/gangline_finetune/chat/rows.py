@@ -73,7 +73,7 @@ def field_of(row: dict[str, Any], field: str, where: str) -> Any:
 
 def says(message: dict[str, Any]) -> bool:
     """Whether there is something in a message: words, or a call of tools and whatever else a template may write."""
-    return any(value for key, value in message.items() if key not in ("role", "name", "content")) or bool(
+    return any(value for key, value in message.items() if key not in ("role", "name", "content", "weight")) or bool(
         message["content"].strip()
     )
 

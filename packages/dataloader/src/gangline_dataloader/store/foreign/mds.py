@@ -24,7 +24,7 @@ import xxhash
 from gangline import UserError
 from gangline_dataloader.store.fields import JsonFields
 from gangline_dataloader.store.foreign.columns import chosen
-from gangline_dataloader.store.foreign.vector import ForeignTokens, sample, size_of
+from gangline_dataloader.store.foreign.vector import PROBE, ForeignTokens, sample, seem_wide, size_of
 from gangline_dataloader.store.watch import WatchedFiles
 
 INDEX = "index.json"
@@ -195,21 +195,65 @@ def _tokens(
     if base == "bytes":
         word = given
     elif not word:
+        if (nbytes < 1).any():
+            raise lies("A sample is too short for the dtype of its array.")
         codes = content[at]
         if (codes != codes[0]).any() or int(codes[0]) not in DTYPES:
             raise UserError(f"{file}: its arrays are of several dtypes, or of one that is no integer.")
         word, at, nbytes = DTYPES[int(codes[0])], at + 1, nbytes - 1
     if word not in DTYPES.values():
         raise UserError(f"{file}: {word} is no dtype of tokens.", f"Choices: {', '.join(DTYPES.values())}.")
+    if given not in ("", word):
+        raise UserError(
+            f"{file}: data.column says {given}, and the column itself says {word}.",
+            "A dtype is given for a column of bytes alone.",
+            "Leave it out of data.column.",
+        )
+    dtype, wanted = np.dtype(word).newbyteorder("<"), None
     if base == "ndarray" and not shape:
-        about = content[at].astype(np.int64)
-        width = 1 << (about & 3)
-        if (about >> 2 != 1).any():
-            raise UserError(f"{file}: its arrays do not have one dimension.")
+        wanted, width = _said_sizes(file, content, at, nbytes, lies)
         at, nbytes = at + 1 + width, nbytes - 1 - width
-    elif shape and "," in shape:
-        raise UserError(f"{file}: its arrays have the shape {shape}; tokens have one dimension.")
-    dtype = np.dtype(word).newbyteorder("<")
+    elif shape and not (shape.isdecimal() and len(shape) < 19):
+        raise UserError(f"{file}: its arrays have the shape {shape:.80}; tokens have one dimension.")
+    elif shape:
+        wanted = np.full(len(at), int(shape))
     if (nbytes <= 0).any() or (nbytes % dtype.itemsize).any():
         raise lies(f"A sample is no whole number of {word}.")
-    return dtype, at, nbytes // dtype.itemsize
+    counts = nbytes // dtype.itemsize
+    if wanted is not None and len(bad := np.flatnonzero(wanted != counts)):
+        raise lies(f"Sample {bad[0]} says {wanted[bad[0]]} tokens, and its bytes are {counts[bad[0]]}.")
+    if base == "bytes":
+        _refuse_if_wider(file, content, at, nbytes, dtype)
+    return dtype, at, counts
+
+
+def _said_sizes(
+    file: Path, content: np.ndarray, at: np.ndarray, nbytes: np.ndarray, lies: Callable[[str], UserError]
+) -> tuple[np.ndarray, np.ndarray]:
+    """How many tokens the arrays of a shard say that they hold (n,), and in how many bytes each says it (n,)."""
+    about = content[np.minimum(at, len(content) - 1)].astype(np.int64)
+    width = 1 << (about & 3)
+    if (nbytes <= width).any():
+        raise lies("A sample is too short for the size of its array.")
+    if (about >> 2 != 1).any():
+        raise UserError(f"{file}: its arrays do not have one dimension.")
+    sizes = np.zeros(len(at), np.int64)
+    for byte in range(int(width.max())):
+        there = byte < width
+        sizes[there] |= content[at[there] + 1 + byte].astype(np.int64) << 8 * byte
+    return sizes, width
+
+
+def _refuse_if_wider(file: Path, content: np.ndarray, at: np.ndarray, nbytes: np.ndarray, dtype: np.dtype) -> None:
+    """Raises UserError where bytes that are read as one dtype seem to be of a wider one: many tokens would be 0."""
+    some = int(np.searchsorted(np.cumsum(nbytes), PROBE)) + 1
+    pairs = zip(at[:some].tolist(), nbytes[:some].tolist(), strict=True)
+    probe = np.concatenate([content[start : start + min(size, PROBE)] for start, size in pairs])
+    for size in (8, 4, 2):
+        if size > dtype.itemsize and not (nbytes % size).any() and seem_wide(probe, size):
+            named = f"{'int' if dtype.kind == 'i' else 'uint'}{8 * size}"
+            raise UserError(
+                f"{file} seems to hold {named} tokens, and data.column says {dtype.name}.",
+                f"Read as {dtype.name}, {size // dtype.itemsize - 1} of {size // dtype.itemsize} tokens are almost 0.",
+                f"data.column=NAME:{named}",
+            )

@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from gangline import UserError
-from gangline_dataloader.store.foreign.vector import Vector, size_of
+from gangline_dataloader.store.foreign.vector import PROBE, Vector, seem_wide, size_of
 
 HEADER = 1024  # bytes
 MAGIC = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # (magic, version) of llm.c: tokens of GPT-2, of Llama 3
 DTYPES = {":uint16": "<u2", ":uint32": "<u4"}  # as data.column names them
 NUMPY = b"\x93NUMPY"
-HIGH = 16  # the upper halves of uint32 tokens are below it, up to a vocabulary of 2^20
 
 
 def opened(file: Path, vocab_size: int, column: str | None) -> Vector:
@@ -49,12 +48,10 @@ def opened(file: Path, vocab_size: int, column: str | None) -> Vector:
 def _raw(file: Path, vocab_size: int) -> str:
     """dtype of tokens without a header. Raises UserError where it may be uint32: read as uint16 half would be zeros."""
     with file.open("rb") as stream:
-        content = stream.read(1 << 16)
+        content = stream.read(PROBE)
     if content.startswith(NUMPY):
         raise UserError(f"{file} is a .npy file.", "Its header would be read as tokens.", "Write `array.tofile(FILE)`.")
-    pairs = np.frombuffer(content[: len(content) // 4 * 4], "<u2").reshape(-1, 2)
-    wide = len(pairs) >= HIGH and pairs[:, 1].max() < HIGH <= pairs[:, 0].max()
-    if wide or vocab_size > 1 << 16:
+    if seem_wide(np.frombuffer(content, np.uint8), 4) or vocab_size > 1 << 16:
         raise UserError(
             f"{file} does not say whether its tokens are uint16 or uint32.",
             f"uint16 holds 65536 tokens, and model.vocab_size={vocab_size}."

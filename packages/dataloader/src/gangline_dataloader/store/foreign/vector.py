@@ -15,6 +15,8 @@ from gangline_dataloader.store.tokens import Sharded
 from gangline_dataloader.store.watch import WatchedFiles
 
 PIECES, PIECE = 64, 1 << 12  # of a file, whose bytes tell it from others
+PROBE = 1 << 16  # bytes that are looked at to tell the dtype of tokens
+HIGH = 16  # the upper halves of uint32 tokens are below it, up to a vocabulary of 2^20
 
 
 class ForeignTokens(Sharded, ABC):
@@ -110,3 +112,9 @@ def size_of(file: Path) -> int:
             return os.fstat(opened.fileno()).st_size
     except OSError as error:
         raise UserError(f"{file} cannot be read.", error.strerror or str(error)) from error
+
+
+def seem_wide(content: np.ndarray, size: int) -> bool:
+    """Whether bytes are tokens of `size` bytes each: small numbers, whose upper halves are almost 0."""
+    values, bits = content[: len(content) // size * size].view(f"<u{size}"), min(4 * size, 16)
+    return len(values) >= HIGH and bool(values.max() < HIGH << bits and (values & (1 << bits) - 1).max() >= HIGH)
