@@ -122,18 +122,6 @@ def test_the_file_cut_off_in_each_chunk(made: Made, chunks) -> None:
         assert is_named(made.outcome(), run, number, path), (run.name, number)
 
 
-@pytest.mark.parametrize("nbytes", [-1, 8])
-def test_file_of_another_size_is_never_loaded(made: Made, chunks, nbytes: int) -> None:
-    """Every chunk is good: the file ends in padding."""
-    path = chunks[0][2]
-    size = path.stat().st_size
-    os.truncate(path, size + nbytes)
-    bad = made.outcome()
-    assert bad is not None
-    assert bad.file == str(path)
-    assert bad.why == f"the file has {size + nbytes:,} bytes, and should have {size:,}"
-
-
 def test_a_lost_file(made: Made, chunks) -> None:
     path = chunks[0][2]
     path.rename(path.with_suffix(".gone"))

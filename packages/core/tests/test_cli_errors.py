@@ -148,6 +148,7 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
         (['run.name="a\\\\\\"'], [': " is missing at its end.']),
         (["run steps=3"], ["cannot read 'run steps=3': expected key=value."]),
         (["run.name=${nothing}"], ["the configuration cannot be composed.", "nothing", "full_key: run.name"]),
+        (["run.name={a: ${x:y,x:z}}"], ["the configuration cannot be composed."]),
         (["run.name=${oc.select:data.path,${oc.env:X}}"], ["${oc.env:NAME} cannot stand inside another reference."]),
         (["run.name=${oc.env:NO_SUCH_VARIABLE}"], ["needs the environment variable NO_SUCH_VARIABLE"]),
         (["hydra.run.dir=x"], ["there is no option hydra.run.dir."]),

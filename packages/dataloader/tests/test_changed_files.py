@@ -115,6 +115,18 @@ def test_one_that_was_copied_again_is_no_other(store, monkeypatch):
     assert samples(now) == whole
 
 
+def test_shard_changed_in_place_with_its_time_set_back_is_named(store, monkeypatch):
+    now = source(store)
+    samples(now)
+    before = (store / SHARD).stat()
+    overwritten(store / SHARD)
+    os.utime(store / SHARD, ns=(before.st_atime_ns, before.st_mtime_ns))
+    clock = watch.time.monotonic() + watch.EVERY
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock)
+    with pytest.raises(UserError, match=rf"{SHARD} has changed since the run began"):
+        samples(now)
+
+
 def test_one_that_changed_before_it_was_first_read_is_named(store):
     """Of the same size: where it was written after the run began, its bytes are looked at."""
     now = source(store)

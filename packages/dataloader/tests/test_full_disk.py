@@ -59,7 +59,7 @@ def test_full_disk_is_named_and_the_same_command_continues(small_disk, numbers, 
             prepare(numbers, disk / "store")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "What was prepared so far stays there." in str(full.value)
+    assert "What was prepared so far stays." in str(full.value)
     assert "type the same command" in str(full.value)
     work = disk / "store" / run.WORK
     kept = (work / "task-000000.json").stat().st_ino if limit is None else None

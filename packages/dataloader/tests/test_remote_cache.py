@@ -13,6 +13,7 @@ import xxhash
 from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader.sources import build
+from gangline_dataloader.store import watch
 from gangline_dataloader.store.manifest import FILE
 from gangline_dataloader.store.remote import cache as caches
 from gangline_dataloader.store.remote.cache import FOLDER, MARKER, FileCache
@@ -98,6 +99,27 @@ def test_cached_file_that_somebody_wrote_into_is_fetched_again(tmp_path):
     path.write_bytes(b"?" * 500)
     os.utime(path, (1, 1))
     assert opened(cache, 0) == CONTENT[0]
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+def test_cached_file_that_changes_under_a_run_is_named(texts, make_store, tmp_path, monkeypatch, evicted):
+    """One that makes room for others is still mapped, and no change."""
+    read = source(make_store(texts, clean=(), shard_tokens=3000, validation=0), tmp_path)
+    whole = [read.sample(number)["tokens"].tobytes() for number in range(read.length())]
+    for path in (tmp_path / FOLDER).glob("*-shard-00000.npy"):
+        with path.open("r+b") as file:
+            if evicted:
+                path.unlink()
+            else:
+                file.seek(1000)
+                file.write(b"Z" * 100)
+    clock = watch.time.monotonic() + watch.EVERY
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock)
+    if evicted:
+        assert [read.sample(number)["tokens"].tobytes() for number in range(read.length())] == whole
+        return
+    with pytest.raises(UserError, match=r"shard-00000.npy has changed since the run began(.|\n)*is fetched again"):
+        read.sample(0)
 
 
 @pytest.mark.parametrize("xxh3", ["../victim/z", "victim/z", "a/b/c", "", "0" * 31, "G" * 32])

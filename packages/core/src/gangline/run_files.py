@@ -87,7 +87,7 @@ def _within(limit: int, path: str, handle: int) -> int:
 
 
 def _not_regular(path: str | Path, kind: int) -> UserError:
-    why = "Whoever reads it would wait for it for ever."
+    why = "Reading it would wait for the program that writes into it."
     if stat.S_ISDIR(kind):
         why = "There should be a file of this name."
     return UserError(

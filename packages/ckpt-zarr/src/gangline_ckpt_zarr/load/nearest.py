@@ -6,9 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from gangline import BadCheckpoint, UserError
 from gangline.checkpoint import CheckpointId
-from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.base import Meta
-from gangline_ckpt_zarr.format.chunks import RankFile
 from gangline_ckpt_zarr.load.read_plan import ReadItem, Target, plan_reads
 from gangline_ckpt_zarr.load.reader import ChunkReader
 from gangline_ckpt_zarr.stores.base import StoreError
@@ -35,7 +33,6 @@ def _file(id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], rank: int, item
         reader = ChunkReader(meta, tier.path(id, meta, rank), tier.store, verify)
         try:
             reader.read(items)
-            _check_size(reader, meta.files.of_rank(rank))
             return f"{bad[0]}; taking the copy in {tier.store.url}" if bad else ""
         except BadCheckpoint as damage:
             bad.append(damage)
@@ -43,17 +40,6 @@ def _file(id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], rank: int, item
     if silent is not None:  # not damage: to pass over this checkpoint would be to go back for nothing
         raise unreadable(f"checkpoint {id}", silent.why)
     raise bad[0]
-
-
-def _check_size(reader: ChunkReader, file: RankFile) -> None:
-    """Raise BadCheckpoint if a file has another size than it was written with, also where its chunks are good."""
-    place = f"{reader.store.url}/{reader.path}"
-    try:
-        why = file.wrong_size(reader.store.size(reader.path))
-    except OSError as error:
-        raise BadCheckpoint("every array", None, place, describe_error(error)) from error
-    if why:
-        raise BadCheckpoint("every array", None, place, f"the file {why}")
 
 
 def unreadable(what: str, why: str) -> UserError:

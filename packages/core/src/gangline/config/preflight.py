@@ -98,10 +98,12 @@ def doubled_key(text: str) -> str:
     """A key that a value such as "{a: 1, b: {c: 2}}" gives twice between the same brackets; "" where none is."""
     open_now: list[set[str] | None] = []  # of each bracket that is open, its keys so far; None: it is no mapping
     key: list[str] | None = None  # pieces of the key that is being read
+    before = ""
     for piece in _PIECES.findall(text):
         if piece in "{[(":
-            open_now.append(set() if piece == "{" else None)
-            key = [] if piece == "{" else None
+            mapping = piece == "{" and not before.endswith("$")  # ${...} is a reference
+            open_now.append(set() if mapping else None)
+            key = [] if mapping else None
         elif piece in "}])":
             del open_now[-1:]
             key = None
@@ -115,6 +117,7 @@ def doubled_key(text: str) -> str:
             key = None
         elif key is not None:
             key.append(piece)
+        before = piece
     return ""
 
 

@@ -6,6 +6,7 @@ and of gangline itself. The first of a name counts.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from io import StringIO
@@ -76,7 +77,7 @@ def _checked(content: Any, path: Path) -> dict[str, Any]:
         if key not in known:
             raise UserError(f"the recipe {path}: there is no {key!r}.", near(str(key), known), f"It may have: {known}")
         if not isinstance(value, Mapping | None):
-            plain = str(value).replace("True", "'on'").replace("False", "'off'")  # as they may stand in YAML
+            plain = re.sub(r"\bTrue\b", "on", re.sub(r"\bFalse\b", "off", str(value)))
             hint = f"To choose a part write  parts: {{{key}: {plain}}}" if key not in SECTIONS else ""
             raise UserError(f"the recipe {path}: {key} must be a mapping of options.", hint)
     return {str(key): value for key, value in content.items() if value is not None}

@@ -15,7 +15,6 @@ from uuid import uuid4
 
 from gangline.data.named_tokens import CONFIG, read_object, special_tokens
 from gangline.errors import UserError
-from gangline.run_files import read_regular
 
 Spans = tuple[tuple[int, int], ...]  # [start, stop) of letters
 
@@ -116,7 +115,7 @@ def template_of(tokenizer: str | None, template: str | None = None) -> ChatTempl
     file = None if beside is None else beside / "chat_template.jinja"
     if template is not None:
         return ChatTemplate(_text(Path(template).expanduser()), special, template)
-    if file is not None and file.exists():
+    if file is not None and file.is_file():
         return ChatTemplate(_text(file), special, str(file))
     found = None if beside is None else read_object(beside / CONFIG).get("chat_template")
     if isinstance(found, list) and all(isinstance(one, dict) for one in found):  # several by name
@@ -137,6 +136,6 @@ def template_of(tokenizer: str | None, template: str | None = None) -> ChatTempl
 
 def _text(path: Path) -> str:
     try:
-        return read_regular(path).decode()
+        return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise UserError("the chat template cannot be read.", f"{path}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from gangline.data.answers import ASSISTANT
 from gangline.errors import UserError
 
 TOOLS = "tools"  # the field of a row
@@ -24,7 +25,7 @@ def messages_of(value: Any, where: str) -> list[dict[str, Any]]:
         content = "" if message.get("content") is None and message.get("tool_calls") else message.get("content")
         if not isinstance(content, str):
             raise UserError(f"{where} has a message whose content is no text: {message!r:.60}.")
-        if message.get("weight") not in (None, 0, 1):
+        if message["role"] == ASSISTANT and message.get("weight") not in (None, 0, 1):
             raise UserError(
                 f"{where} has a message of weight {message['weight']!r:.60}.",
                 "An answer of weight 0 is not trained on, one of weight 1 is.",

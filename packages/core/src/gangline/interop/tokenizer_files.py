@@ -9,7 +9,6 @@ from typing import Any
 
 from gangline.data.named_tokens import CONFIG, GENERATION, MAP, generation_config, named_words
 from gangline.errors import UserError
-from gangline.run_files import read_regular
 
 # As transformers writes them; which there are depends on the tokenizer.
 TOKENIZER = (
@@ -39,9 +38,9 @@ def tokenizer_files(tokenizer: str | None, weights: str | None, template: str | 
             path = Path(tokenizer).expanduser()
             files = {name: file_beside(path.parent, name) for name in TOKENIZER if name != "tokenizer.json"}
             found = {name: file.read_bytes() for name, file in files.items() if file is not None}
-            found["tokenizer.json"] = read_regular(path)
+            found["tokenizer.json"] = path.read_bytes()
         if template is not None:
-            found[TEMPLATE] = read_regular(Path(template).expanduser())
+            found[TEMPLATE] = Path(template).expanduser().read_bytes()
         generation = {} if weights is None else _generation(Path(weights).expanduser())
         for name, token in _named_tokens(found).items():
             before = generation.get(name)

@@ -283,8 +283,10 @@ def _open_store(job: Job) -> Store:
             raise
         raise UserError(
             f"port {job.port} at {job.address} is taken by another process.",
-            f"The ranks meet there: it is MASTER_PORT, or {job.agent}'s choice where MASTER_PORT is not set.",
-            "MASTER_PORT=..., a free port, in the environment of every rank.",
+            "The ranks meet there.",
+            "torchrun --master-port=PORT, a free one"
+            if job.agent == "torchrun"
+            else "MASTER_PORT=PORT, a free one, in the environment of every rank",
         ) from error
 
 

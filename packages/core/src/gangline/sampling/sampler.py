@@ -201,12 +201,12 @@ def load_model(
     return model
 
 
-def _device(name: str | None) -> torch.device:
+def _device(name: str | torch.device | None) -> torch.device:
     """By default a GPU where there is one. Raises UserError for a device that is not here."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     failure = None
-    if re.fullmatch(DEVICES, name):
+    if re.fullmatch(DEVICES, str(name)):
         try:
             return torch.empty(0, device=name).device
         except (RuntimeError, AssertionError) as error:  # torch says it in both

@@ -58,7 +58,8 @@ def lost_plans(store: StoreFiles) -> Iterator[str]:
     """A line for each plan whose document is missing, and whose other files are there."""
     there = {int(found[1]) for name in store.names() if (found := _OF_PLAN.fullmatch(name))}
     for T in sorted(there - set(planned(store.folder))):
-        yield f"{store.name}/{plan_of(T)}: it is missing, and other files of the plan are there"
+        again = f"gangline data prepare --out {store.name} --pack {T}"
+        yield f"{store.name}/{plan_of(T)}: it is missing, and other files of the plan are there; to make it:  {again}"
 
 
 def damage_of_plan(store: StoreFiles, manifest: Manifest, sequence_length: int) -> Iterator[str]:

@@ -193,7 +193,7 @@ def problems(config: MixConfig, run: Run) -> list[Problem]:
         return [Problem("data=mix needs data.sources.", "It mixes token stores, each under a name.", EXAMPLE)]
     if config.path is not None:
         what = f"data.path={config.path} has no effect: data=mix reads the stores of data.sources."
-        return [Problem(what, "", "data.sources.NAME=DIR, or data=tokens data.path=DIR")]
+        return [Problem(what, "", "data.path=null, or data=tokens to read it alone")]
     if refused := config.check_fraction(run):
         return refused
     found, read = [], []

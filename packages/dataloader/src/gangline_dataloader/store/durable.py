@@ -22,15 +22,16 @@ def writing_to(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        at = Path(error.filename) if isinstance(error.filename, str) else None
-        here = at is not None and (at == folder or at in folder.parents or folder in at.parents)
+        at = Path(error.filename).absolute() if isinstance(error.filename, str) else None
+        root = folder.absolute()
+        here = at is not None and (at == root or at in root.parents or root in at.parents)
         if error.errno not in FULL and not (error.errno in CLOSED and here):
             raise
         mend = "Free some space" if error.errno in FULL else "Make it writable"
         raise UserError(
-            f"{folder} cannot be written: {error.strerror}.",
-            "What was prepared so far stays there.",
-            f"{mend}, and type the same command: it goes on where it was.",
+            f"{folder if at is None or here else at} cannot be written: {error.strerror}.",
+            "What was prepared so far stays.",
+            f"{mend}, and type the same command: finished tasks are kept.",
         ) from error
 
 

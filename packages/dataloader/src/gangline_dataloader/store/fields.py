@@ -82,7 +82,7 @@ class JsonFields:
         if not isinstance(self.content, dict) or self.content.get(CHECKSUM) != _checksum(self.content):
             lacks = isinstance(self.content, dict) and CHECKSUM not in self.content
             raise UserError(
-                f"{self.place} is damaged: its content is not what was written.",
+                f"{self.place} is damaged{', or of an older version' if lacks else ''}.",
                 f"It has no {CHECKSUM}." if lacks else f"Its {CHECKSUM} does not match its content.",
                 "Copy it again from where it is whole, or prepare the store again.",
             )

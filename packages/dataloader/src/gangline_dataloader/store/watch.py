@@ -21,11 +21,15 @@ class WatchedFiles:
 
     A file that somebody cuts short between a look and a read ends the process with SIGBUS, as it does for whoever maps
     files: the next start names it.
+
+    cached  they lie in a cache, which held them against their checksums when it opened them, may remove them, and notes
+            in their inodes when they were used
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cached: bool = False) -> None:
+        self._cached = cached
         self._began, self._next = time.time(), time.monotonic() + OFTEN
-        self._files: dict[Path, tuple[int, int, str | None]] = {}
+        self._files: dict[Path, tuple[int, int, int, str | None]] = {}  # size, time of content, of inode, checksum
         self._changed: UserError | None = None
 
     def add(self, path: Path, xxh3: str | None) -> None:
@@ -34,10 +38,12 @@ class WatchedFiles:
         xxh3  None: nobody knows it, and any change is one too many
         Raises UserError where its bytes are others.
         """
-        about = path.stat()
-        if xxh3 is not None and about.st_mtime > self._began:
-            _compare(path, xxh3)
-        self._files[path] = (about.st_size, about.st_mtime_ns, xxh3)
+        if (about := _stat(path)) is None and self._cached:
+            return
+        about = about or path.stat()
+        if xxh3 is not None and about.st_mtime > self._began and not self._cached:
+            self._compare(path, xxh3)
+        self._files[path] = (about.st_size, about.st_mtime_ns, about.st_ctime_ns, xxh3)
 
     def look(self) -> None:
         """Look again, if it is time to. Raises UserError where a file has changed, and from then on always."""
@@ -63,21 +69,36 @@ class WatchedFiles:
             raise
 
     def _look_at(self, path: Path) -> None:
-        size, when, xxh3 = self._files[path]
+        size, when, touched, xxh3 = self._files[path]
         about = _stat(path)
-        if about is not None and (about.st_size, about.st_mtime_ns) == (size, when):
+        # A time that was set back shows in that of the inode. Without a checksum that is not heard: chmod is no change.
+        deaf = xxh3 is None or self._cached
+        if about and (about.st_size, about.st_mtime_ns) == (size, when) and (deaf or about.st_ctime_ns == touched):
+            return
+        if about is None and self._cached:
+            self._files.pop(path, None)
             return
         if about is None:
-            raise _another(path, "It is gone.", xxh3)
+            raise self._another(path, "It is gone.", xxh3)
         if about.st_size != size:
-            raise _another(path, f"{size} bytes then, {about.st_size} now.", xxh3)
+            raise self._another(path, f"{size} bytes then, {about.st_size} now.", xxh3)
         if xxh3 is None:
             times = (
                 datetime.fromtimestamp(ns / 1e9).isoformat(" ", "milliseconds") for ns in (when, about.st_mtime_ns)
             )
-            raise _another(path, "Of the same size, written at {} then and at {} now.".format(*times), xxh3)
-        _compare(path, xxh3)
-        self._files[path] = (size, about.st_mtime_ns, xxh3)
+            raise self._another(path, "Of the same size, written at {} then and at {} now.".format(*times), xxh3)
+        self._compare(path, xxh3)
+        self._files[path] = (size, about.st_mtime_ns, about.st_ctime_ns, xxh3)
+
+    def _compare(self, path: Path, xxh3: str) -> None:
+        if (found := checksum(path)) != xxh3:
+            raise self._another(path, f"Its checksum is {found}, and the manifest says {xxh3}.", xxh3)
+
+    def _another(self, path: Path, why: str, xxh3: str | None) -> UserError:
+        fix = "Restore the file as it was, or start a new run." if xxh3 is None else verify(path)
+        if self._cached:
+            fix = "Start again: what is damaged in a cache is fetched again."
+        return UserError(f"{path} has changed since the run began.", why, fix)
 
 
 def _stat(path: Path) -> os.stat_result | None:
@@ -85,13 +106,3 @@ def _stat(path: Path) -> os.stat_result | None:
         return path.stat()
     except FileNotFoundError:
         return None
-
-
-def _compare(path: Path, xxh3: str) -> None:
-    if (found := checksum(path)) != xxh3:
-        raise _another(path, f"Its checksum is {found}, and the manifest says {xxh3}.", xxh3)
-
-
-def _another(path: Path, why: str, xxh3: str | None) -> UserError:
-    fix = "Restore the file as it was, or start a new run." if xxh3 is None else verify(path)
-    return UserError(f"{path} has changed since the run began.", why, fix)

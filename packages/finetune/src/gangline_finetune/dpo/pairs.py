@@ -46,7 +46,7 @@ def pair_of(row: dict[str, Any], where: str) -> Pair:
                 f"data.path: {name} of {where} is no answer.",
                 f"Behind the prompt come: {roles}. What is compared begins and ends with what the {ASSISTANT} says.",
             )
-        if any(message.get("weight") == 0 for message in side):
+        if any(message["role"] == ASSISTANT and message.get("weight") == 0 for message in side):
             raise UserError(
                 f"data.path: {name} of {where} has an answer of weight 0.",
                 "Of a pair, all that both sides say is compared.",

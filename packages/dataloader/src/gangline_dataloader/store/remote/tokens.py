@@ -17,6 +17,7 @@ from gangline_dataloader.store.npy import mapped_file, nbytes_of
 from gangline_dataloader.store.remote.cache import FileCache
 from gangline_dataloader.store.remote.fetch import Remote
 from gangline_dataloader.store.stored import StoreTokens
+from gangline_dataloader.store.watch import WatchedFiles
 
 FETCHERS = 2  # shards that are fetched ahead at once: one arrives while another is held against its checksum
 OPEN = 32  # shards that are mapped at once; a map of a file that has made room holds its bytes on disk
@@ -51,6 +52,7 @@ class RemoteTokens(StoreTokens):
                 "A manifest is written last, so what an interrupted `prepare` left has none either.",
             )
         super().__init__(folder, url, keep=OPEN)
+        self._watched = WatchedFiles(cached=True)
         about = self.manifest.tokenizer
         for name in (*([] if about.file is None else [about.file]), *about.beside, *files):
             self._copied(folder, name)
@@ -70,7 +72,11 @@ class RemoteTokens(StoreTokens):
 
     def file(self, name: str, dtype: str, length: int, xxh3: str) -> np.ndarray:
         with self._cached(name, nbytes_of(dtype, length), xxh3) as file:
+            self._watched.add(Path(file.name), xxh3)
             return mapped_file(file, dtype, length)
+
+    def look_again(self) -> None:
+        self._watched.look()
 
     def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
         return self.remote.sizes(names)
