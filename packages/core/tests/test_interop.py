@@ -483,7 +483,7 @@ FAULTS: dict[str, Callable[[Path], str]] = {
     "whole numbers": fault(
         f"{DOWN} holds values of dtype int32", lambda directory: without(directory, DOWN, lambda w: w.view(torch.int32))
     ),
-    "a pipe": fault("It is no regular file", piped),
+    "a pipe": fault("It is not a regular file", piped),
 }
 
 

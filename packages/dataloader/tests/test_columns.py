@@ -188,7 +188,7 @@ LIES = {
     "count": (of_shard(0, 9), "does not begin"),
     "gone": (lambda folder: (folder / "shard.00001.mds").unlink(), "cannot be read"),
     "torn": (lambda folder: (folder / "shard.00001.mds").write_bytes(b"abc"), "has 3 bytes"),
-    "a pipe": (piped, "is no regular file"),
+    "a pipe": (piped, "is not a regular file"),
     "an encoding": (
         of_index(lambda one: one.update(column_encodings=["str", "bytes", "int"])),
         "the index .'str', 'bytes'",

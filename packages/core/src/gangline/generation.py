@@ -51,8 +51,8 @@ class Progress:
 
     @property
     def futile_restarts(self) -> int:
-        """Of what is the next start: the restarts of this job before it, in a row, that did no new step."""
-        return max(0, min(self.futile, self.restarts - 1))  # the job's first start is no restart
+        """Return the number of consecutive restarts of this job without a new step, if this is the next start."""
+        return max(0, min(self.futile, self.restarts - 1))  # the first start of a job is not a restart
 
     @property
     def failed(self) -> int:

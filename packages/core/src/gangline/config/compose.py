@@ -108,7 +108,7 @@ def _composed(asked: Asked) -> dict[str, Any]:
 
 
 def _why(error: BaseException) -> str:
-    """What Hydra or OmegaConf says, in one line, with the option where they name it."""
+    """Return the message of Hydra or OmegaConf in one line, with the option if they name it."""
     said = f"{error} {error.__cause__ or ''}"
     if "\0" in said or r"\x00" in said:
         return "${oc.env:NAME} cannot stand inside another reference."

@@ -96,7 +96,7 @@ def unclosed(text: str) -> str:
 
 def doubled_key(text: str) -> str:
     """A key that a value such as "{a: 1, b: {c: 2}}" gives twice between the same brackets; "" where none is."""
-    open_now: list[set[str] | None] = []  # of each bracket that is open, its keys so far; None: it is no mapping
+    open_now: list[set[str] | None] = []  # the keys of each open bracket; None: not a mapping
     key: list[str] | None = None  # pieces of the key that is being read
     before = ""
     for piece in _PIECES.findall(text):

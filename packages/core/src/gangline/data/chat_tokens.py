@@ -16,7 +16,7 @@ from gangline.data.codec import TextCodec, TokenizerCodec
 
 # The number of the rule below, for what is kept on a disk. 1: all that a template adds with an answer was learnt, the
 # line's end behind its end token too, and marks were passed over. 2: what stood behind an answer's words was searched
-# for its end, calls of tools too. 3: answers of weight 0 were learnt. 4: as it stands here.
+# for its end, calls of tools too. 3: answers of weight 0 were trained on. 4: the rule below.
 LEARNT_RULE = 4
 NONE = -1  # no token's number
 

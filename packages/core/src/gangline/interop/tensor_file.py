@@ -41,7 +41,7 @@ class TensorFile:
         from safetensors import safe_open
 
         if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
-            raise OSError("It is no regular file.")
+            raise OSError("It is not a regular file.")
         with safe_open(path, framework="np"):  # it holds header and size of the file against each other
             pass
         self.path = path

@@ -149,7 +149,7 @@ def stages_of(config: MixConfig, parts: list[SplitRows]) -> list[WeightStage]:
             )
         if not isinstance(start, int) or isinstance(start, bool) or not stages[-1].start < start <= LAST:
             raise UserError(
-                f"{option}.from={start} is no sample after {stages[-1].start}, up to {LAST:,}.",
+                f"{option}.from={start} must be more than {stages[-1].start} and at most {LAST:,}.",
                 "Stages are in order, each begins at a sample of the run counted from 0, and data.weights at 0.",
             )
         _known(changed, names, f"{option}.weights")

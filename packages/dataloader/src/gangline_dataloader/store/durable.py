@@ -27,11 +27,11 @@ def writing_to(folder: Path) -> Iterator[None]:
         here = at is not None and (at == root or at in root.parents or root in at.parents)
         if error.errno not in FULL and not (error.errno in CLOSED and here):
             raise
-        mend = "Free some space" if error.errno in FULL else "Make it writable"
+        remedy = "Free some space" if error.errno in FULL else "Make it writable"
         raise UserError(
             f"{folder if at is None or here else at} cannot be written: {error.strerror}.",
             "What was prepared so far stays.",
-            f"{mend}, and type the same command: finished tasks are kept.",
+            f"{remedy}, and type the same command: finished tasks are kept.",
         ) from error
 
 

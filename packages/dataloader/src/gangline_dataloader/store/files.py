@@ -37,7 +37,7 @@ class StoreFiles(ABC):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Of the files there; none where the file system cannot list them."""
+        """Return the names of the files; none if the file system cannot list them."""
 
     @abstractmethod
     def held_out(self) -> StoreFiles | None:

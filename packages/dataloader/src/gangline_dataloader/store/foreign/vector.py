@@ -104,10 +104,12 @@ def sample(file: Path, digest: blake2b, pieces: int) -> None:
 
 
 def size_of(file: Path) -> int:
-    """In bytes. Raises UserError where it is no regular file, or cannot be read."""
+    """In bytes. Raises UserError for a file that is not regular or cannot be read."""
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for its writer
-            raise UserError(f"{file} is no regular file.", "Tokens are mapped into memory.", "Copy them into a file.")
+            raise UserError(
+                f"{file} is not a regular file.", "Tokens are mapped into memory.", "Copy them into a file."
+            )
         with file.open("rb") as opened:
             return os.fstat(opened.fileno()).st_size
     except OSError as error:

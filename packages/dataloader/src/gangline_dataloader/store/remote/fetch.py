@@ -65,7 +65,7 @@ class Remote:
             return None
 
     def names(self) -> list[str]:
-        """Of the files there; none where the file system cannot list them."""
+        """Return the names of the files; none if the file system cannot list them."""
         return list(self._listed())
 
     def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
