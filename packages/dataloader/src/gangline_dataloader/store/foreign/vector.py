@@ -107,9 +107,7 @@ def size_of(file: Path) -> int:
     """In bytes. Raises UserError for a file that is not regular or cannot be read."""
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for its writer
-            raise UserError(
-                f"{file} is not a regular file.", "Tokens are mapped into memory.", "Copy them into a file."
-            )
+            raise UserError(f"{file} is not a regular file.", "It cannot be mapped.", "Copy it into a file.")
         with file.open("rb") as opened:
             return os.fstat(opened.fileno()).st_size
     except OSError as error:
