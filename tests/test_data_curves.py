@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from curves import LONGEST, SETTINGS, TIMEOUT, same
 
@@ -59,3 +61,16 @@ def test_a_run_that_was_killed_goes_on_at_another_width_along_the_curve_of_token
     found = runs.records(data)
     assert len(found) == reached + len(widths)
     same(found, runs.records("whole")[: len(found)])
+
+
+def test_resume_of_a_store_whose_shard_was_exchanged_is_refused(runs):
+    """By a move, which keeps size and time: the manifest, of which the run knows the store, is as it was."""
+    shutil.copytree(runs.directory / "prose", runs.directory / "moved")
+    runs.train("run.dir=exchanged", "data=tokens", "data.path=moved", "run.steps=2")
+    shard = runs.directory / "moved" / "shard-00000.npy"
+    before, tokens = shard.stat(), np.load(shard)
+    np.save(runs.directory / "other.npy", np.full_like(tokens, ord("Z")))
+    os.utime(runs.directory / "other.npy", ns=(before.st_atime_ns, before.st_mtime_ns))
+    (runs.directory / "other.npy").replace(shard)
+    assert "shard-00000.npy is not the file that the manifest says" in runs.refused("resume=exchanged", "run.steps=4")
+    assert len(runs.records("exchanged")) == 2

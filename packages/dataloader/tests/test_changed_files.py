@@ -18,7 +18,7 @@ from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
-from gangline_dataloader.store import watch
+from gangline_dataloader.store import npy, watch
 from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.manifest import FILE
 from gangline_dataloader.store.npy import checksum
@@ -133,8 +133,38 @@ def test_one_that_changed_before_it_was_first_read_is_named(store):
     overwritten(store / SHARD)
     later = (store / SHARD).stat().st_mtime + 60
     os.utime(store / SHARD, (later, later))
-    with pytest.raises(UserError, match=rf"{SHARD} has changed since the run began"):
+    with pytest.raises(UserError, match=rf"{SHARD} is not the file that the manifest says"):
         samples(now)
+
+
+@pytest.mark.parametrize("whole", [npy.WHOLE, 0])
+def test_shard_that_was_exchanged_before_the_start_is_named(store, monkeypatch, whole):
+    """By a move, which keeps the time of an older file; a large one is known by pieces of its bytes."""
+    tokens = np.load(store / SHARD)
+    tokens[:] = ord("Z")
+    np.save(store / "other.npy", tokens)
+    os.utime(store / "other.npy", (1e9, 1e9))
+    (store / "other.npy").replace(store / SHARD)
+    monkeypatch.setattr(npy, "WHOLE", whole)
+    with pytest.raises(UserError, match=rf"{SHARD} is not the file that the manifest says"):
+        samples(source(store))
+
+
+def test_large_shards_of_a_store_without_checksums_of_pieces_are_read_whole(store, texts, monkeypatch, tmp_path):
+    about = json.loads((store / FILE).read_text())
+    assert len(about["shards"].pop("pieces_xxh3")) == len(about["shards"]["xxh3"])
+    (store / FILE).write_text(json.dumps(with_checksum(about)))
+    (tmp_path / "more.txt").write_text("What is appended. " * 9)
+    assert (
+        commands.main(["prepare", str(tmp_path / "more.txt"), "--out", str(store), "--append", "--clean", "none"]) == 0
+    )
+    assert json.loads((store / FILE).read_text())["shards"]["pieces_xxh3"] == []
+    monkeypatch.setattr(npy, "WHOLE", 0)
+    now = source(store)
+    assert len(samples(now)) == now.length()
+    overwritten(store / SHARD)
+    with pytest.raises(UserError, match=rf"{SHARD} is not the file that the manifest says"):
+        samples(source(store))
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])

@@ -90,7 +90,7 @@ def make(folder: Path, manifest: Manifest, sequence_length: int) -> PackPlan:
         if manifest.grew_from(found.store) == len(found.shards.rows):
             shards, padding, cut = found.shards, found.padding, found.documents_cut
     for number, documents in enumerate(manifest.shards.documents[len(shards.rows) :], len(shards.rows)):
-        ends = mapped(folder / ends_of(number), "<u4", documents)
+        ends = mapped(folder / ends_of(number), "<u4", documents, manifest.shards.ends_xxh3[number])
         pieces, rows = packed(ends, sequence_length + 1)
         padding += len(rows) * (sequence_length + 1) - int(pieces[:, 1].sum(dtype=np.int64))
         cut += int((np.diff(ends.astype(np.int64), prepend=0) > sequence_length + 1).sum())
@@ -100,7 +100,7 @@ def make(folder: Path, manifest: Manifest, sequence_length: int) -> PackPlan:
         ):
             writer = NpyWriter(folder / names(number, sequence_length), "<u4")
             writer.write(content)
-            sums.append(writer.close())
+            sums.append(writer.close()[0])
             lengths.append(len(content))
         shards.pieces[-1] //= 2
     plan = PackPlan(sequence_length, identity, padding, cut, shards)

@@ -25,8 +25,8 @@ def work(plan: PreparePlan, number: int) -> None:
     manifest = plan.before(split)
     assert manifest is not None, "there are shards where there is a manifest"
     folder, entry, codec = plan.store / split, manifest.shards[shard], plan.settings.codec()
-    tokens = np.asarray(mapped(folder / file_of(shard), manifest.dtype, entry.tokens))
-    ends = mapped(folder / ends_of(shard), "<u4", entry.documents).tolist()
+    tokens = np.asarray(mapped(folder / file_of(shard), manifest.dtype, entry.tokens, entry.xxh3, entry.pieces_xxh3))
+    ends = mapped(folder / ends_of(shard), "<u4", entry.documents, entry.ends_xxh3).tolist()
     near = plan.settings.near is not None
     ends_with = 0 if manifest.tokenizer.end_of_text is None else 1
     found, alike, start = [], [], 0

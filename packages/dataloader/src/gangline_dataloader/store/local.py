@@ -30,7 +30,7 @@ class LocalTokens(StoreTokens):
                 found[name] = (self.folder / name).stat().st_size
         return found
 
-    def file(self, name: str, dtype: str, length: int, xxh3: str) -> np.ndarray:
-        found = mapped(self.folder / name, dtype, length)
+    def file(self, name: str, dtype: str, length: int, xxh3: str, pieces_xxh3: str | None = None) -> np.ndarray:
+        found = mapped(self.folder / name, dtype, length, xxh3, pieces_xxh3)
         self._watched.add(self.folder / name, xxh3)
         return found

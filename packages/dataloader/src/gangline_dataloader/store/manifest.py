@@ -3,7 +3,8 @@
     {"format": "gangline-tokens", "version": 1, "dtype": "<u2", "vocab_size": 32000,
      "tokenizer": {"kind": "tokenizer.json", "identity": "9f...", "file": "tokenizer.json", "end_of_text": 0,
                    "beside": ["chat_template.jinja", "tokenizer_config.json"], "beside_xxh3": ["...", "..."]},
-     "shards": {"tokens": [67108800, ...], "documents": [91022, ...], "xxh3": ["...", ...], "ends_xxh3": ["...", ...]},
+     "shards": {"tokens": [67108800, ...], "documents": [91022, ...], "xxh3": ["...", ...], "ends_xxh3": ["...", ...],
+                "pieces_xxh3": ["...", ...]},
      "sources": {...}, "report": {...}, "learnt_rule": null, "whole_texts": true, "held_out": true,
      "checksum": "5d..."}
 
@@ -42,6 +43,7 @@ class ShardEntry:
     xxh3: str  # XXH3-128 of the whole file of tokens
     ends_xxh3: str  # and of the file of ends
     loss_xxh3: str | None = None  # and of the file that says which tokens are to be learnt; None: all, and no file
+    pieces_xxh3: str | None = None  # of pieces of the file of tokens (`npy.pieces_checksum`); None: an older store
 
 
 @dataclass
@@ -53,18 +55,21 @@ class Shards:
     xxh3: list[str] = field(default_factory=list)
     ends_xxh3: list[str] = field(default_factory=list)
     loss_xxh3: list[str] = field(default_factory=list)  # of conversations; else empty
+    pieces_xxh3: list[str] = field(default_factory=list)  # empty in a store that began without
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __getitem__(self, number: int) -> ShardEntry:
-        loss = self.loss_xxh3[number] if self.loss_xxh3 else None
-        return ShardEntry(self.tokens[number], self.documents[number], self.xxh3[number], self.ends_xxh3[number], loss)
+        columns = (getattr(self, column.name) for column in fields(ShardEntry))
+        return ShardEntry(*(column[number] if column else None for column in columns))
 
     def append(self, shard: ShardEntry) -> None:
+        count = len(self)
         for column in fields(ShardEntry):
-            if (value := getattr(shard, column.name)) is not None:
-                getattr(self, column.name).append(value)
+            values, value = getattr(self, column.name), getattr(shard, column.name)
+            if value is not None and len(values) == count:
+                values.append(value)
 
 
 def file_of(number: int) -> str:
@@ -249,7 +254,8 @@ def _shards(said: JsonFields) -> Shards:
         raise said.wrong("tokens", "expected lists of one length, with something in them")
     if not all(0 < d <= t < 1 << 32 for t, d in zip(tokens, documents, strict=True)):
         raise said.wrong("documents", "each shard has a document, none is empty, and all have under 2^32 tokens")
-    loss = said.maybe("loss_xxh3", said.checksums) or []
-    if loss and len(loss) != len(tokens):
-        raise said.wrong("loss_xxh3", "expected one for each shard, or none")
-    return Shards(tokens, documents, sums, ends, loss)
+    maybe = [said.maybe(key, said.checksums) or [] for key in ("loss_xxh3", "pieces_xxh3")]
+    for key, found in zip(("loss_xxh3", "pieces_xxh3"), maybe, strict=True):
+        if found and len(found) != len(tokens):
+            raise said.wrong(key, "expected one for each shard, or none")
+    return Shards(tokens, documents, sums, ends, *maybe)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import xxhash
@@ -16,6 +16,8 @@ import xxhash
 from gangline import UserError
 
 HEADER = 128
+WHOLE = 1 << 27  # bytes up to which a file is read whole to be held against its checksum; above, PIECES of it
+PIECES, PIECE = 16, 1 << 12
 _MAGIC = b"\x93NUMPY\x01\x00"
 
 
@@ -43,14 +45,43 @@ def checksum(path: Path, piece: int = 1 << 24) -> str:
     return digest.hexdigest()
 
 
-def mapped(path: Path, dtype: str, length: int) -> np.ndarray:
-    """The vector (length,) in a file, mapped into memory, read-only. Raises UserError as `mapped_file`."""
+def sample(file: BinaryIO, digest: Any, pieces: int) -> None:
+    """So many pieces of an open file, evenly spread, the first and the last among them, into a hash."""
+    for place in np.linspace(0, max(0, os.fstat(file.fileno()).st_size - PIECE), pieces, dtype=np.int64).tolist():
+        file.seek(place)
+        digest.update(file.read(PIECE))
+
+
+def pieces_checksum(path: Path) -> str:
+    """XXH3-128 of PIECES pieces of a file: it changes where a file is another, and mostly not where a few bytes are."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        sample(file, digest, PIECES)
+    return digest.hexdigest()
+
+
+def mapped(path: Path, dtype: str, length: int, xxh3: str | None = None, pieces_xxh3: str | None = None) -> np.ndarray:
+    """The vector (length,) in a file, mapped into memory, read-only. Raises UserError as `mapped_file`.
+
+    xxh3         its bytes are held against this checksum
+    pieces_xxh3  or, where the file has more than WHOLE bytes, some of them against this one
+    """
     try:
         file = path.open("rb")
     except OSError as error:
         raise UserError(f"{path} cannot be read.", error.strerror or str(error), verify(path)) from error
     with file:
-        return mapped_file(file, dtype, length)
+        found = mapped_file(file, dtype, length)
+        digest, wanted = xxhash.xxh3_128(), xxh3
+        if pieces_xxh3 and nbytes_of(dtype, length) > WHOLE:
+            sample(file, digest, PIECES)
+            wanted = pieces_xxh3
+        elif xxh3:
+            digest.update(header(dtype, length))
+            digest.update(found)
+        if wanted and digest.hexdigest() != wanted:
+            raise UserError(f"{path} is not the file that the manifest says.", "Its bytes are others.", verify(path))
+        return found
 
 
 def mapped_file(file: BinaryIO, dtype: str, length: int) -> np.ndarray:
@@ -96,16 +127,16 @@ class NpyWriter:
         self._file.write(np.ascontiguousarray(numbers, self.dtype).data)
         self.length += len(numbers)
 
-    def close(self) -> str:
-        """Make it whole and durable under its name; gives its checksum."""
+    def close(self) -> tuple[str, str]:
+        """Make it whole and durable under its name; gives its checksum and that of its pieces."""
         self._file.seek(0)
         self._file.write(header(self.dtype, self.length))
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        digest = checksum(self._waiting)
+        digests = checksum(self._waiting), pieces_checksum(self._waiting)
         self._waiting.replace(self.path)
-        return digest
+        return digests
 
 
 def durable(path: Path, array: np.ndarray, tag: str = "") -> None:

@@ -38,8 +38,8 @@ class StoreTokens(Sharded, ABC):
         self.masked = bool(self.manifest.shards.loss_xxh3)
 
     @abstractmethod
-    def file(self, name: str, dtype: str, length: int, xxh3: str) -> np.ndarray:
-        """A vector (length,) of the store, mapped, of a file with that checksum.
+    def file(self, name: str, dtype: str, length: int, xxh3: str, pieces_xxh3: str | None = None) -> np.ndarray:
+        """A vector (length,) of the store, mapped, of a file with those checksums (`npy.mapped`).
 
         Raises UserError where it is not as the manifest says.
         """
@@ -63,7 +63,7 @@ class StoreTokens(Sharded, ABC):
 
     def open(self, shard: int) -> np.ndarray:
         entry = self.manifest.shards[shard]
-        return self.file(file_of(shard), self.manifest.dtype, entry.tokens, entry.xxh3)
+        return self.file(file_of(shard), self.manifest.dtype, entry.tokens, entry.xxh3, entry.pieces_xxh3)
 
     def open_ends(self, shard: int) -> np.ndarray | None:
         entry = self.manifest.shards[shard]

@@ -44,5 +44,6 @@ class ShardWriter:
 
     def close(self) -> ShardEntry:
         """Make both files whole."""
-        loss = None if self._loss is None else self._loss.close()
-        return ShardEntry(self._tokens.length, self._ends.length, self._tokens.close(), self._ends.close(), loss)
+        loss = None if self._loss is None else self._loss.close()[0]
+        whole, pieces = self._tokens.close()
+        return ShardEntry(self._tokens.length, self._ends.length, whole, self._ends.close()[0], loss, pieces)

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from gangline import UserError
+from gangline_dataloader.store import npy
 from gangline_dataloader.store.tokens import Sharded
 from gangline_dataloader.store.watch import WatchedFiles
 
-PIECES, PIECE = 64, 1 << 12  # of a file, whose bytes tell it from others
+PIECES = 64  # of a file, whose bytes tell it from others
 PROBE = 1 << 16  # bytes that are looked at to tell the dtype of tokens
 HIGH = 16  # the upper halves of uint32 tokens are below it, up to a vocabulary of 2^20
 
@@ -96,11 +97,9 @@ class Vector(ForeignTokens):
 
 def sample(file: Path, digest: blake2b, pieces: int) -> None:
     """So many pieces of a file, evenly spread, into a hash."""
-    size = size_of(file)
+    size_of(file)
     with file.open("rb") as opened:
-        for place in np.linspace(0, max(0, size - PIECE), pieces, dtype=np.int64).tolist():
-            opened.seek(place)
-            digest.update(opened.read(PIECE))
+        npy.sample(opened, digest, pieces)
 
 
 def size_of(file: Path) -> int:

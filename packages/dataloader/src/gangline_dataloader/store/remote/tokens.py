@@ -70,7 +70,7 @@ class RemoteTokens(StoreTokens):
         _replace(folder / name, content)
         return True
 
-    def file(self, name: str, dtype: str, length: int, xxh3: str) -> np.ndarray:
+    def file(self, name: str, dtype: str, length: int, xxh3: str, pieces_xxh3: str | None = None) -> np.ndarray:
         with self._cached(name, nbytes_of(dtype, length), xxh3) as file:
             self._watched.add(Path(file.name), xxh3)
             return mapped_file(file, dtype, length)
