@@ -61,8 +61,8 @@ class Shards:
         return len(self.tokens)
 
     def __getitem__(self, number: int) -> ShardEntry:
-        columns = (getattr(self, column.name) for column in fields(ShardEntry))
-        return ShardEntry(*(column[number] if column else None for column in columns))
+        columns = {column.name: getattr(self, column.name) for column in fields(ShardEntry)}
+        return ShardEntry(**{name: column[number] for name, column in columns.items() if column})
 
     def append(self, shard: ShardEntry) -> None:
         count = len(self)

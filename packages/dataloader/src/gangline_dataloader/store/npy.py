@@ -78,7 +78,7 @@ def mapped(path: Path, dtype: str, length: int, xxh3: str | None = None, pieces_
             wanted = pieces_xxh3
         elif xxh3:
             digest.update(header(dtype, length))
-            digest.update(found)
+            digest.update(found.data)
         if wanted and digest.hexdigest() != wanted:
             raise UserError(f"{path} is not the file that the manifest says.", "Its bytes are others.", verify(path))
         return found
