@@ -55,7 +55,7 @@ def child(work: Callable[[], None], kill_at: int, out: Path) -> bool:
 
 def main(every: int, before: Path | None, reference: Path, out: Path, work: Sequence[str]) -> None:
     from gangline_dataloader import commands
-    from gangline_dataloader.store.manifest import FILE
+    from gangline_dataloader.store.manifest import FILE, VALIDATION, read
 
     def call() -> None:
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
@@ -75,8 +75,10 @@ def main(every: int, before: Path | None, reference: Path, out: Path, work: Sequ
                 said = (out / FILE).read_bytes()
                 known = old if said == old[FILE] else wanted
                 here = contents(out)
-                lost = [name for name in known if "validation" not in name and here.get(name) != known[name]]
+                lost = [name for name in known if name != f"{VALIDATION}/{FILE}" and here.get(name) != known[name]]
                 assert not lost, f"killed at {kill_at}: {lost}"
+                held_out = (before if said == old[FILE] else reference) / VALIDATION
+                assert read(out / VALIDATION).identity() == read(held_out).identity(), f"killed at {kill_at}"
                 assert commands.main(["verify", str(out)]) == 0, f"killed at {kill_at}"
             assert child(call, 0, out)
         here = contents(out)

@@ -15,7 +15,7 @@ from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.packing import pack_plan as plans
-from gangline_dataloader.prepare.prepare_plan import WORK
+from gangline_dataloader.prepare.prepare_plan import PLAN, WORK
 from gangline_dataloader.prepare.run import alone
 from gangline_dataloader.sources import build
 from gangline_dataloader.store.local import LocalTokens
@@ -171,6 +171,69 @@ def test_two_calls_at_once_are_refused(two):
     with alone(store), pytest.raises(UserError, match="at work"):
         commands.main(["prepare", str(second), "--out", str(store), "--append"])
     assert not (store / WORK).exists()
+
+
+def test_validation_part_of_an_append_killed_at_its_end_does_not_count(two, tmp_path, capsys):
+    """It is in its place before the manifest of the store: until then neither a run nor another append sees it."""
+    _, second, store = two
+    old, before, held_out = tmp_path / "old", read(store), read(store / VALIDATION)
+    shutil.copytree(store, old)
+    prepared(second, "--out", store, "--append")
+    shutil.copy(old / FILE, store / FILE)
+    assert (read(store), read(store / VALIDATION).identity()) == (before, held_out.identity())
+    assert commands.main(["verify", str(store)]) == 0
+    third = letters(tmp_path / "third", "c")
+    prepared(third, "--out", store, "--append")
+    prepared(third, "--out", old, "--append")
+    for folder in (store, store / VALIDATION):
+        assert documents(folder) == documents(old / folder.relative_to(store))
+
+
+def test_first_validation_part_of_an_append_killed_at_its_end_is_named(two, tmp_path):
+    first, second, _ = two
+    store, old = tmp_path / "whole", tmp_path / "old"
+    prepared(first, "--out", store, "--validation", "0")
+    shutil.copytree(store, old)
+    words = (second, "--append", "--validation", "0.2")
+    prepared(*words, "--out", store)
+    wanted = contents(store)
+    shutil.copy(old / FILE, store / FILE)
+    run = small_run("data=tokens", f"data.path={store}", "model.vocab_size=256", "batch.sequence_length=8")
+    for split in ("train", "validation"):
+        with pytest.raises(UserError, match="validation does not belong to the store"):
+            build.tokens(run.data, run, split)
+    with pytest.raises(UserError, match="validation does not belong to the store"):
+        commands.main(["verify", str(store)])
+    with pytest.raises(UserError, match="validation does not belong to the store"):
+        prepared(letters(tmp_path / "third", "c"), "--out", store, "--append")
+    (store / WORK).mkdir()  # as the killed call left it
+    (store / WORK / PLAN).write_text("{}")
+    prepared(*words, "--out", store)
+    assert contents(store) == wanted
+
+
+def test_validation_part_of_another_store_is_named(two, tmp_path):
+    _, second, store = two
+    prepared(second, "--out", tmp_path / "other", "--validation", "0.2")
+    shutil.rmtree(store / VALIDATION)
+    shutil.copytree(tmp_path / "other" / VALIDATION, store / VALIDATION)
+    with pytest.raises(UserError, match="is not what was held out of the store"):
+        commands.main(["verify", str(store)])
+
+
+def test_plan_that_did_not_grow_with_its_store_is_named(two, capsys):
+    _, second, store = two
+    prepared("--out", store, "--pack", "8")
+    kept = contents(store)
+    prepared(second, "--out", store, "--append")
+    assert commands.main(["verify", str(store)]) == 0
+    (store / "pack-8.json").write_bytes(kept["pack-8.json"])
+    assert commands.main(["verify", str(store)]) == 1
+    assert f"pack-8.json: it plans 1 of 2 shards; to plan all:  gangline data prepare --out {store} --pack 8" in (
+        capsys.readouterr().out
+    )
+    prepared("--out", store, "--pack", "8")
+    assert commands.main(["verify", str(store)]) == 0
 
 
 @pytest.mark.parametrize("every", [25, pytest.param(1, marks=pytest.mark.nightly)])

@@ -131,3 +131,18 @@ def test_manifest_whose_checksum_is_a_path_is_refused(texts, make_store, tmp_pat
     (store / FILE).write_text(json.dumps(about))
     with pytest.raises(UserError, match=rf"{column} is .*\n.*checksums of 32 hex digits"):
         source(store, tmp_path / "cache").fill(np.arange(1))
+
+
+def test_file_that_another_process_removes_while_it_is_compared_is_read(tmp_path, monkeypatch):
+    """Its name goes between the opening and the comparison; what is open stays."""
+    cache = FileCache(tmp_path, 1000)
+    opened(cache, 0)
+    caches._checked.clear()
+    real = caches._version
+
+    def removed(file):
+        Path(file.name).unlink(missing_ok=True)
+        return real(file)
+
+    monkeypatch.setattr(caches, "_version", removed)
+    assert opened(cache, 0) == CONTENT[0]

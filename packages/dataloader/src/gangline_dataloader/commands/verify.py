@@ -72,6 +72,11 @@ def damage_of_plan(store: StoreFiles, manifest: Manifest, sequence_length: int) 
     columns = plan.shards
     if plan.store != manifest.identity() and manifest.grew_from(plan.store) is None:
         yield f"{store.name}/{plan_of(sequence_length)}: it is a plan of another store, {plan.store}"
+    elif plan.store != manifest.identity():
+        yield (
+            f"{store.name}/{plan_of(sequence_length)}: it plans {len(columns.rows)} of {len(manifest.shards)} shards; "
+            f"to plan all:  gangline data prepare --out {store.name} --pack {sequence_length}"
+        )
     for number, (pieces, rows) in enumerate(zip(columns.pieces, columns.rows, strict=True)):
         yield from damage_of(store, pieces_of(number, sequence_length), "<u4", 2 * pieces, columns.xxh3[number])
         yield from damage_of(store, rows_of(number, sequence_length), "<u4", rows, columns.rows_xxh3[number])

@@ -83,12 +83,13 @@ def publish(plan: PreparePlan) -> None:
     """Give the new shards their names in the store, what is held out first, and write the manifests, the store's last.
 
     Called again after a kill it goes on. A store that was there is what it was until its manifest is replaced: then it
-    begins with all that it had.
+    begins with all that it had. Its validation part is known by an identity in that manifest, and so grows with it.
     """
     chosen = choice.read(plan)
     assert chosen is not None, "documents are chosen before a store is made of them"
     settings, codec = plan.settings, plan.settings.codec()
     sources, report = _sources(plan, chosen), _report(plan, chosen)
+    validation: str | None = None
     for split in (VALIDATION, ""):
         folder, before, was = plan.store / split, plan.base.shards[split], plan.before(split)
         if not (after := before + len(chosen.shards[split])):
@@ -104,7 +105,9 @@ def publish(plan: PreparePlan) -> None:
         tokenizer, rule = copy_tokenizer(settings, folder), LEARNT_RULE if settings.chat else None
         dtype, size = dtype_for(codec.vocab_size), codec.vocab_size
         held_out = not split and bool(plan.base.shards[VALIDATION] or chosen.shards[VALIDATION])
-        Manifest(dtype, size, tokenizer, shards, sources, report, rule, True, held_out).write(folder)
+        made = Manifest(dtype, size, tokenizer, shards, sources, report, rule, True, held_out, validation)
+        made.write(folder)
+        validation = made.identity()
     shutil.rmtree(plan.work)
 
 

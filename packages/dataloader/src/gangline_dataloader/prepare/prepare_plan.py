@@ -101,7 +101,10 @@ def begun(
     if append:
         if not _whole(store / VALIDATION):
             manifests.check_without_validation(manifests.read(store), str(store), (store / VALIDATION).exists())
-        shards = {split: len(manifests.read(store / split).shards) for split in SPLITS if _whole(store / split)}
+        there = [split for split in SPLITS if _whole(store / split)]
+        if not manifests.read(store).held_out and (store / WORK / PLAN).exists():
+            there = [""]  # a validation part was left by a call that was killed
+        shards = {split: len(manifests.read(store / split).shards) for split in there}
         base = Base(_digest(store), {**base.shards, **shards})
     plan = PreparePlan(store, identity, settings, engine, files, base)
     if (earlier := _same(plan.work, plan)) is not None:  # what is held out may have grown already

@@ -13,7 +13,7 @@ from gangline import UserError
 from gangline_dataloader.packing.pack_plan import PackedRows, plan_of
 from gangline_dataloader.store.foreign import is_foreign, opened
 from gangline_dataloader.store.local import LocalTokens
-from gangline_dataloader.store.manifest import FILE, VALIDATION, check_without_validation
+from gangline_dataloader.store.manifest import FILE, VALIDATION, check_without_validation, stray_validation
 from gangline_dataloader.store.remote.cache import RemoteCache
 from gangline_dataloader.store.remote.fetch import Remote
 from gangline_dataloader.store.remote.tokens import RemoteTokens, is_remote
@@ -134,6 +134,8 @@ def split_rows(
         store = LocalTokens(held_out if apart and split == "validation" else root)
     if not apart and not whole_set and isinstance(store, StoreTokens):
         check_without_validation(store.manifest, folder, held_out.exists())
+    if apart and split == "train" and isinstance(store, StoreTokens) and store.manifest.held_out is False:
+        raise stray_validation(folder)
     plan = None
     if best_fit:
         if not isinstance(store, StoreTokens):

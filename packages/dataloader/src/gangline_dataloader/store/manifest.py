@@ -6,7 +6,7 @@
      "shards": {"tokens": [67108800, ...], "documents": [91022, ...], "xxh3": ["...", ...], "ends_xxh3": ["...", ...],
                 "pieces_xxh3": ["...", ...]},
      "sources": {...}, "report": {...}, "learnt_rule": null, "whole_texts": true, "held_out": true,
-     "checksum": "5d..."}
+     "validation": "b1...", "checksum": "5d..."}
 
 Shard number 3 is shard-00003.npy, and shard-00003.ends.npy beside it. The lists are columns, because a store of 10^12
 tokens has 15,000 shards and is opened before every run.
@@ -112,6 +112,7 @@ class Manifest:
     learnt_rule: int | None = None  # by which it is said what is learnt of conversations (`gangline.data.LEARNT_RULE`)
     whole_texts: bool = False  # a tokenizer.json that says truncation or padding was not heeded, as stores once did
     held_out: bool | None = None  # whether a folder `validation` belongs to it; None: an older store does not say
+    validation: str | None = None  # the identity of that part; None: there is none, or an older store does not say
 
     @property
     def tokens(self) -> int:
@@ -169,6 +170,17 @@ def check_without_validation(manifest: Manifest, name: str, folder: bool) -> Non
         )
 
 
+def stray_validation(folder: str | Path) -> UserError:
+    """What to say of a folder `validation` in a store whose manifest says that nothing was held out."""
+    return UserError(
+        f"{folder}/{VALIDATION} does not belong to the store {folder}.",
+        f"The manifest of {folder} says that nothing was held out: an --append that was interrupted left the folder, "
+        "or somebody put it there.",
+        "Give the same `gangline data prepare ... --append` again, or move the folder elsewhere and name it in "
+        "validate.sets.",
+    )
+
+
 def cuts(manifest: Manifest, folder: Path) -> str:
     """What the tokenizer.json of a store says that its texts may have lost or got by it; empty: nothing, or unheeded.
 
@@ -185,8 +197,40 @@ def cuts(manifest: Manifest, folder: Path) -> str:
 
 
 def read(folder: str | Path) -> Manifest:
-    """The manifest of a store, every claim of it looked at. Raises UserError that names file and field."""
-    path = Path(folder).expanduser() / FILE
+    """The manifest of a store, every claim of it looked at. Raises UserError that names file and field.
+
+    Of the validation part of a store: as the manifest of that store knows it, without what an interrupted --append put
+    behind it.
+    """
+    folder = Path(folder).expanduser()
+    whole = _around(folder)  # read first: it is written last
+    found = _read(folder)
+    if whole is None or (whole.held_out and whole.validation is None):
+        return found
+    if not whole.held_out:
+        raise stray_validation(folder.parent)
+    if (count := found.grew_from(whole.validation or "")) is None:
+        raise UserError(
+            f"{folder} is not what was held out of the store {folder.parent}.",
+            f"{folder.parent / FILE} knows that part by other checksums.",
+            f"Copy the folder {VALIDATION} again, or prepare the store again.",
+        )
+    return found.first(count)
+
+
+def _around(folder: Path) -> Manifest | None:
+    """The manifest of the store that a folder is the validation part of; None for any other folder, or an old store."""
+    if folder.name != VALIDATION or not (folder.parent / FILE).exists():
+        return None
+    try:
+        found = _read(folder.parent)
+    except UserError:  # another format, or named when that store is read
+        return None
+    return None if found.held_out is None else found
+
+
+def _read(folder: Path) -> Manifest:
+    path = folder / FILE
     try:
         if path.stat().st_size > LARGEST:
             raise UserError(f"{path} is no manifest: it has {path.stat().st_size} bytes.")
@@ -244,6 +288,7 @@ def parse(content: Any, path: str) -> Manifest:
         said.maybe("learnt_rule", said.number),
         said.maybe("whole_texts", said.flag) or False,
         said.maybe("held_out", said.flag),
+        said.maybe("validation", said.text),
     )
 
 

@@ -36,12 +36,18 @@ def nbytes_of(dtype: str | np.dtype, length: N) -> N:
     return HEADER + length * np.dtype(dtype).itemsize
 
 
-def checksum(path: Path, piece: int = 1 << 24) -> str:
+def checksum(path: Path) -> str:
     """XXH3-128 of a file, read piece by piece."""
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while chunk := file.read(piece):
-            digest.update(chunk)
+        return checksum_of(file)
+
+
+def checksum_of(file: BinaryIO, piece: int = 1 << 24) -> str:
+    """XXH3-128 of a file that was just opened; it is at its beginning again then."""
+    digest = xxhash.xxh3_128()
+    while chunk := file.read(piece):
+        digest.update(chunk)
+    file.seek(0)
     return digest.hexdigest()
 
 

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from gangline import UserError
 from gangline_dataloader.store.durable import replace_bytes, sync_folder
-from gangline_dataloader.store.npy import checksum
+from gangline_dataloader.store.npy import checksum, checksum_of
 
 ABANDONED = 3600.0  # seconds without a byte after which a file that is being fetched belongs to nobody
 TRIES = 3  # times that a file is fetched whose bytes are not those that were written
@@ -142,7 +142,7 @@ def _used(path: Path, xxh3: str) -> BinaryIO | None:
     except FileNotFoundError:
         return None
     if (version := _version(file)) not in _checked:
-        if checksum(path) != xxh3:
+        if checksum_of(file) != xxh3:  # of what is open: another process may remove the name
             log.warning("%s is damaged: it is removed and fetched again", path)
             file.close()
             path.unlink(missing_ok=True)

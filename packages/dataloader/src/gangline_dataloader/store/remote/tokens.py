@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 
 from gangline import UserError
-from gangline_dataloader.store.manifest import FILE, ends_of, file_of, loss_of
+from gangline_dataloader.store.manifest import FILE, VALIDATION, ends_of, file_of, loss_of
 from gangline_dataloader.store.npy import mapped_file, nbytes_of
 from gangline_dataloader.store.remote.cache import FileCache
 from gangline_dataloader.store.remote.fetch import Remote
@@ -44,9 +44,13 @@ class RemoteTokens(StoreTokens):
 
     def __init__(self, url: str, cache: FileCache, deadline: float, files: Iterable[str] = ()) -> None:
         self.remote, self.cache = Remote(url, deadline), cache
-        folder = cache.folder / f".{blake2b(self.remote.url.encode(), digest_size=8).hexdigest()}"
-        folder.mkdir(exist_ok=True)
-        if not self._copied(folder, FILE):
+        folder, around = _kept(cache, self.remote.url), self.remote.url.removesuffix(f"/{VALIDATION}")
+        if around != self.remote.url:  # the manifest of the store around it says what belongs to it
+            folder = _kept(cache, around) / VALIDATION
+        folder.mkdir(exist_ok=True, parents=True)
+        if around != self.remote.url:
+            _copied(Remote(around, deadline), folder.parent, FILE, optional=True)
+        if not _copied(self.remote, folder, FILE):
             raise UserError(
                 f"{url} holds no token store: it has no {FILE}.",
                 "A manifest is written last, so what an interrupted `prepare` left has none either.",
@@ -55,20 +59,11 @@ class RemoteTokens(StoreTokens):
         self._watched = WatchedFiles(cached=True)
         about = self.manifest.tokenizer
         for name in (*([] if about.file is None else [about.file]), *about.beside, *files):
-            self._copied(folder, name)
+            _copied(self.remote, folder, name)
         self._wanted: SimpleQueue[int] = SimpleQueue()
         self._recent: list[int] = []  # shards that were fetched ahead, or are being
         self._workers: list[threading.Thread] = []
         self._changing = threading.Lock()  # of both
-
-    def _copied(self, folder: Path, name: str) -> bool:
-        """Whether there is such a file, now in `folder`, too."""
-        content = self.remote.small(name)
-        if content is None:
-            (folder / name).unlink(missing_ok=True)
-            return False
-        _replace(folder / name, content)
-        return True
 
     def file(self, name: str, dtype: str, length: int, xxh3: str, pieces_xxh3: str | None = None) -> np.ndarray:
         with self._cached(name, nbytes_of(dtype, length), xxh3) as file:
@@ -119,6 +114,20 @@ class RemoteTokens(StoreTokens):
             except (UserError, OSError):
                 with self._changing:
                     self._recent = [one for one in self._recent if one != shard]
+
+
+def _kept(cache: FileCache, url: str) -> Path:
+    """Where what is known of a store is kept."""
+    return cache.folder / f".{blake2b(url.encode(), digest_size=8).hexdigest()}"
+
+
+def _copied(remote: Remote, folder: Path, name: str, optional: bool = False) -> bool:
+    """Whether there is such a file, now in `folder`, too; `optional` as of `Remote.small`."""
+    if (content := remote.small(name, optional)) is None:
+        (folder / name).unlink(missing_ok=True)
+        return False
+    _replace(folder / name, content)
+    return True
 
 
 def _replace(path: Path, content: bytes) -> None:
