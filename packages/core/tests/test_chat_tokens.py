@@ -182,6 +182,19 @@ def test_a_conversation_whose_calls_the_template_leaves_out_is_refused(marks):
     assert "f(1)" in render_chat(template, chat).text
 
 
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+def test_conversation_whose_last_reasoning_the_template_leaves_out_is_refused(field):
+    """Of earlier turns a template may leave it out: it does so on purpose."""
+    thought = {"role": "assistant", "content": "4", field: "2 and 2 are 4"}
+    leaves_out = ChatTemplate(TURN.replace("ANSWER", "{{ m.content }}<|end|>") + PROMPT, {}, "mine")
+    with pytest.raises(TemplateRefusal, match=f"leaves out {field}"):
+        render_chat(leaves_out, [USER, thought])
+    assert render_chat(leaves_out, [USER, thought, USER, {"role": "assistant", "content": "5", field: " "}]).answers
+    writes = f"{{% if loop.last %}}{{{{ m.{field} }}}}{{% endif %}}{{{{ m.content }}}}<|end|>"
+    template = ChatTemplate(TURN.replace("ANSWER", writes) + PROMPT, {}, "mine")
+    assert "2 and 2 are 4" in render_chat(template, [USER, thought]).text
+
+
 def test_an_end_token_that_is_added_and_not_special_ends_an_answer(tokenizer, tmp_path):
     made = Tokenizer.from_file(str(tokenizer))
     made.add_tokens([AddedToken("<|stop|>", special=False), AddedToken("   ", special=False)])

@@ -419,6 +419,16 @@ def test_text_that_is_not_utf8_needs_a_word_from_the_user(tmp_path, vocabulary):
     assert source(TextConfig(path=str(tmp_path / "latin"))).tokens[3] == "é".encode("latin-1")[0]
 
 
+def test_half_of_a_surrogate_pair_in_json_is_text_that_is_not_utf8(tmp_path, vocabulary):
+    """JSON can write it: `data.encoding_errors` decides, as of bytes."""
+    path = tmp_path / "halves.jsonl"
+    path.write_text('{"text": "caf\\ud800 to be or not to be"}\n' * 50)
+    with pytest.raises(UserError, match=r"not UTF-8 at byte 3"):
+        source(TextConfig(path=str(path), tokenizer=str(vocabulary), encoding_errors="strict"), vocab_size=300)
+    replaced = source(TextConfig(path=str(path), tokenizer=str(vocabulary)), vocab_size=300)
+    assert "caf\ufffd" in replaced.decode(replaced.tokens.tolist())
+
+
 def test_text_that_a_vocabulary_cannot_spell_is_refused(tmp_path, corpus):
     tokenizer = Tokenizer(models.WordLevel({"to": 0, "be": 1}))  # and no token for what is unknown
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

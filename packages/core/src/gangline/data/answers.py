@@ -17,6 +17,7 @@ from gangline.data.chat import ChatTemplate, TemplateRefusal
 
 Messages = list[dict[str, Any]]
 ASSISTANT = "assistant"  # the role whose words are learnt
+REASONING = ("reasoning_content", "reasoning", "thinking")  # fields in which data sets keep what precedes an answer
 CHANGES = "the template writes earlier turns in another way once more follow"
 # Two answers that no template knows, and that begin otherwise: of digits, which no filter changes.
 _OTHER = tuple(f"{first}{uuid4().int}" for first in (1, 2))
@@ -47,6 +48,7 @@ def render_chat(template: ChatTemplate, messages: Messages, first: int = 0) -> R
     """
     found = (_marked if template.marks else _found)(template, messages, first)
     _check_calls(template, messages, found.text)
+    _check_reasoning(template, messages, found.text)
     if _HALF.search(found.text):
         raise TemplateRefusal("it has half a character (of a surrogate pair)")
     return found
@@ -69,6 +71,20 @@ def _check_calls(template: ChatTemplate, messages: Messages, text: str) -> None:
             continue
         if same:
             raise TemplateRefusal("the template leaves out calls of tools")
+
+
+def _check_reasoning(template: ChatTemplate, messages: Messages, text: str) -> None:
+    """Raises TemplateRefusal where the text leaves out the reasoning before the last answer.
+
+    Templates leave out that of earlier turns on purpose.
+    """
+    last = messages[-1]
+    held = [name for name in REASONING if isinstance(last.get(name), str) and last[name].strip()]
+    if not held or last["role"] != ASSISTANT:
+        return
+    without = {name: value for name, value in last.items() if name not in held}
+    if template.render([*messages[:-1], without]) == text:
+        raise TemplateRefusal(f"the template leaves out {held[0]}")
 
 
 def _found(template: ChatTemplate, messages: Messages, first: int) -> RenderedChat:

@@ -26,6 +26,7 @@ from gangline_dataloader.store.write import SHARD_TOKENS
 
 BYTES = "bytes"
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", TEMPLATE)  # a tokenizer.json, as transformers puts them
+RULES_VERSION = 2  # of --clean and --replace, raised where one of them decides otherwise: a killed call begins again
 TIKTOKEN, TOKENIZERS = ENGINES = ("tiktoken", "tokenizers")
 
 
@@ -114,7 +115,12 @@ class Settings:
 
     def identity(self, files: Sequence[Input]) -> str:
         """A hash of all that decides the result: of another one nothing may be taken over."""
-        decided = {**asdict(self), "tokenizer": self.codec().identity, "end": self.codec().separator}
+        decided = {
+            **asdict(self),
+            "rules": RULES_VERSION,
+            "tokenizer": self.codec().identity,
+            "end": self.codec().separator,
+        }
         if self.near is not None:
             decided["near_by"] = near.check()
         template = self.template()
