@@ -72,9 +72,8 @@ def documents(content: bytes, path: str, field: str, first: int = 1) -> list[byt
             raise UserError(f"data.path: line {number} of {path} is no JSON object.", 'Each has to be {"text": "..."}.')
         if not isinstance(record.get(field), str):
             raise _no_text(record, number, path, field)
-        found.append(
-            record[field].encode(errors="surrogatepass")
-        )  # half a pair is not UTF-8: `encoding_errors` decides
+        # Half of a surrogate pair becomes bytes that are not UTF-8: `encoding_errors` decides.
+        found.append(record[field].encode(errors="surrogatepass"))
     return found
 
 
