@@ -1,15 +1,18 @@
 """One command on a machine with a GPU: are its results those of a CPU, and how near to its peak does it come?
 
-    python benchmarks/gpu.py                   about ten minutes on one GPU
+    python benchmarks/gpu.py                   all of it, one group after another
+    python benchmarks/gpu.py checks            one group, or several: checks, rates, compiled
     python benchmarks/gpu.py --tiny            the same at sizes that take seconds; with --device cpu, anywhere
     python benchmarks/gpu.py --only ring fp8   some lines of the table
-    python benchmarks/gpu.py --json FILE       the table as data, too
+    python benchmarks/gpu.py --seconds 120     begin no line after that; those that are left are named
+    python benchmarks/gpu.py --out FOLDER      the table as data, and profiles: written as it goes
 
 It needs torch, numpy, pluggy, PyYAML and pytest, no network, and nothing of this repository installed: from a clone it
 takes the packages as they lie. Wheels in a folder `.whl` beside `packages/`, of what is lacking, are unpacked first.
 
 First come checks, each against the CPU or against plain mathematics (`gpu_checks.py`), then rates, each beside what it
-is measured against (`gpu_rates.py`). A check that fails ends nothing; the exit code is 1 where one did.
+is measured against (`gpu_rates.py`, `gpu_kernels.py`, `gpu_steps.py`), then those of compiled code. A check that fails
+ends nothing; the exit code is 1 where one did.
 """
 
 from __future__ import annotations
@@ -28,6 +31,10 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpu_places import Place
 
 ROOT = Path(__file__).resolve().parent.parent
 FROM_TREE = "GANGLINE_FROM_TREE"
@@ -94,42 +101,58 @@ def is_called(name: str, part: str, names: Collection[str]) -> bool:
     return part == name or (part not in names and part in name)
 
 
+def groups() -> dict[str, dict[str, Callable[[Place], str]]]:
+    """The lines of the table by group and name."""
+    import gpu_checks
+    import gpu_kernels
+    import gpu_rates
+    import gpu_steps
+
+    return {
+        "checks": gpu_checks.CHECKS,
+        "rates": gpu_rates.RATES | gpu_kernels.RATES | gpu_steps.RATES,
+        "compiled": gpu_rates.COMPILED | gpu_kernels.COMPILED | gpu_steps.COMPILED,
+    }
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help="checks, rates, compiled; all of them without")
     parser.add_argument("--device", help="cuda where there is one, else cpu")
     parser.add_argument("--tiny", action="store_true", help="sizes that say whether it works, not how fast it is")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="lines of these names, or with these in them")
-    parser.add_argument("--json", type=Path, help="a file for the table")
+    parser.add_argument("--seconds", type=float, help="begin no line after so many")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="for GROUP.json and what is longer than a line")
     given = parser.parse_args(argv)
 
-    import gpu_checks
-    import gpu_rates
     from gpu_places import Place
 
     from gangline.testing.pool import close_all
 
-    place = Place.of(given.device, given.tiny)
-    print(f"{place}\n", flush=True)
-    works = [(name, work, True) for name, work in gpu_checks.CHECKS.items()]
-    works += [(name, work, False) for name, work in gpu_rates.RATES.items()]
-    names = {name for name, *_ in works}
-    chosen = [w for w in works if not given.only or any(is_called(w[0], part, names) for part in given.only)]
+    began, place = time.perf_counter(), Place.of(given.device, given.tiny, given.out)
+    known = groups()
+    if unknown := [group for group in given.groups if group not in known]:
+        parser.error(f"no group is called {' or '.join(unknown)}; there are {', '.join(known)}")
+    asked = [(group, name, work) for group in given.groups or known for name, work in known[group].items()]
+    names = {name for _, name, _ in asked}
+    chosen = [w for w in asked if not given.only or any(is_called(w[1], part, names) for part in given.only)]
     if not chosen:
-        print(
-            f"no line is called {' or '.join(given.only)}; there are {', '.join(w[0] for w in works)}", file=sys.stderr
-        )
-        return 2
+        parser.error(f"no line is called {' or '.join(given.only)}; there are {', '.join(w[1] for w in asked)}")
+    print(f"{place}\n", flush=True)
     lines: list[Line] = []
-    for name, work, of_check in chosen:
-        lines.append(run(name, partial(work, place), of_check))
+    for group, name, work in chosen:
+        if given.seconds is not None and time.perf_counter() - began > given.seconds:
+            lines.append(Line(name, "left out", "no time was left for it", 0.0))
+        else:
+            lines.append(run(name, partial(work, place), group == "checks"))
+            place.free()
         show(lines[-1:])
-        place.free()
+        table = {"place": str(place), "lines": [asdict(line) for line in lines]}
+        place.write(f"{'-'.join(given.groups) or 'all'}.json", json.dumps(table, indent=1))
     close_all()
     wrong = [line.name for line in lines if line.verdict == "WRONG"]
     checked = sum(line.verdict == "ok" for line in lines)
     print(f"\n{checked} checks hold" + f"; WRONG: {', '.join(wrong)}" * bool(wrong))
-    if given.json:
-        given.json.write_text(json.dumps({"place": str(place), "lines": [asdict(line) for line in lines]}, indent=1))
     return 1 if wrong else 0
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 
 import torch
 import torch.nn.functional as F
-from gpu_places import CPU, LeftOut, Place, apart, compared, session, small, trained, within
-from gpu_ranks import trained as trained_on_rank
+from gpu_kernels import documents_kernel
+from gpu_places import CPU, LeftOut, Place, Trainer, apart, compared, session, small, trained, within
+from gpu_ranks import nccl_alone, trained as trained_on_rank, twice
 from torch import Tensor
 
 from gangline import draws
@@ -259,10 +262,54 @@ def compiled(place: Place) -> str:
 
 
 def deterministic(place: Place) -> str:
-    """Two runs of one layout have the same bits."""
-    one, two = (trained(place.device, BF16, kind="documents") for _ in range(2))
-    assert one == two, f"losses {one[0]} and {two[0]}"
-    return "the same bits"
+    """Under run.deterministic two runs have the same bits, with rows long enough for several blocks of a kernel."""
+    said = []
+    for name, words in DETERMINISTIC.items():
+        T = place.sized(1024, 64)
+        words = (BF16, "run.deterministic=true", f"batch.sequence_length={T}", *words)
+        one, two = pool(1).run(twice, str(place.device), words, timeout=120.0)[0]
+        assert one == two, f"{name}: losses {one[0]} and {two[0]}"
+        said.append(name)
+    return f"the same bits: {', '.join(said)}"
+
+
+DETERMINISTIC = {
+    "documents": (),
+    "window": ("model.window=100",),
+    "experts": ("moe=on", "moe.experts=4"),
+    "muon": ("optimizer=muon",),
+}
+
+
+def communicator(place: Place) -> str:
+    """Each collective that is used, of each dtype, over NCCL: of one rank, for each rank wants a GPU of its own."""
+    place.needs_cuda("NCCL")
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:  # its process group ends with it
+        return alone.submit(nccl_alone, str(place.device)).result(timeout=120)
+
+
+def registered(place: Place) -> str:
+    """Host memory that cannot be page-locked: a save goes the slow way, and the next kernel runs."""
+    place.needs_cuda("page-locked memory")
+    from gangline.mesh import Mesh
+    from gangline_ckpt_zarr.format.packed import PackedFiles
+    from gangline_ckpt_zarr.save.staging import Staging
+
+    trainer = Trainer.of(small(FP32), place.device)
+    shards = list(trainer.runtime.shards())
+    file = PackedFiles(trainer.runtime.registry).of_rank(Mesh.of({}).rank({}))
+    buffer = Staging()
+    try:
+        buffer.prepare(file)
+        code = torch.cuda.cudart().cudaHostRegister(buffer._bytes.data_ptr(), buffer.size, 0)  # so that the next fails
+        assert int(code) == 0, f"cudaHostRegister says {code}"
+        buffer.fill(file, shards)
+        assert buffer._pageable, "it was registered twice"
+        float(torch.ones(3, device=place.device).sum())
+    finally:
+        torch.cuda.cudart().cudaHostUnregister(buffer._bytes.data_ptr())
+        buffer.close()
+    return "refused memory is filled as it is"
 
 
 def checkpoint(place: Place) -> str:
@@ -295,13 +342,16 @@ CHECKS: dict[str, Callable[[Place], str]] = {
     "law": law,
     **{f"law of {name}": law_of(name) for name in LAYOUTS},
     "attention": attention,
+    "documents": documents_kernel,
     "fp8": fp8,
     "grouped products": grouped,
     "Newton-Schulz": muon,
     "random numbers": random,
     "offload": offload,
     "captured streams": captured,
-    "compile": compiled,
     "deterministic": deterministic,
     "checkpoint": checkpoint,
+    "NCCL": communicator,
+    "registered memory": registered,
+    "compile": compiled,
 }

@@ -6,12 +6,14 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gangline import plugins
+from gangline.batch import Batch
 from gangline.comm import Comms
 from gangline.comm.transport import connect
 from gangline.config.schema import Run
@@ -37,14 +39,16 @@ class LeftOut(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """A device, and whether sizes are small."""
+    """A device, whether sizes are small, and a folder for what is longer than a line."""
 
     device: torch.device
     tiny: bool
+    out: Path | None = None
 
     @classmethod
-    def of(cls, name: str | None, tiny: bool) -> Place:
-        return cls(torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu")), tiny)
+    def of(cls, name: str | None, tiny: bool, out: Path | None = None) -> Place:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return cls(torch.device("cuda", device.index or 0) if device.type == "cuda" else device, tiny, out)
 
     def __str__(self) -> str:
         name = torch.cuda.get_device_name(self.device) if self.cuda else "the CPU"
@@ -60,6 +64,12 @@ class Place:
 
     def sized(self, full: int, tiny: int) -> int:
         return tiny if self.tiny else full
+
+    def write(self, name: str, text: str) -> None:
+        """A file in the folder, where one was named."""
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+            (self.out / name).write_text(text)
 
     def wait(self) -> None:
         """Until the device has done all it was given."""
@@ -122,21 +132,41 @@ class Trainer:
     runtime: Runtime
     optimizer: Optimizer
     device: torch.device
+    ready: dict[tuple[int, str], list[Batch]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, run: Run, device: torch.device, mesh: Mesh | None = None, comms: Comms | None = None) -> Trainer:
-        """`mesh` and `comms` of several ranks; a single process without."""
+    def of(
+        cls,
+        run: Run,
+        device: torch.device,
+        mesh: Mesh | None = None,
+        comms: Comms | None = None,
+        drawn: bool = True,
+    ) -> Trainer:
+        """`mesh` and `comms` of several ranks; a single process without.
+
+        drawn: with the weights that the run would begin with, which a host draws; else with any, made on the device.
+        """
         mesh = mesh or Mesh.of({})
         comms = comms or connect(mesh, device=device, deterministic=run.deterministic)
         tree, plan = compose_model(run)
         finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
         precision = plugins.build(run.precision, run)
         runtime = plugins.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
-        initialise(runtime.shards(), plan, run.seed)
+        if drawn:
+            initialise(runtime.shards(), plan, run.seed)
+        else:
+            for shard in runtime.shards():
+                if shard.local.is_floating_point():
+                    shard.local.normal_(std=0.02) if shard.local.ndim > 1 else shard.local.fill_(1.0)
         return cls(run, runtime, plugins.build(run.optimizer, run, runtime), device)
 
-    def step(self, number: int, kind: str = "ragged") -> tuple[float, float]:
-        """(loss a token, gradient norm) of step `number`."""
+    def prepare(self, first: int, stop: int, kind: str) -> None:
+        """Have the microbatches of these steps on the device, so that a step that is timed makes none."""
+        self.ready = {(number, kind): self.microbatches(number, kind) for number in range(first, stop)}
+
+    def microbatches(self, number: int, kind: str) -> list[Batch]:
+        """What this rank reads in step `number`."""
         batch, vocabulary = self.run.batch, getattr(self.run.model, "vocab_size", None) or 256
         index, width = self.runtime.data_coordinate
         micro = batch.micro_size or 1
@@ -146,8 +176,11 @@ class Trainer:
             "length": batch.sequence_length,
             "vocab_size": vocabulary,
         }
-        micros = share(number, index, width, **sizes, kind=kind)
-        result = self.runtime.step([one.to(self.device) for one in micros])
+        return [one.to(self.device) for one in share(number, index, width, **sizes, kind=kind)]
+
+    def step(self, number: int, kind: str = "ragged") -> tuple[float, float]:
+        """(loss a token, gradient norm) of step `number`."""
+        result = self.runtime.step(self.ready.pop((number, kind), None) or self.microbatches(number, kind))
         norm = self.runtime.clip(1.0)
         self.optimizer.step(1e-3)
         self.runtime.applied()

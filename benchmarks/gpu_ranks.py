@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 import torch
-from gpu_places import CPU, Trainer, small
+import torch.distributed as dist
+from gpu_places import CPU, Trainer, small, trained as trained_alone
 from torch import Tensor
 
 from gangline import plugins
 from gangline.comm.base import Comm, Pending, Reduction, Splits, Transfers
+from gangline.comm.named import named_group
 from gangline.comm.solo import Done
+from gangline.comm.transport import TorchComm
 from gangline.comm.wrap import Wrapped, WrappedComms
+from gangline.determinism import use_deterministic_kernels
 from gangline.mesh import Mesh
 from gangline.testing import rank
 
@@ -58,3 +63,45 @@ def trained(device: str, words: tuple[str, ...], axes: dict[str, int], kind: str
     plugins.installed.cache_clear()
     here, mesh = torch.device(device), Mesh.of(axes)
     return Trainer.of(small(*words), here, mesh, HostComms(mesh, here)).steps(kind=kind)
+
+
+def twice(device: str, words: tuple[str, ...]) -> list[tuple[list[float], list[float]]]:
+    """Losses and gradient norms of two runs, with the kernels that `run.deterministic` asks for."""
+    plugins.installed.cache_clear()
+    here = torch.device(device)
+    use_deterministic_kernels(here)
+    try:
+        return [trained_alone(here, *words, kind="documents") for _ in range(2)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def nccl_alone(device: str) -> str:
+    """Every collective of a group of one rank over NCCL, asked for and in the background; gives what was used."""
+    here = torch.device(device if ":" in device else f"{device}:0")
+    torch.cuda.set_device(here)
+    limit = timedelta(seconds=60)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
+    comm = TorchComm("dp_shard", [0], 0, named_group((0,), limit, "dp_shard"))
+    kinds: dict[str, Callable[..., Pending[Tensor]]] = {
+        "all_reduce": lambda x, later: comm._all_reduce(x.clone(), "sum", later),
+        "all_gather": lambda x, later: comm._all_gather(x, None, later),
+        "reduce_scatter": comm._reduce_scatter,
+        "all_to_all": lambda x, later: comm._all_to_all(x, None, None, later),
+        "all_to_all, uneven": lambda x, later: comm._all_to_all(x, [len(x)], [len(x)], later),
+        "broadcast": lambda x, later: comm._broadcast(x.clone(), 0, later),
+    }
+    dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
+    done = 0
+    for dtype in (*dtypes, torch.bool, torch.float8_e4m3fn):
+        x = torch.arange(12, device=here).remainder(2 if dtype is torch.bool else 100).view(4, 3).to(dtype)
+        for name, call in kinds.items():
+            if dtype in (torch.bool, torch.float8_e4m3fn) and "reduce" in name:
+                continue
+            for later in (False, True):
+                found = call(x, later).wait()
+                assert torch.equal(found.view(torch.uint8), x.view(torch.uint8)), f"{name} of {dtype}"
+                done += 1
+    comm.barrier()
+    dist.destroy_process_group()
+    return f"{done} collectives of {len(dtypes) + 2} dtypes"

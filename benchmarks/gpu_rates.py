@@ -38,6 +38,26 @@ def of_8b(place: Place, *words: str) -> Run:
     )
 
 
+def of_30b_a3b(place: Place, *words: str) -> Run:
+    """Blocks as those of Qwen3 30B-A3B (128 experts, of which 8), a few of them, and a small vocabulary."""
+    wide = (
+        *("model.dim=2048", "model.heads=32", "model.kv_heads=4", "model.head_dim=128", "model.hidden=6144"),
+        *("moe=qwen3_30b_a3b", "batch.sequence_length=4096", "model.vocab_size=8192"),
+    )
+    narrow = (
+        *("model.dim=64", "model.heads=4", "model.kv_heads=2", "model.hidden=128", "batch.sequence_length=64"),
+        *("moe=on", "moe.experts=8", "model.vocab_size=256"),
+    )
+    return small_run(
+        *(narrow if place.tiny else wide),
+        f"model.layers={LAYERS}",
+        "batch.global_size=4",
+        "batch.micro_size=2",
+        "run.deterministic=false",
+        *words,
+    )
+
+
 def peak(place: Place, dtype: torch.dtype = torch.bfloat16) -> tuple[float, str]:
     """FLOP/s, and whose: published, or of the best product that this machine made here."""
     known, source = peak_flops(place.device, dtype)
@@ -61,12 +81,13 @@ def product(place: Place) -> str:
 # --- blocks ----------------------------------------------------------------------------------------------------------
 
 
-def blocks(precision: str, *words: str) -> Callable[[Place], str]:
+def blocks(precision: str, *words: str, of: Callable[..., Run] = of_8b) -> Callable[[Place], str]:
     """Whole steps of gangline's own loop: forward, backward, clip, optimizer."""
 
     def rate(place: Place) -> str:
-        run = of_8b(place, f"precision={precision}", *words)
-        trainer = Trainer.of(run, place.device)
+        run = of(place, f"precision={precision}", *words)
+        trainer = Trainer.of(run, place.device, drawn=False)
+        trainer.prepare(0, STEPS + WARM, "whole")
         seconds = _per_step(place, lambda number: trainer.step(number, "whole"))
         return f"{_share(place, run, seconds)}; {_memory(place)}"
 
@@ -232,7 +253,7 @@ def saving(place: Place) -> str:
     from gangline_ckpt_zarr.format.packed import PackedFiles
     from gangline_ckpt_zarr.save.staging import Staging
 
-    trainer = Trainer.of(of_8b(place), place.device)
+    trainer = Trainer.of(of_8b(place), place.device, drawn=False)
     shards, buffer = list(trainer.runtime.shards()), Staging()
     file = PackedFiles(trainer.runtime.registry).of_rank(Mesh.of({}).rank({}))
     try:
@@ -279,12 +300,16 @@ RATES: dict[str, Callable[[Place], str]] = {
     "staging rate": staging,
     "zarr's staging": saving,
     "8B blocks, bf16": blocks("bf16"),
-    "8B blocks, bf16, compiled": blocks("bf16", "run.compile=true"),
     "8B blocks, fp8": blocks("fp8"),
-    "8B blocks, fp8, compiled": blocks("fp8", "run.compile=true"),
     "8B blocks, muon": blocks("bf16", "optimizer=muon"),
+    "30B-A3B blocks, bf16": blocks("bf16", of=of_30b_a3b),
     "bare loop": bare(False),
-    "bare loop, compiled": bare(True),
     "grouped rate": experts,
     **{f"fp8 linear, {scaling}": fp8(scaling) for scaling in ("tensor", "row", "block")},
+}
+COMPILED: dict[str, Callable[[Place], str]] = {
+    "8B blocks, bf16, compiled": blocks("bf16", "run.compile=true"),
+    "bare loop, compiled": bare(True),
+    "30B-A3B blocks, bf16, compiled": blocks("bf16", "run.compile=true", of=of_30b_a3b),
+    "8B blocks, fp8, compiled": blocks("fp8", "run.compile=true"),
 }

@@ -27,36 +27,41 @@ def lines(ran: subprocess.CompletedProcess[str], table: Path) -> dict[str, dict[
 
 
 @pytest.fixture
-def benchmarks(monkeypatch):
-    """The modules of the script."""
+def gpu(monkeypatch):
+    """The module of the script."""
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    import gpu_checks
-    import gpu_rates
+    import gpu
 
-    return gpu_checks, gpu_rates
+    return gpu
 
 
-FEW = ("ring kernel", "fp8", "checkpoint", "8B blocks, fp8", "grouped rate")
+FEW = ("ring kernel", "fp8", "checkpoint", "8B blocks, fp8", "grouped rate", "cross-entropy", "profile, 8B blocks")
+OF_A_GPU = {"captured streams", "staging rate", "documents", "NCCL", "registered memory", "host waits"}
 
 
 @pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.nightly)])
-def test_every_line_works_on_a_cpu(benchmarks, tmp_path, few):
-    checks, rates = benchmarks
-    names = FEW if few else [*checks.CHECKS, *rates.RATES]
-    ran = dry("--json", str(tmp_path / "table"), "--only", *names)
-    found = lines(ran, tmp_path / "table")
+def test_every_line_works_on_a_cpu(gpu, tmp_path, few):
+    groups = gpu.groups()
+    names = FEW if few else [name for lines in groups.values() for name in lines]
+    ran = dry("--out", str(tmp_path), "--only", *names)
+    found = lines(ran, tmp_path / "all.json")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     left = {name for name, line in found.items() if line["verdict"] == "left out"}
-    assert left <= {"captured streams", "staging rate"}, "what only a GPU has"
+    assert left <= OF_A_GPU | {"gradients of weights"}, "what only a GPU has"
     assert set(names) == set(found)
     for name in set(found) - left:
-        assert found[name]["verdict"] == ("ok" if name in checks.CHECKS else ""), ran.stdout + ran.stderr
+        assert found[name]["verdict"] == ("ok" if name in groups["checks"] else ""), ran.stdout + ran.stderr
 
 
-def test_a_wrong_result_is_told(benchmarks, monkeypatch, capsys):
-    import gpu
+def test_lines_for_which_no_time_is_left_are_named(tmp_path):
+    ran = dry("checks", "--out", str(tmp_path), "--seconds", "0", "--only", "ring kernel")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert lines(ran, tmp_path / "checks.json")["ring kernel"]["found"] == "no time was left for it"
 
-    checks, _ = benchmarks
+
+def test_a_wrong_result_is_told(gpu, monkeypatch, capsys):
+    import gpu_checks as checks
+
     monkeypatch.setattr(
         checks.blocks, "CPU", checks.blocks.CPU._replace(forward=lambda *a: checks.blocks.MATH.forward(*a[:5], 0.5))
     )
