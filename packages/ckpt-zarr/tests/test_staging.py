@@ -140,9 +140,16 @@ def test_a_buffer_that_cannot_be_pinned_is_used_as_it_is(monkeypatch) -> None:
     def refuses(code: int) -> None:
         raise RuntimeError(f"CUDA error {code}: out of memory")
 
+    def launches(*size: int, device: str) -> None:
+        launched.append(device)
+        raise RuntimeError("the error that CUDA kept of the call before")
+
+    launched: list[str] = []
     monkeypatch.setattr(torch.cuda, "cudart", Runtime)
     monkeypatch.setattr(torch.cuda, "check_error", refuses)
+    monkeypatch.setattr(torch, "zeros", launches)
     staging._pin()
     staging._pin()
     assert (staging._pinned, asked) == (False, [1])
+    assert launched == ["cuda"], "the next kernel of the run would raise the error of the refused call"
     staging.close()

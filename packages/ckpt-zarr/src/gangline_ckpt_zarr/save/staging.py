@@ -10,6 +10,7 @@ import errno
 import mmap
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -120,6 +121,9 @@ class Staging:
             self._pinned = True
         except RuntimeError:  # limits on locked memory, a driver without it
             self._pageable = True
+            # CUDA keeps the error and raises it at the next kernel, whoever starts that: so it is one of nobody's.
+            with suppress(RuntimeError):
+                torch.zeros(1, device="cuda")
 
     def close(self) -> None:
         """Give the memory back."""

@@ -33,7 +33,9 @@ class AdamwOptimizer(Optimizer):
         arrays = [model_array(name) for name in names]
         model = runtime.registry
         self.registry = model.like("optimizer/exp_avg", arrays) | model.like("optimizer/exp_avg_sq", arrays)
-        self._groups = [_Group(rate, decay, pieces) for (rate, decay), pieces in grouped(named, config).items()]
+        self._groups = [
+            _Group(rate, decay, pieces, self._fused) for (rate, decay), pieces in grouped(named, config).items()
+        ]
         self._steps = 0
 
     def step(self, learning_rate: float) -> None:
@@ -60,12 +62,13 @@ class _Group:
     With their moments and their step counters (torch wants one each).
     """
 
-    def __init__(self, rate: float, weight_decay: float, pieces: list[tuple[str, ParamShard]]) -> None:
+    def __init__(self, rate: float, weight_decay: float, pieces: list[tuple[str, ParamShard]], fused: bool) -> None:
         self.rate, self.weight_decay, self.pieces = rate, weight_decay, pieces
         self.tensors = [piece.tensor for _, piece in pieces]
         self.averages = [torch.zeros_like(x, requires_grad=False) for x in self.tensors]
         self.squares = [torch.zeros_like(x, requires_grad=False) for x in self.tensors]
-        self._steps = [torch.zeros((), dtype=torch.float32, device=x.device) for x in self.tensors]
+        # On the device for the fused kernel alone: the others read them on the host.
+        self._steps = [torch.zeros((), device=x.device if fused else "cpu") for x in self.tensors]
 
     def count(self, steps: int) -> None:
         """So many have been done."""
