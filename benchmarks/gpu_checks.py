@@ -256,9 +256,16 @@ def captured(place: Place) -> str:
 
 
 def compiled(place: Place) -> str:
-    """Blocks under torch.compile."""
-    words = (FP32, "run.compile=true")
-    return compared(trained(place.device, *words), trained(CPU, FP32), 1e-3)
+    """Blocks under torch.compile, beside the same without it on the same device."""
+    said = []
+    for name, bound, words in (
+        ("float32", 1e-3, (FP32,)),
+        ("experts", 3e-2, (BF16, "moe=on", "moe.experts=4")),
+        ("float8", 3e-2, ("precision=fp8",)),
+    ):
+        found = trained(place.device, *words, "run.compile=true"), trained(place.device, *words)
+        said.append(f"{name} {compared(*found, bound, f'{name}: ')}")
+    return "; ".join(said)
 
 
 def deterministic(place: Place) -> str:

@@ -129,12 +129,13 @@ def train(compiled: bool) -> Callable[[Place], str]:
     def rate(place: Place) -> str:
         with tempfile.TemporaryDirectory() as folder:
             sizes = (
-                ["model=llama3-1b", "batch.sequence_length=4096", "batch.global_size=8", "batch.micro_size=2"]
+                ["model=llama3-1b", "model.layers=8", "batch.sequence_length=4096", "batch.global_size=16"]
                 if not place.tiny
                 else ["recipe=tiny"]
             )
             words = [
                 *sizes,
+                "batch.micro_size=2",
                 "precision=bf16",
                 f"run.steps={16 if not place.tiny else 4}",
                 f"run.compile={str(compiled).lower()}",

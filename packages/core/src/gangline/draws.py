@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 from torch import Tensor
 
+ALONE = 1 << 20  # fewer numbers are drawn by one thread
 BLOCK_ROWS = 64  # weights are drawn this many rows at a time, whatever part of them is wanted
 _GOLDEN, _MIX1, _MIX2 = (
     c - (1 << 64) if c >= 1 << 63 else c for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -77,15 +79,26 @@ def fill(
     total = math.prod(lead)
     flat = out.detach().reshape(len(rows), columns.stop - columns.start)
     blocks, starts = np.unique(rows // BLOCK_ROWS, return_index=True)
-    for block, start, stop in zip(blocks.tolist(), starts, [*starts[1:], len(rows)], strict=True):
+
+    def draw(block: int, start: int, stop: int) -> None:
         first = block * BLOCK_ROWS
         count = min(BLOCK_ROWS, total - first)
         generator = np.random.Generator(np.random.Philox(key=key_of(seed, name, block) & ((1 << 64) - 1)))
         if distribution == "normal":
-            drawn = generator.standard_normal((count, width), dtype=np.float32) * np.float32(scale)
+            drawn = generator.standard_normal((count, width), dtype=np.float32)
         else:
-            drawn = (generator.random((count, width), dtype=np.float32) * 2 - 1) * np.float32(scale)
+            drawn = generator.random((count, width), dtype=np.float32) * 2 - 1
+        drawn *= np.float32(scale)
         flat[start:stop] = torch.from_numpy(drawn[rows[start:stop] - first, columns])
+
+    given = blocks.tolist(), starts.tolist(), [*starts[1:].tolist(), len(rows)]
+    threads = min(torch.get_num_threads(), len(blocks))
+    if threads == 1 or out.numel() < ALONE:
+        for each in zip(*given, strict=True):
+            draw(*each)
+    else:
+        with ThreadPoolExecutor(threads) as pool:  # numpy lets other threads run while it draws
+            list(pool.map(draw, *given))
     if flat.data_ptr() != out.data_ptr():  # the box could not be seen as a matrix: what was filled is a copy
         out.detach().copy_(flat.view(out.shape))
 

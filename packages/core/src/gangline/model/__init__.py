@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         keep_in_8_bits as keep_in_8_bits,
         keep_in_bf16 as keep_in_bf16,
     )
+    from gangline.model.kernels import takes_kernels as takes_kernels
     from gangline.model.linear import Embedding as Embedding, Linear as Linear
     from gangline.model.local_sizes import CommVolume as CommVolume, LocalSizes as LocalSizes
     from gangline.model.loss import (
@@ -133,6 +134,7 @@ __getattr__, __all__ = lazily(
             "LINEAR AttentionNode BlockNode DecoderNode EmbeddingNode FeedForwardNode HeadNode LinearNode NormNode "
             "SinksNode fitted"
         ),
+        "gangline.model.kernels": "takes_kernels",
         "gangline.model.local_sizes": "CommVolume LocalSizes",
         "gangline.model.cache": "Cache Carried KeptTokens KeyValues one_query",
         "gangline.model.rope_rates": "BandScaling Rope RopeScaling frequencies plain_rates",

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gangline.forward_context import emit_loss
 from gangline.model.calls import LOSS_CHUNK as CHUNK, LossCall
+from gangline.model.kernels import takes_kernels
 
 
 def logits(hidden: Tensor, weight_VD: Tensor) -> Tensor:
@@ -196,6 +197,10 @@ def wide(x: Tensor) -> Tensor:
 
 def log_sum_exp(logits_NV: Tensor) -> Tensor:
     """(N,) in float32 at least, a few rows at a time."""
+    if takes_kernels(logits_NV):
+        from gangline.model import loss_triton
+
+        return loss_triton.log_sum_exp(logits_NV)
     return torch.cat([wide(rows).logsumexp(-1) for rows in logits_NV.split(_rows(logits_NV))])
 
 
@@ -212,6 +217,10 @@ def logits_gradient(
 
     here_N: whether the target is among these V logits, where a vocabulary is cut; None: all are. lse_N: of whole rows.
     """
+    if takes_kernels(logits_NV):
+        from gangline.model import loss_triton
+
+        return loss_triton.logits_gradient(logits_NV, targets_N, here_N, each_N, lse_N, z_N)
     out_NV = torch.empty_like(logits_NV)
     rows = _rows(logits_NV)
     one_N = torch.ones_like(lse_N) if here_N is None else here_N.to(lse_N.dtype)

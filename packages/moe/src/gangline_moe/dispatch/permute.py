@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gangline.model import takes_kernels
+
 
 @dataclass(frozen=True)
 class Permutation:
@@ -88,6 +90,10 @@ class Combine(torch.autograd.Function):
     def backward(ctx, dy_ND: Tensor):
         rows_AD, weight_Nk = ctx.saved_tensors
         made: Permutation = ctx.made
+        if takes_kernels(rows_AD):
+            from gangline_moe.dispatch import permute_triton
+
+            return *permute_triton.gathered_gradients(dy_ND, rows_AD.contiguous(), made.place_Nk, weight_Nk), None
         dweight_Nk = torch.zeros_like(weight_Nk)
         flat = weight_Nk.new_empty(len(rows_AD))
         for j in range(weight_Nk.shape[1]):
@@ -104,6 +110,10 @@ class Combine(torch.autograd.Function):
 
 def gathered(rows_AD: Tensor, made: Permutation, weight_Nk: Tensor | None) -> Tensor:
     """(N, D): Σ_j weight[n, j] · rows[place[n, j]], one j after another."""
+    if takes_kernels(rows_AD):
+        from gangline_moe.dispatch import permute_triton
+
+        return permute_triton.gathered(rows_AD, made.place_Nk, weight_Nk)
     kind = rows_AD.dtype if weight_Nk is None else torch.promote_types(rows_AD.dtype, weight_Nk.dtype)
     total: Tensor | None = None
     for j in range(made.place_Nk.shape[1]):

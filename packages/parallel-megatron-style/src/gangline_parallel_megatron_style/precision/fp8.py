@@ -79,9 +79,22 @@ class Fp8Precision(Precision):
         (m, k), n = a_MI.shape, b_OI.shape[0]
         if not m or not n or not k:
             return a_MI.new_zeros(m, n, dtype=self.compute_dtype)
-        a = quantise(a_MI.to(self.compute_dtype), form, self.recipe.activations)
-        b = quantise(b_OI.to(self.compute_dtype), Format.E4M3, grain)
-        return multiply(a, b, self.compute_dtype)[:m, :n].contiguous()
+        given = (a_MI.to(self.compute_dtype), form.name, self.recipe.activations.name, b_OI.to(self.compute_dtype))
+        whole = torch.compiler.is_compiling() and a_MI.is_cuda  # our kernels are faster than what is made of operators
+        return (torch.ops.gangline.float8_product if whole else rounded_product)(*given, grain.name)
+
+
+def rounded_product(a_MI: Tensor, form: str, a_grain: str, b_OI: Tensor, b_grain: str) -> Tensor:
+    """A Bᵀ (M, O) of two matrices in their dtype, each rounded to float8 first: A to `form`, B to e4m3."""
+    a = quantise(a_MI, Format[form], Grain[a_grain])
+    b = quantise(b_OI, Format.E4M3, Grain[b_grain])
+    return multiply(a, b, a_MI.dtype)[: len(a_MI), : len(b_OI)].contiguous()
+
+
+# One operator to torch.compile, which would trace neither the kernels' choice nor, before torch 2.13, the product.
+torch.library.custom_op("gangline::float8_product", rounded_product, mutates_args=()).register_fake(
+    lambda a_MI, form, a_grain, b_OI, b_grain: a_MI.new_empty(a_MI.shape[0], b_OI.shape[0])
+)
 
 
 class _Linear(torch.autograd.Function):

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gangline.model import takes_kernels
+
 ALIGNED = 16  # GPUs multiply float8 matrices whose sides are multiples of this
 SMALLEST = 2.0**-126  # the smallest scale: its inverse is still a normal number
 
@@ -58,6 +60,10 @@ def quantise(x_MF: Tensor, form: Format, grain: Grain) -> Quantised:
 
     An infinity or NaN makes all that shares its scale NaN: the scale is infinite, and zero times infinity is NaN.
     """
+    if takes_kernels(x_MF):
+        from gangline_parallel_megatron_style.precision import quantise_triton
+
+        return quantise_triton.quantise(x_MF, form, grain)
     rows, columns = (max(ALIGNED, side or 0) for side in grain.value)
     x_MF = F.pad(x_MF, (0, -x_MF.shape[1] % columns, 0, -x_MF.shape[0] % rows))
     parted = _parted(x_MF, grain)

@@ -1,0 +1,11 @@
+"""Triton kernels beside the plain operators whose place they take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gangline.testing.interpreted import run_interpreted
+
+
+def test_kernels_of_the_loss():
+    run_interpreted(Path(__file__).with_name("interpreted_loss.py"))

@@ -1,0 +1,35 @@
+"""The kernels of experts' rows beside the plain operators; test_kernels.py runs this where Triton interprets them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gangline_moe.dispatch.permute import Combine, Permute, permutation
+
+
+@pytest.mark.parametrize(("tokens", "k", "experts", "width"), [(1, 1, 1, 1), (7, 2, 4, 33), (12, 3, 5, 2050)])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_they_give_what_the_plain_operators_give(monkeypatch, tokens, k, experts, width, dropped):
+    torch.manual_seed(tokens)
+    made = permutation(torch.randint(experts + dropped, (tokens, k)), experts, whole=not dropped)
+    x, weight = torch.randn(tokens, width, requires_grad=True), torch.rand(tokens, k, requires_grad=True)
+    scale, dy = torch.rand(len(made.token_A), 1), torch.randn(width, tokens).t()
+    results = []
+    for interpreted in ("1", "0"):
+        monkeypatch.setenv("TRITON_INTERPRET", interpreted)
+        y = Combine.apply(Permute.apply(x, made) * scale, weight, made)
+        results.append([y, *torch.autograd.grad(y, (x, weight), dy)])
+    for ours, plain in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_a_rank_without_rows(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    made = permutation(torch.full((3, 2), 4), 4, whole=False)  # every pair was dropped
+    x, weight = torch.randn(3, 8, requires_grad=True), torch.rand(3, 2, requires_grad=True)
+    y = Combine.apply(Permute.apply(x, made), weight, made)
+    dx, dweight = torch.autograd.grad(y.sum(), (x, weight))
+    assert not y.any()
+    assert not dx.any()
+    assert not dweight.any()

@@ -1,0 +1,116 @@
+"""Kernels that round a matrix to float8, whichever way it lies in memory: the bits of the plain operators.
+
+One pass over the matrix where a tile has all that shares a scale, else two. Measured on an H100, a linear layer of 4096
+x 14336 over 8192 tokens, forward and backward, with the rounding of its six operands, beside bfloat16: 1.32 times as
+fast with a scale for each tensor, 1.23 for rows, 1.22 for blocks; with the plain operators 0.55, 0.51 and 0.42.
+
+M rows, F features, which a product sums over
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gangline_parallel_megatron_style.precision.quantise import ALIGNED, SMALLEST, Format, Grain, Quantised
+
+# (rows, columns of a tile, the warps that share it)
+TILES = {Grain.TENSOR: (128, 128, 8), Grain.ROW: (128, 128, 8), Grain.TILE: (64, 128, 4), Grain.BLOCK: (128, 128, 8)}
+
+
+@triton.jit
+def _tile(x, m, f, M, F, stride_m, stride_f):
+    there = (m < M)[:, None] & (f < F)[None, :]
+    return tl.load(x + m[:, None] * stride_m + f[None, :] * stride_f, there, other=0.0).to(tl.bfloat16).to(tl.float32)
+
+
+@triton.jit
+def _bits(x):
+    # A maximum of numbers leaves NaN out; that of their bits, as integers, is NaN where one is.
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _power_of_two(bits, INVERSE: tl.constexpr, SMALLEST: tl.constexpr):
+    # As the plain function of that name. INVERSE: of the power of two that is the format's largest.
+    reduced = bits.to(tl.float32, bitcast=True) * INVERSE
+    below = (reduced.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    scale = tl.where(reduced > 1.75 * below, 2 * below, below)
+    return tl.where(scale < SMALLEST, SMALLEST, scale)
+
+
+@triton.jit
+def _largest(x, largest, M, F, stride_m, stride_f, OF_ROWS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    f = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    of_row = tl.max(_bits(_tile(x, m, f, M, F, stride_m, stride_f)), 1)
+    if OF_ROWS:
+        tl.atomic_max(largest + m, of_row, m < M)
+    else:
+        tl.atomic_max(largest, tl.max(of_row, 0))
+
+
+@triton.jit
+def _rounded(
+    x,
+    largest,
+    values,
+    scales,
+    M,
+    F,
+    stride_m,
+    stride_f,
+    padded_m,
+    padded_f,
+    GRAIN: tl.constexpr,
+    INVERSE: tl.constexpr,
+    SMALLEST: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    f = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    x_tile = _tile(x, m, f, M, F, stride_m, stride_f)
+    inside, first = m < padded_m, tl.program_id(1) == 0
+    if GRAIN == "TENSOR":
+        scale = _power_of_two(tl.load(largest), INVERSE, SMALLEST)
+        tl.store(scales, scale, first & (tl.program_id(0) == 0))
+        x_tile = x_tile * (1.0 / scale)
+    elif GRAIN == "ROW":
+        scale = _power_of_two(tl.load(largest + m, inside, other=0), INVERSE, SMALLEST)
+        tl.store(scales + m, scale, inside & first)
+        x_tile = x_tile * (1.0 / scale)[:, None]
+    elif GRAIN == "TILE":
+        scale = _power_of_two(tl.max(_bits(x_tile), 1), INVERSE, SMALLEST)
+        tl.store(scales + m * tl.num_programs(1) + tl.program_id(1), scale, inside)
+        x_tile = x_tile * (1.0 / scale)[:, None]
+    else:
+        scale = _power_of_two(tl.max(tl.max(_bits(x_tile), 1), 0), INVERSE, SMALLEST)
+        tl.store(scales + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), scale)
+        x_tile = x_tile * (1.0 / scale)
+    tl.store(
+        values + m[:, None] * padded_f + f[None, :],
+        x_tile.to(values.dtype.element_ty, fp_downcast_rounding="rtne"),
+        inside[:, None] & (f < padded_f)[None, :],
+    )
+
+
+def quantise(x_MF: Tensor, form: Format, grain: Grain, dtype: torch.dtype | None = None) -> Quantised:
+    """As the plain one. dtype: of the values, where they are wanted scaled and not rounded to `form`."""
+    (M, F), (rows, columns, warps) = x_MF.shape, TILES[grain]
+    sides = [max(ALIGNED, side or 0) for side in grain.value]
+    padded = [triton.cdiv(size, side) * side for size, side in zip(x_MF.shape, sides, strict=True)]
+    shared = [size // (side or size) for size, side in zip(padded, grain.value, strict=True)]
+    scales = torch.empty(shared, dtype=torch.float32, device=x_MF.device)
+    values = torch.empty(padded, dtype=dtype or form.dtype, device=x_MF.device)
+    grid = (triton.cdiv(padded[0], rows), triton.cdiv(padded[1], columns))
+    given = (M, F, *x_MF.stride())
+    largest = scales
+    if grain in (Grain.TENSOR, Grain.ROW):
+        largest = torch.zeros(shared, dtype=torch.int32, device=x_MF.device)
+        _largest[grid](x_MF, largest, *given, grain is Grain.ROW, rows, columns, num_warps=warps)
+    formats = (grain.name, 2.0**-form.exponent, SMALLEST)
+    _rounded[grid](x_MF, largest, values, scales, *given, *padded, *formats, rows, columns, num_warps=warps)
+    return Quantised(values, scales, grain)

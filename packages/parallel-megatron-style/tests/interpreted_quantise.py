@@ -1,0 +1,42 @@
+"""The kernels of float8 beside the plain operators; test_kernels.py runs this where Triton interprets them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gangline_parallel_megatron_style.precision.quantise import Format, Grain, quantise
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The kernels, which Triton interprets."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from gangline_parallel_megatron_style.precision import quantise_triton
+
+    return quantise_triton
+
+
+@pytest.mark.parametrize("form", list(Format))
+@pytest.mark.parametrize("grain", list(Grain))
+@pytest.mark.parametrize("odd", [0.0, float("nan"), float("-inf")])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (33, 270), (257, 16)])
+def test_they_give_what_the_plain_operators_give(kernels, monkeypatch, form, grain, odd, rows, columns):
+    """Of float32 values: Triton's interpreter rounds to float8 in a way of its own."""
+    torch.manual_seed(rows)
+    x = (torch.randn(rows, columns) * torch.randn(rows, 1).exp() * 10).bfloat16()
+    x[rows // 2, columns // 3] = odd
+    for given in (x, x.t().contiguous().t(), torch.cat((x, x), dim=1)[:, :columns]):
+        ours = kernels.quantise(given, form, grain, torch.float32)
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
+        plain = quantise(given, form, grain)
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        assert torch.equal(ours.scale, plain.scale)
+        torch.testing.assert_close(
+            ours.values.to(form.dtype).float(), plain.values.float(), rtol=0, atol=0, equal_nan=True
+        )
+
+
+def test_numbers_near_nothing_have_the_smallest_scale(kernels):
+    found = kernels.quantise(torch.full((16, 16), 2.0**-130).bfloat16(), Format.E4M3, Grain.TENSOR, torch.float32)
+    assert found.scale.item() == 2.0**-126

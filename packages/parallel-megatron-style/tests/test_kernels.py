@@ -1,0 +1,11 @@
+"""Triton kernels beside the plain operators whose place they take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gangline.testing.interpreted import run_interpreted
+
+
+def test_kernels_that_round_to_float8():
+    run_interpreted(Path(__file__).with_name("interpreted_quantise.py"))
