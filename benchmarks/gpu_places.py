@@ -180,7 +180,7 @@ class Trainer:
 
     def step(self, number: int, kind: str = "ragged") -> tuple[float, float]:
         """(loss a token, gradient norm) of step `number`."""
-        result = self.runtime.step(self.ready.pop((number, kind), None) or self.microbatches(number, kind))
+        result = self.runtime.step(self.ready.pop((number, kind), []) or self.microbatches(number, kind))
         norm = self.runtime.clip(1.0)
         self.optimizer.step(1e-3)
         self.runtime.applied()

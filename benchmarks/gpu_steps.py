@@ -65,7 +65,7 @@ def counted_waits(place: Place, work: Callable[[], object]) -> Counter[str]:
     """How often `work` waits for the device, by the innermost of our own lines."""
     found: Counter[str] = Counter()
 
-    def note(message: Warning | str, category: type[Warning], filename: str, line: int, *more: object) -> None:
+    def note(message: Warning | str, *about: object, **more: object) -> None:
         if "synchroniz" not in str(message).lower():
             return
         stack = [f for f in traceback.extract_stack() if "/packages/" in f.filename or "gpu_places" in f.filename]

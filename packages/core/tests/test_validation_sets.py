@@ -90,3 +90,11 @@ def test_a_run_validates_on_each_of_its_sets(runs, corpora):
     assert kept["validation_sets"]["b"]["is"].startswith("1 files")
     runs.train("resume=out", "run.steps=9", "validate.sets.same=null", "validate.sets.more={documents: true}")
     assert set(runs.records("out")[-1]["validation_losses"]) == {"b", "more"}
+
+
+def test_a_set_with_another_tokenizer_is_refused(runs, corpora):
+    """Its tokens would mean other things, and its loss nothing."""
+    words = ("run.dir=other", f"data.path={corpora}/a", "validate.every=3", "data.separator=z")
+    printed = runs.train(*words, "validate.sets={b: {separator: x}}", code=2)
+    assert "validate.sets.b has another tokenizer than the data that the run learns" in printed
+    assert "end of text 120" in printed

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gangline import Part, hookimpl
-from gangline.config import EditConfig
+from gangline import Part, Problem, hookimpl
+from gangline.config import EditConfig, Run, world_of
 from gangline.model import EmbeddingNode, Init, nodes, replaced
+from gangline.strategy import Mesh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,20 @@ class PatchConfig(EditConfig):
     """Patches of an image as embeddings."""
 
     patch: int = 8  # pixels of a side
+
+    def check(self, run: Run) -> list[Problem]:
+        mesh = Mesh.of(run.parallel.axes(world_of(run)))
+        cut = mesh.size("cp") > 1 or (mesh.size("tp") > 1 and getattr(run.parallel, "sequence_parallel", False))
+        if not cut:
+            return []
+        why = "An embedding then has a part of each sequence, and this one puts an image at its beginning."
+        return [
+            Problem(
+                "patches=on does not know sequences that are cut over ranks.",
+                why,
+                "parallel.cp=1 parallel.sequence_parallel=false",
+            )
+        ]
 
 
 def edit(tree: Any, plan: Any, options: PatchConfig) -> tuple[Any, Any, list[str]]:

@@ -17,6 +17,8 @@ class PatchEmbedding(Embedding):
 
     def forward(self, batch) -> Tensor:
         hidden_BTD = super().forward(batch)
-        patches_BPX = unfold(batch.extra["pixels"], self.patch, stride=self.patch).transpose(1, 2)
+        patches_BPX = unfold(batch.extra["pixels"].to(self.patches.dtype), self.patch, stride=self.patch).transpose(
+            1, 2
+        )
         image_BPD = patches_BPX @ self.patches.T
         return torch.cat([image_BPD.to(hidden_BTD.dtype), hidden_BTD[:, image_BPD.shape[1] :]], 1)

@@ -8,9 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from gangline import UserError
 from gangline.comm import Comm, Comms
 from gangline.config import Run
-from gangline.model import Linear, Node
+from gangline.model import Linear, Node, by_path
 from gangline.precision import Precision
 from gangline.strategy import (
     Batch,
@@ -62,7 +63,7 @@ def build(
     sequence_parallel = config.sequence_parallel and tp.size > 1
     stages = StageAssignment(config, run, plan, mesh, comms.rank)
     given = describe(model, plan)
-    width = hidden_width(model, plan)
+    width = hidden_width(model, plan, stages.tree) if pp.size > 1 else None
     arrays = lay_out(
         plan,
         mesh,
@@ -173,13 +174,37 @@ def fold_comm(plan: Plan, mesh: Mesh, comms: Comms, name: str) -> Comm:
     return Solo(name, comms.rank) if fold is None else comms.fold(fold)
 
 
-def hidden_width(model: nn.Module, plan: Plan) -> int:
-    """D of the hidden state (B, T, D) that the embedding of a model on the meta device gives."""
+class _Unread(dict):
+    """Further tensors of a batch while nothing has been read."""
+
+    class NotRead(Exception):
+        """An embedding asked for one."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise self.NotRead(name)
+
+
+def hidden_width(model: nn.Module, plan: Plan, tree: Node) -> int:
+    """D of the hidden state (B, T, D) that the embedding of a model on the meta device gives.
+
+    Where it wants more of a batch than tokens (pixels), what its node says.
+    """
     with torch.device("meta"):
         tokens = torch.zeros(1, 1, dtype=torch.int64)
-        batch = Batch(tokens, tokens, tokens.bool(), tokens, tokens[0])
-    with torch.no_grad():
-        return model.get_submodule(plan.embed)(batch).shape[-1]
+        batch = Batch(tokens, tokens, tokens.bool(), tokens, tokens[0], extra=_Unread())
+    try:
+        with torch.no_grad():
+            return model.get_submodule(plan.embed)(batch).shape[-1]
+    except _Unread.NotRead as asked:
+        node = by_path(tree)[plan.embed]
+        width = getattr(node, "dim", None)
+        if not isinstance(width, int):
+            raise UserError(
+                f"a pipeline has to know how wide the hidden state is, and {plan.embed} says it of no batch without "
+                f"{str(asked)!r}.",
+                f"Give its node, {type(node).__name__}, the field dim.",
+            ) from None
+        return width
 
 
 def _over(comms: Comms, *axes: str) -> Callable[[Tensor], Tensor] | None:

@@ -27,7 +27,7 @@ class Components:
     over_sequence  differentiable sum over the ranks that hold the rest of the same sequences, None for one rank
     for_all_heads  of what heads share: of all tokens, with the gradients of all heads; None where heads are not cut
     tokens_cut     T of such a part over t
-    width          D of the hidden state
+    width          D of the hidden state; None without a pipeline
     prefetch       modules whose weights are unsharded ahead
     compress_after the steps before it add gradients as they are, whatever the codec
     listeners      (block's path, module) of modules with `after_step`
@@ -53,7 +53,7 @@ class Components:
     over_sequence: Callable[[Tensor], Tensor] | None
     for_all_heads: Callable[[Tensor], Tensor] | None
     tokens_cut: int
-    width: int
+    width: int | None
     prefetch: int
     compress_after: int
     listeners: list[tuple[str, StepListener]]

@@ -192,6 +192,7 @@ class ComposedRuntime(Runtime, RankStages):
     def empty(self, microbatch: int) -> Tensor:
         B, T = self._context.batches[microbatch].shape
         t = T // self._tokens_cut
+        assert self.made.width is not None
         return torch.empty(B, t, self.made.width, dtype=self.made.precision.compute_dtype, device=self.device)
 
     # --- after the step ---------------------------------------------------------------------------------------------

@@ -119,6 +119,10 @@ class DataSource(ABC):
         """Nats a token of a model that knows only how frequent each token is, or None where nobody counted."""
         return None
 
+    def tokenizer(self) -> str | None:
+        """What changes with the tokenizer, its end of text included; None where nobody knows what tokens mean."""
+        return None
+
     def decode(self, tokens: list[int]) -> str | None:
         """Tokens as text, or None where they are not text."""
         return None

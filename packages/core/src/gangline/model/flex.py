@@ -1,4 +1,4 @@
-"""Attention with windows, soft caps and sinks by FlexAttention, on CUDA. Not yet measured, nor run in the checks.
+"""Attention with windows, soft caps and sinks by FlexAttention, on CUDA.
 
 Only imported and compiled where a GPU asks for it.
 

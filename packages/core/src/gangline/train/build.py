@@ -99,16 +99,24 @@ def peers(source: DataSource, place: ReadPlace, mesh: Mesh, comms: Comms) -> Com
 def held_out_sources(run: Run) -> dict[str, DataSource]:
     """What the run validates on: the held-out part of its own data under "", then the sets by name.
 
-    Raises UserError, which names the set, for one that cannot be built.
+    Raises UserError, which names the set, for one that cannot be built, or has other tokens than the run's own data.
     """
     if not run.validate.every:
         return {}
-    sources = {"": build_source(run, "validation")}
+    own = build_source(run, "validation")
+    sources, tokenizer = {"": own}, own.tokenizer()
     for name, config in validation_sets(run).items():
         try:
             sources[name] = build_source(replace(run, data=config), "validation")
         except UserError as error:
             raise UserError(f"validate.sets.{name}: {error.what}", *error.details) from error
+        theirs = sources[name].tokenizer()
+        if None not in (tokenizer, theirs) and theirs != tokenizer:
+            raise UserError(
+                f"validate.sets.{name} has another tokenizer than the data that the run learns.",
+                f"It has {theirs}; the run's data has {tokenizer}: a token would mean another thing in each.",
+                "Prepare it with the tokenizer and the end of text of the run's data.",
+            )
     return sources
 
 

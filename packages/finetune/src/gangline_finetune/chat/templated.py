@@ -136,6 +136,9 @@ class TemplatedSource(DataSource, ABC):
     def fingerprint(self) -> str:
         return self._fingerprint
 
+    def tokenizer(self) -> str:
+        return f"{self.codec.identity}, end of text {self.codec.separator}"
+
     def encode(self, text: str) -> list[int]:
         return self.codec.encode(text)
 

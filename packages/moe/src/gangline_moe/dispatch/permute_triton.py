@@ -3,7 +3,7 @@
 Measured on an H100 with 16384 tokens of 8 rows each, 2048 wide, in bfloat16: 0.21 ms a sum and 0.41 ms a backward
 pass; the plain operators 2.9 (with weights) or 1.3, and 2.9. One read of all rows takes 0.18.
 
-N tokens, k rows of each, A rows in all, D model width
+N tokens, k experts of each, A rows, one for each pair of the two, D model width
 """
 
 from __future__ import annotations
