@@ -1,0 +1,48 @@
+"""How wide what a pipeline sends is, also where the embedding wants more of a batch than tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+from torch import nn
+
+from gangline import UserError
+from gangline.model import Embedding, EmbeddingNode, Node, compose_model
+from gangline.testing.runs import small_run
+from gangline_parallel_megatron_style.build import hidden_width
+
+
+class Pixels(Embedding):
+    """Wants pixels."""
+
+    def forward(self, batch):
+        return super().forward(batch) + batch.extra["pixels"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unsaid(Node):
+    """A node that does not say how wide it is."""
+
+    module: ClassVar[str] = f"{__name__}:Pixels"
+
+
+def model_with(embedding: nn.Module) -> nn.Module:
+    model = nn.Module()
+    model.embed = embedding.to("meta")
+    return model
+
+
+def test_the_width_is_that_of_what_the_embedding_gives_or_says():
+    tree, plan = compose_model(small_run("model.dim=24"))
+    node = EmbeddingNode(vocab_size=61, dim=24)
+    assert hidden_width(model_with(Embedding(node)), plan, tree) == 24
+    assert hidden_width(model_with(Pixels(node)), plan, tree) == 24
+
+
+def test_an_embedding_that_neither_gives_nor_says_it_is_refused():
+    tree, plan = compose_model(small_run("model.dim=24"))
+    odd = replace(tree, **{plan.embed: Unsaid()})
+    with pytest.raises(UserError, match=r"embed says it of no batch without 'pixels'"):
+        hidden_width(model_with(Pixels(EmbeddingNode(vocab_size=61, dim=24))), plan, odd)
