@@ -18,6 +18,7 @@ from gangline_dataloader.packing import pack_plan as plans
 from gangline_dataloader.prepare.prepare_plan import PLAN, WORK
 from gangline_dataloader.prepare.run import alone
 from gangline_dataloader.sources import build
+from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import FILE, VALIDATION, read
 
@@ -210,6 +211,19 @@ def test_first_validation_part_of_an_append_killed_at_its_end_is_named(two, tmp_
     (store / WORK / PLAN).write_text("{}")
     prepared(*words, "--out", store)
     assert contents(store) == wanted
+
+
+def test_append_to_an_older_store_keeps_its_validation_part(two):
+    """Its manifest does not say what is held out, and another --append was killed: that part is the store's own."""
+    _, second, store = two
+    before = documents(store / VALIDATION)
+    about = json.loads((store / FILE).read_text())
+    del about["held_out"], about["validation"]
+    (store / FILE).write_text(json.dumps(with_checksum(about)))
+    (store / WORK).mkdir()
+    (store / WORK / PLAN).write_text("{}")
+    prepared(second, "--out", store, "--append")
+    assert documents(store / VALIDATION)[: len(before)] == before
 
 
 def test_validation_part_of_another_store_is_named(two, tmp_path):

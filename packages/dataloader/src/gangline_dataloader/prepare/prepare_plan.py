@@ -102,7 +102,7 @@ def begun(
         if not _whole(store / VALIDATION):
             manifests.check_without_validation(manifests.read(store), str(store), (store / VALIDATION).exists())
         there = [split for split in SPLITS if _whole(store / split)]
-        if not manifests.read(store).held_out and (store / WORK / PLAN).exists():
+        if manifests.read(store).held_out is False and (store / WORK / PLAN).exists():
             there = [""]  # a validation part was left by a call that was killed
         shards = {split: len(manifests.read(store / split).shards) for split in there}
         base = Base(_digest(store), {**base.shards, **shards})
