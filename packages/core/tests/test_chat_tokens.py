@@ -195,6 +195,16 @@ def test_conversation_whose_last_reasoning_the_template_leaves_out_is_refused(fi
     assert "2 and 2 are 4" in render_chat(template, [USER, thought]).text
 
 
+def test_template_that_requires_reasoning_takes_a_conversation_with_it():
+    """Without it the template refuses the conversation, or fails: so it does not leave the reasoning out."""
+    refuses = "{% if not m.thinking %}{{ raise_exception('no thought') }}{% endif %}{{ m.thinking }}"
+    for thought in (refuses, "{{ '' + m.thinking }}"):
+        writes = f"{{% if m.role == 'assistant' %}}{thought}{{% endif %}}{{{{ m.content }}}}<|end|>"
+        template = ChatTemplate(TURN.replace("ANSWER", writes) + PROMPT, {}, "mine")
+        chat = [USER, {"role": "assistant", "content": "4", "thinking": "2 and 2 are 4"}]
+        assert "2 and 2 are 4" in render_chat(template, chat).text
+
+
 def test_an_end_token_that_is_added_and_not_special_ends_an_answer(tokenizer, tmp_path):
     made = Tokenizer.from_file(str(tokenizer))
     made.add_tokens([AddedToken("<|stop|>", special=False), AddedToken("   ", special=False)])

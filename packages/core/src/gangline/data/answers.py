@@ -83,7 +83,11 @@ def _check_reasoning(template: ChatTemplate, messages: Messages, text: str) -> N
     if not held or last["role"] != ASSISTANT:
         return
     without = {name: value for name, value in last.items() if name not in held}
-    if template.render([*messages[:-1], without]) == text:
+    try:
+        same = template.render([*messages[:-1], without]) == text
+    except TemplateRefusal:  # it takes no answer without reasoning
+        return
+    if same:
         raise TemplateRefusal(f"the template leaves out {held[0]}")
 
 
