@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -147,6 +148,18 @@ def test_shard_that_was_exchanged_before_the_start_is_named(store, monkeypatch, 
     (store / "other.npy").replace(store / SHARD)
     monkeypatch.setattr(npy, "WHOLE", whole)
     with pytest.raises(UserError, match=rf"{SHARD} is not the file that the manifest says"):
+        samples(source(store))
+
+
+def test_read_error_of_a_large_shard_is_named(store, monkeypatch):
+    """Of the pieces, as of the header."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(npy, "WHOLE", 0)
+    monkeypatch.setattr(npy, "sample", fail)
+    with pytest.raises(UserError, match=r"npy cannot be read\.\n.*Input/output error"):
         samples(source(store))
 
 

@@ -80,7 +80,10 @@ def mapped(path: Path, dtype: str, length: int, xxh3: str | None = None, pieces_
         found = mapped_file(file, dtype, length)
         digest, wanted = xxhash.xxh3_128(), xxh3
         if pieces_xxh3 and nbytes_of(dtype, length) > WHOLE:
-            sample(file, digest, PIECES)
+            try:
+                sample(file, digest, PIECES)
+            except OSError as error:
+                raise UserError(f"{path} cannot be read.", error.strerror or str(error), verify(path)) from error
             wanted = pieces_xxh3
         elif xxh3:
             digest.update(header(dtype, length))
