@@ -226,6 +226,17 @@ def test_append_to_an_older_store_keeps_its_validation_part(two):
     assert documents(store / VALIDATION)[: len(before)] == before
 
 
+def test_validation_part_is_recognised_from_its_own_directory(two, tmp_path, monkeypatch):
+    """A path of `.` does not say that it is one."""
+    _, second, store = two
+    shutil.copy(store / FILE, tmp_path / FILE)
+    before = read(store / VALIDATION).identity()
+    prepared(second, "--out", store, "--append")
+    shutil.copy(tmp_path / FILE, store / FILE)
+    monkeypatch.chdir(store / VALIDATION)
+    assert read(".").identity() == before
+
+
 def test_validation_part_of_another_store_is_named(two, tmp_path):
     _, second, store = two
     prepared(second, "--out", tmp_path / "other", "--validation", "0.2")

@@ -22,9 +22,11 @@ from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build, windows
-from gangline_dataloader.store.manifest import read
+from gangline_dataloader.store.fields import with_checksum
+from gangline_dataloader.store.manifest import FILE, read
 from gangline_dataloader.store.remote.cache import FileCache
 from gangline_dataloader.store.remote.fetch import Remote
+from gangline_dataloader.store.remote.tokens import RemoteTokens
 
 pytest.importorskip("aiohttp", reason="fsspec reads http with it")
 
@@ -400,6 +402,30 @@ def test_a_store_behind_a_url_is_verified_and_shown_as_on_disk(server, talks, ca
     assert [line.partition(": ")[0].partition(" ")[0] for line in lines] == [
         f"{where}/{name}" for name in ("shard-00001.loss.npy", "shard-00002.ends.npy", "validation/shard-00000.npy")
     ]
+
+
+def test_validation_part_behind_a_url_is_that_of_its_store(server, store, tmp_path):
+    """As on disk: without what an interrupted --append put behind it, and an error names the URL."""
+    where, cache = url(server, store), FileCache(tmp_path / "cache", 1 << 30)
+    before = RemoteTokens(f"{where}/validation", cache, 5.0).identity
+    old = (store / FILE).read_bytes()
+    (tmp_path / "more.txt").write_text("\n\n".join(f"{n} is appended" for n in range(99)))
+    words = [str(tmp_path / "more.txt"), "--out", str(store), "--append", "--validation", "0.9"]
+    assert commands.main(["prepare", *words]) == 0
+    assert RemoteTokens(f"{where}/validation", cache, 5.0).identity != before
+    (store / FILE).write_bytes(old)
+    assert RemoteTokens(f"{where}/validation", cache, 5.0).identity == before
+    for changed, why in (
+        ({"held_out": False, "validation": None}, f"{where}/validation does not belong to the store {where}\\."),
+        ({"validation": "0" * 32}, f"{where}/validation is not what was held out of the store {where}\\."),
+    ):
+        (store / FILE).write_text(json.dumps(with_checksum({**json.loads(old), **changed})))
+        with pytest.raises(UserError, match=why):
+            RemoteTokens(f"{where}/validation", cache, 5.0)
+        with pytest.raises(UserError, match=why):
+            commands.main(["verify", where])
+        with pytest.raises(UserError, match=why):
+            commands.main(["show", where])
 
 
 def test_plans_behind_a_url_that_can_be_listed_are_verified(store, capsys):

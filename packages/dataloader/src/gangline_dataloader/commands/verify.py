@@ -13,7 +13,7 @@ import xxhash
 from gangline import UserError
 from gangline_dataloader.packing.pack_plan import pieces_of, plan_of, planned, read as read_plan, rows_of
 from gangline_dataloader.store.files import StoreFiles, files_at
-from gangline_dataloader.store.manifest import Manifest, Tokenizer, ends_of, file_of, loss_of, read
+from gangline_dataloader.store.manifest import Manifest, Tokenizer, ends_of, file_of, loss_of
 from gangline_dataloader.store.npy import checksum, mapped, nbytes_of
 
 _OF_PLAN = re.compile(r"shard-\d+\.pack-(\d+)(?:\.rows)?\.npy")
@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
             stores, found = [whole], 1
             print(_line(error))
         for one in stores:
-            manifest = read(one.folder)
+            manifest = one.manifest()
             bad = [*damage_of_tokenizer(one, manifest.tokenizer), *damage(one, manifest)]
             bad += lost_plans(one)
             bad += [line for T in planned(one.folder) for line in damage_of_plan(one, manifest, T)]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gangline import UserError
-from gangline_dataloader.store.manifest import FILE, VALIDATION, check_without_validation, read
+from gangline_dataloader.store.manifest import FILE, VALIDATION, Manifest, check_without_validation, read
 from gangline_dataloader.store.remote.fetch import Remote
 from gangline_dataloader.store.remote.tokens import is_remote
 
@@ -25,6 +25,10 @@ class StoreFiles(ABC):
 
     name: str
     folder: Path
+
+    def manifest(self) -> Manifest:
+        """Raises UserError as `manifest.read`."""
+        return read(self.folder)
 
     @abstractmethod
     @contextmanager
@@ -67,7 +71,7 @@ class LocalFiles(StoreFiles):
         inside = LocalFiles(self.folder / VALIDATION)
         if (inside.folder / FILE).exists():
             return inside
-        check_without_validation(read(self.folder), self.name, inside.folder.exists())
+        check_without_validation(self.manifest(), self.name, inside.folder.exists())
         return None
 
 
@@ -85,6 +89,9 @@ class RemoteFiles(StoreFiles):
         for name in self.remote.names():
             if name.startswith("pack-") and name.endswith(".json"):
                 self._copied(name)
+
+    def manifest(self) -> Manifest:
+        return read(self.folder, self.name)
 
     def _copied(self, name: str) -> bool:
         content = self.remote.small(name, optional=name == FILE)
@@ -111,7 +118,7 @@ class RemoteFiles(StoreFiles):
         url = f"{self.name}/{VALIDATION}"
         if Remote(url, DEADLINE).small(FILE, optional=True) is not None:
             return RemoteFiles(url, self.folder / VALIDATION)
-        check_without_validation(read(self.folder), self.name, False)
+        check_without_validation(self.manifest(), self.name, False)
         return None
 
 

@@ -170,11 +170,11 @@ def check_without_validation(manifest: Manifest, name: str, folder: bool) -> Non
         )
 
 
-def stray_validation(folder: str | Path) -> UserError:
-    """What to say of a folder `validation` in a store whose manifest says that nothing was held out."""
+def stray_validation(name: str) -> UserError:
+    """What to say of a folder `validation` in a store, known as `name`, that says that nothing was held out."""
     return UserError(
-        f"{folder}/{VALIDATION} does not belong to the store {folder}.",
-        f"The manifest of {folder} says that nothing was held out: an --append that was interrupted left the folder, "
+        f"{name}/{VALIDATION} does not belong to the store {name}.",
+        f"The manifest of {name} says that nothing was held out: an --append that was interrupted left the folder, "
         "or somebody put it there.",
         "Give the same `gangline data prepare ... --append` again, or move the folder elsewhere and name it in "
         "validate.sets.",
@@ -196,23 +196,24 @@ def cuts(manifest: Manifest, folder: Path) -> str:
     return " and ".join(asked)
 
 
-def read(folder: str | Path) -> Manifest:
+def read(folder: str | Path, url: str = "") -> Manifest:
     """The manifest of a store, every claim of it looked at. Raises UserError that names file and field.
 
     Of the validation part of a store: as the manifest of that store knows it, without what an interrupted --append put
-    behind it.
+    behind it. url: of a store whose manifest was copied to `folder`, for messages.
     """
     folder = Path(folder).expanduser()
-    whole = _around(folder)  # read first: it is written last
+    whole = _around(folder.absolute())  # read first: it is written last
     found = _read(folder)
     if whole is None or (whole.held_out and whole.validation is None):
         return found
+    store = url.rstrip("/").removesuffix(f"/{VALIDATION}") or str(folder.absolute().parent)
     if not whole.held_out:
-        raise stray_validation(folder.parent)
+        raise stray_validation(store)
     if (count := found.grew_from(whole.validation or "")) is None:
         raise UserError(
-            f"{folder} is not what was held out of the store {folder.parent}.",
-            f"{folder.parent / FILE} knows that part by other checksums.",
+            f"{store}/{VALIDATION} is not what was held out of the store {store}.",
+            f"{store}/{FILE} knows that part by other checksums.",
             f"Copy the folder {VALIDATION} again, or prepare the store again.",
         )
     return found.first(count)

@@ -25,7 +25,7 @@ class StoreTokens(Sharded, ABC):
 
     def __init__(self, folder: Path, name: str, keep: int | None = None) -> None:
         self.folder, self.name = folder, name
-        self.manifest: Manifest = manifests.read(folder)
+        self.manifest: Manifest = manifests.read(folder, name if self.distant else "")
         super().__init__(
             self.manifest.shards.tokens,
             np.dtype(self.manifest.dtype),
