@@ -195,6 +195,18 @@ def test_conversation_whose_last_reasoning_the_template_leaves_out_is_refused(fi
     assert "2 and 2 are 4" in render_chat(template, [USER, thought]).text
 
 
+def test_reasoning_that_an_answer_repeats_is_not_left_out():
+    """Data sets hold it in a field and in the answer: a template that knows no such field writes it all the same."""
+    thought = "2 and 2 are 4"
+    answer = {"role": "assistant", "content": f"<think>{thought}</think>4", "reasoning_content": f"{thought}\n"}
+    template = ChatTemplate(TURN.replace("ANSWER", "{{ m.content }}<|end|>") + PROMPT, {}, "mine")
+    assert thought in render_chat(template, [USER, answer]).text
+    strips = "{{ m.content.split('</think>')[-1] }}<|end|>"
+    template = ChatTemplate(TURN.replace("ANSWER", strips) + PROMPT, {}, "mine")
+    with pytest.raises(TemplateRefusal, match="leaves out reasoning_content"):
+        render_chat(template, [USER, answer])
+
+
 def test_template_that_requires_reasoning_takes_a_conversation_with_it():
     """Without it the template refuses the conversation, or fails: so it does not leave the reasoning out."""
     refuses = "{% if not m.thinking %}{{ raise_exception('no thought') }}{% endif %}{{ m.thinking }}"

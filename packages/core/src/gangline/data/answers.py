@@ -80,7 +80,8 @@ def _check_reasoning(template: ChatTemplate, messages: Messages, text: str) -> N
     """
     last = messages[-1]
     held = [name for name in REASONING if isinstance(last.get(name), str) and last[name].strip()]
-    if not held or last["role"] != ASSISTANT:
+    absent = [name for name in held if last[name].strip() not in text]
+    if last["role"] != ASSISTANT or not absent:
         return
     without = {name: value for name, value in last.items() if name not in held}
     try:
@@ -88,7 +89,7 @@ def _check_reasoning(template: ChatTemplate, messages: Messages, text: str) -> N
     except TemplateRefusal:  # it takes no answer without reasoning
         return
     if same:
-        raise TemplateRefusal(f"the template leaves out {held[0]}")
+        raise TemplateRefusal(f"the template leaves out {absent[0]}")
 
 
 def _found(template: ChatTemplate, messages: Messages, first: int) -> RenderedChat:
