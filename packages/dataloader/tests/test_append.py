@@ -15,9 +15,11 @@ from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.packing import pack_plan as plans
+from gangline_dataloader.prepare import choice
 from gangline_dataloader.prepare.prepare_plan import PLAN, WORK
 from gangline_dataloader.prepare.run import alone
 from gangline_dataloader.sources import build
+from gangline_dataloader.store import manifest as manifests
 from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import FILE, VALIDATION, read
@@ -207,10 +209,96 @@ def test_first_validation_part_of_an_append_killed_at_its_end_is_named(two, tmp_
         commands.main(["verify", str(store)])
     with pytest.raises(UserError, match="validation does not belong to the store"):
         prepared(letters(tmp_path / "third", "c"), "--out", store, "--append")
-    (store / WORK).mkdir()  # as the killed call left it
-    (store / WORK / PLAN).write_text("{}")
-    prepared(*words, "--out", store)
-    assert contents(store) == wanted
+    assert contents(store)[f"{VALIDATION}/{FILE}"] == wanted[f"{VALIDATION}/{FILE}"]
+
+
+class Killed(Exception):
+    """Stands for the end of a process."""
+
+
+def killed_before_the_manifest(monkeypatch: pytest.MonkeyPatch, store: Path, at: Path, *words: object) -> None:
+    """Append to a store, and end when the manifest of folder `at` is about to be written."""
+    real = manifests.replace_json
+
+    def replace_json(path: Path, content: dict) -> None:
+        if path.parent == at:
+            raise Killed
+        real(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifests, "replace_json", replace_json)
+        with pytest.raises(Killed):
+            prepared(*words, "--out", store, "--append")
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_other_append_removes_the_validation_part_of_a_killed_one(two, tmp_path, monkeypatch, complete):
+    """The plan of the killed call says that it made the folder; the part may lack its manifest."""
+    first, second, _ = two
+    store, other = tmp_path / "whole", tmp_path / "other"
+    prepared(first, "--out", store, "--validation", "0")
+    shutil.copytree(store, other)
+    words = (second, "--validation", "0.2")
+    killed_before_the_manifest(monkeypatch, store, store if complete else store / VALIDATION, *words)
+    assert (store / VALIDATION / FILE).exists() == complete
+    shutil.copytree(store, again := tmp_path / "again")
+    third = letters(tmp_path / "third", "c")
+    for folder in (store, other):
+        prepared(third, "--out", folder, "--append", "--validation", "0")
+    assert not (store / VALIDATION).exists()
+    assert contents(store) == contents(other)
+    run = small_run("data=tokens", f"data.path={store}", "model.vocab_size=256", "batch.sequence_length=8")
+    build.tokens(run.data, run, "train")
+    assert commands.main(["verify", str(store)]) == 0
+    prepared(*words, "--out", store, "--append")
+    prepared(*words, "--out", again, "--append")  # the same call completes it
+    assert read(again).held_out
+    assert commands.main(["verify", str(again)]) == 0
+
+
+@pytest.mark.parametrize("manifest", [True, False])
+def test_append_never_touches_a_folder_of_the_users(two, tmp_path, monkeypatch, manifest):
+    """Neither before it begins, nor where the folder appears later, nor where another call was killed."""
+    first, second, elsewhere = two
+    store = tmp_path / "whole"
+    prepared(first, "--out", store, "--validation", "0")
+    third = letters(tmp_path / "third", "c")
+    killed_before_the_manifest(monkeypatch, store, store, third, "--validation", "0")
+    assert (store / WORK / PLAN).exists()
+    mine = store / VALIDATION
+    if manifest:
+        shutil.copytree(elsewhere, mine)
+    else:
+        mine.mkdir()
+        (mine / "notes.txt").write_text("mine")
+    kept = contents(mine)
+    for words in ((second, "--validation", "0.2"), (third, "--validation", "0.5")):
+        with pytest.raises(UserError, match=r"is in the way|does not belong"):
+            prepared(*words, "--out", store, "--append")
+        assert contents(mine) == kept
+    shutil.rmtree(mine)
+    real = choice.choose
+
+    def choose(plan):
+        real(plan)
+        shutil.copytree(elsewhere, mine) if manifest else (mine.mkdir(), (mine / "notes.txt").write_text("mine"))
+
+    monkeypatch.setattr(choice, "choose", choose)
+    with pytest.raises(UserError, match="is in the way"):
+        prepared(second, "--validation", "0.2", "--out", store, "--append")
+    assert contents(mine) == kept
+
+
+def test_prepare_refuses_a_folder_of_the_users_in_a_store_under_way(two, tmp_path, monkeypatch):
+    first, _, elsewhere = two
+    store = tmp_path / "fresh"
+    (store / WORK).mkdir(parents=True)
+    shutil.copytree(elsewhere, store / VALIDATION)
+    kept = contents(store / VALIDATION)
+    for share in ("0", "0.2"):
+        with pytest.raises(UserError, match="is in the way"):
+            prepared(first, "--out", store, "--validation", share)
+        assert contents(store / VALIDATION) == kept
 
 
 def test_append_to_an_older_store_keeps_its_validation_part(two):

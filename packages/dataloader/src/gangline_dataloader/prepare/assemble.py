@@ -24,6 +24,7 @@ from gangline_dataloader.store.manifest import (
     Manifest,
     ShardEntry,
     Shards,
+    Tokenizer,
     ends_of,
     file_of,
     loss_of,
@@ -94,16 +95,20 @@ def publish(plan: PreparePlan) -> None:
         folder, before, was = plan.store / split, plan.base.shards[split], plan.before(split)
         if not (after := before + len(chosen.shards[split])):
             continue
-        folder.mkdir(exist_ok=True)
         shards = Shards() if was is None else was.shards
         for number in range(before, after):
             shards.append(ShardEntry(**json.loads(_note(plan.work / SHARDS / split, number).read_bytes())))
+        dtype, size = dtype_for(codec.vocab_size), codec.vocab_size
+        if split and not before:
+            about = Tokenizer("", codec.identity, None, codec.separator)
+            plan.claim_validation(Manifest(dtype, size, about, shards).identity())
+        folder.mkdir(exist_ok=True)
+        for number in range(before, after):
             for name in (file_of(number), ends_of(number), loss_of(number)):
                 if (waiting := plan.work / SHARDS / split / name).exists():
                     waiting.replace(folder / name)
         _drop_from(folder, after)
         tokenizer, rule = copy_tokenizer(settings, folder), LEARNT_RULE if settings.chat else None
-        dtype, size = dtype_for(codec.vocab_size), codec.vocab_size
         held_out = not split and bool(plan.base.shards[VALIDATION] or chosen.shards[VALIDATION])
         made = Manifest(dtype, size, tokenizer, shards, sources, report, rule, True, held_out, validation)
         made.write(folder)

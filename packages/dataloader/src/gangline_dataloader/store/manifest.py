@@ -176,8 +176,8 @@ def stray_validation(name: str) -> UserError:
         f"{name}/{VALIDATION} does not belong to the store {name}.",
         f"The manifest of {name} says that nothing was held out: an --append that was interrupted left the folder, "
         "or somebody put it there.",
-        "Give the same `gangline data prepare ... --append` again, or move the folder elsewhere and name it in "
-        "validate.sets.",
+        "Type the interrupted `gangline data prepare ... --append` again: it completes the folder, and another --append "
+        "removes it. A folder of your own: move it elsewhere and name it in validate.sets.",
     )
 
 
