@@ -289,6 +289,23 @@ def test_append_never_touches_a_folder_of_the_users(two, tmp_path, monkeypatch, 
     assert contents(mine) == kept
 
 
+@pytest.mark.parametrize("share", ["0", "0.2"])
+def test_prepare_refuses_the_validation_folder_of_a_store(two, tmp_path, share, capsys):
+    """The store would refuse what is made there; its plans are made there."""
+    first, second, _ = two
+    store = tmp_path / "whole"
+    prepared(first, "--out", store, "--validation", share)
+    before = contents(store)
+    capsys.readouterr()
+    for more in ([], ["--append"]):
+        with pytest.raises(UserError, match="is the folder of what is held out of the store"):
+            prepared(second, "--out", store / VALIDATION, *more)
+        assert contents(store) == before
+        assert not capsys.readouterr().out, "refused before anything is done"
+    if share != "0":
+        prepared("--out", store / VALIDATION, "--pack", "8")
+
+
 def test_prepare_refuses_a_folder_of_the_users_in_a_store_under_way(two, tmp_path, monkeypatch):
     first, _, elsewhere = two
     store = tmp_path / "fresh"

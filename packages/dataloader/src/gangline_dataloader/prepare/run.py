@@ -29,7 +29,7 @@ from gangline_dataloader.prepare.inputs import listing
 from gangline_dataloader.prepare.prepare_plan import SUBMITTED, WORK, PreparePlan
 from gangline_dataloader.prepare.settings import TIKTOKEN, Settings
 from gangline_dataloader.store.durable import writing_to
-from gangline_dataloader.store.manifest import FILE, TEMPLATE, Manifest, cuts, read
+from gangline_dataloader.store.manifest import FILE, TEMPLATE, Manifest, cuts, read, store_around
 
 Progress = Callable[[str, int, int], None]  # (stage, done, in all)
 
@@ -63,8 +63,10 @@ def undertake(
     carry: Callable[[PreparePlan], None],
 ) -> None:
     """Plan, and have the plan carried out, unless all is done. Raises UserError as `prepare`, and for a full disk."""
+    folder = Path(out).expanduser()
+    check_not_a_part(folder)
     settings.check()
-    files, folder = listing(words, out), Path(out).expanduser()
+    files = listing(words, out)
     identity = settings.identity(files)
     if already(folder, identity, append):
         if (folder / WORK).exists():
@@ -192,6 +194,19 @@ def already(folder: Path, identity: str, append: bool) -> Manifest | None:
             f"{folder} holds something else.", "A store is made in a directory of its own.", "Name another --out."
         )
     return None
+
+
+def check_not_a_part(folder: Path) -> None:
+    """Raises UserError where a store says what its folder `validation` is, and `folder` is that one."""
+    if store_around(folder) is None:
+        return
+    store = folder.absolute().parent
+    raise UserError(
+        f"--out {folder} is the folder of what is held out of the store {store}.",
+        f"{store}/{FILE} says what lies there: another store in it would be refused.",
+        "Name another --out, and a validation set of its own in validate.sets; or put more behind the store: "
+        f"gangline data prepare INPUT --out {store} --append",
+    )
 
 
 def made_by(folder: Path, identity: str) -> bool:

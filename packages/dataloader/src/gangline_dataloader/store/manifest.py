@@ -176,8 +176,8 @@ def stray_validation(name: str) -> UserError:
         f"{name}/{VALIDATION} does not belong to the store {name}.",
         f"The manifest of {name} says that nothing was held out: an --append that was interrupted left the folder, "
         "or somebody put it there.",
-        "Type the interrupted `gangline data prepare ... --append` again: it completes the folder, and another --append "
-        "removes it. A folder of your own: move it elsewhere and name it in validate.sets.",
+        "Type the interrupted `gangline data prepare ... --append` again: it completes the folder, and another "
+        "--append removes it. A folder of your own: move it elsewhere and name it in validate.sets.",
     )
 
 
@@ -203,7 +203,7 @@ def read(folder: str | Path, url: str = "") -> Manifest:
     behind it. url: of a store whose manifest was copied to `folder`, for messages.
     """
     folder = Path(folder).expanduser()
-    whole = _around(folder.absolute())  # read first: it is written last
+    whole = store_around(folder)  # read first: it is written last
     found = _read(folder)
     if whole is None or (whole.held_out and whole.validation is None):
         return found
@@ -219,8 +219,9 @@ def read(folder: str | Path, url: str = "") -> Manifest:
     return found.first(count)
 
 
-def _around(folder: Path) -> Manifest | None:
+def store_around(folder: Path) -> Manifest | None:
     """The manifest of the store that a folder is the validation part of; None for any other folder, or an old store."""
+    folder = folder.absolute()
     if folder.name != VALIDATION or not (folder.parent / FILE).exists():
         return None
     try:
