@@ -15,7 +15,7 @@ from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.packing import pack_plan as plans
-from gangline_dataloader.prepare import choice
+from gangline_dataloader.prepare import assemble, choice, prepare_plan, run, settings
 from gangline_dataloader.prepare.prepare_plan import PLAN, WORK
 from gangline_dataloader.prepare.run import alone
 from gangline_dataloader.sources import build
@@ -231,6 +231,10 @@ def killed_before_the_manifest(monkeypatch: pytest.MonkeyPatch, store: Path, at:
             prepared(*words, "--out", store, "--append")
 
 
+def raise_killed(plan: object) -> None:
+    raise Killed
+
+
 @pytest.mark.parametrize("complete", [True, False])
 def test_other_append_removes_the_validation_part_of_a_killed_one(two, tmp_path, monkeypatch, complete):
     """The plan of the killed call says that it made the folder; the part may lack its manifest."""
@@ -287,6 +291,52 @@ def test_append_never_touches_a_folder_of_the_users(two, tmp_path, monkeypatch, 
     with pytest.raises(UserError, match="is in the way"):
         prepared(second, "--validation", "0.2", "--out", store, "--append")
     assert contents(mine) == kept
+
+
+def upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rules of --clean decide otherwise from now on."""
+    for module in (settings, prepare_plan, assemble, run):
+        monkeypatch.setattr(module, "RULES_VERSION", settings.RULES_VERSION + 1, raising=False)
+
+
+def test_repeated_calls_after_an_upgrade_of_the_rules_change_nothing(two, monkeypatch):
+    first, second, store = two
+    prepared(second, "--out", store, "--append")
+    whole = contents(store)
+    upgraded(monkeypatch)
+    prepared(first, "--out", store, "--validation", "0.2")
+    prepared(second, "--out", store, "--append")
+    assert contents(store) == whole
+
+
+def test_append_refuses_a_store_that_older_rules_cleaned(two, tmp_path, monkeypatch):
+    first, second, store = two
+    plain = tmp_path / "plain"
+    prepared(first, "--out", plain, "--clean", "none")
+    about = json.loads((plain / FILE).read_text())
+    del about["report"]["rules"]  # as of an older store
+    (plain / FILE).write_text(json.dumps(with_checksum(about)))
+    prepared(second / "b1.txt", "--out", plain, "--append")
+    prepared(second / "b2.txt", "--out", plain, "--append", "--clean", "unicode")
+    upgraded(monkeypatch)
+    for folder in (store, plain):
+        with pytest.raises(UserError, match="another version of the rules of --clean"):
+            prepared(second, "--out", folder, "--append", "--clean", "length")
+        prepared(second, "--out", folder, "--append", "--clean", "none")
+
+
+@pytest.mark.parametrize("clean", ["none", "unicode"])
+def test_killed_call_restarts_after_an_upgrade_where_it_cleans(two, tmp_path, monkeypatch, clean):
+    first, _, _ = two
+    store = tmp_path / "killed"
+    monkeypatch.setattr(choice, "choose", raise_killed)
+    with pytest.raises(Killed):
+        prepared(first, "--out", store, "--clean", clean)
+    before = (store / WORK / "task-000000.json").stat().st_mtime_ns
+    upgraded(monkeypatch)
+    with pytest.raises(Killed):
+        prepared(first, "--out", store, "--clean", clean)
+    assert ((store / WORK / "task-000000.json").stat().st_mtime_ns == before) == (clean == "none")
 
 
 @pytest.mark.parametrize("share", ["0", "0.2"])

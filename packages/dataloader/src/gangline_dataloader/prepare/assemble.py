@@ -16,7 +16,7 @@ import numpy as np
 from gangline.data import LEARNT_RULE
 from gangline_dataloader.prepare import choice
 from gangline_dataloader.prepare.prepare_plan import PreparePlan
-from gangline_dataloader.prepare.settings import copy_tokenizer, dtype_for
+from gangline_dataloader.prepare.settings import RULES_VERSION, copy_tokenizer, dtype_for
 from gangline_dataloader.prepare.task import Count, counted_of, paths, tag
 from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.manifest import (
@@ -126,7 +126,7 @@ def _sources(plan: PreparePlan, chosen: choice.KeptDocuments) -> dict[str, Any]:
 def _report(plan: PreparePlan, chosen: choice.KeptDocuments) -> dict[str, Any]:
     """What was kept and dropped by source, in all; of which call, and which calls put something behind it."""
     known, counts = plan.before(""), {name: Count(**one) for name, one in chosen.counts.items()}
-    here = {"identity": plan.identity, "settings": asdict(plan.settings)}
+    here = {"identity": plan.identity, "settings": asdict(plan.settings), "rules": RULES_VERSION}
     if known is None:
         return {**here, "by_source": {name: vars(count) for name, count in counts.items()}}
     whole = {name: Count(**one) for name, one in known.report.get("by_source", {}).items()}

@@ -25,7 +25,7 @@ from typing import Any
 
 from gangline import UserError
 from gangline_dataloader.prepare.inputs import Input, tasks
-from gangline_dataloader.prepare.settings import BESIDE, Settings
+from gangline_dataloader.prepare.settings import BESIDE, RULES_VERSION, Settings
 from gangline_dataloader.store import manifest as manifests
 from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.manifest import FILE, VALIDATION, Manifest
@@ -110,6 +110,7 @@ class PreparePlan:
             "settings": asdict(self.settings),
             "engine": self.engine,
             "base": asdict(self.base),
+            "rules": RULES_VERSION,
             MADE: made,
             "files": [list(vars(file).values()) for file in self.files],  # many
         }
@@ -175,6 +176,7 @@ def _same(work: Path, plan: PreparePlan) -> Base | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     same = content["identity"] == plan.identity and base.digest == plan.base.digest
+    same = same and (content.get("rules") == RULES_VERSION or not plan.settings.filters)
     return base if same and base.shards.keys() == plan.base.shards.keys() else None
 
 

@@ -27,7 +27,7 @@ from gangline.launch import die_with
 from gangline_dataloader.prepare import assemble, choice, known, prepare_plan as plans, task
 from gangline_dataloader.prepare.inputs import listing
 from gangline_dataloader.prepare.prepare_plan import SUBMITTED, WORK, PreparePlan
-from gangline_dataloader.prepare.settings import TIKTOKEN, Settings
+from gangline_dataloader.prepare.settings import RULES_VERSION, TIKTOKEN, Settings
 from gangline_dataloader.store.durable import writing_to
 from gangline_dataloader.store.manifest import FILE, TEMPLATE, Manifest, cuts, read, store_around
 
@@ -225,6 +225,14 @@ def fits(manifest: Manifest, settings: Settings, folder: Path) -> None:
             f"{folder} may hold texts that were cut or padded: its {known.file} says {cut}, which was once heeded.",
             "What is put behind them would be whole.",
             "Prepare all of it anew, to another --out.",
+        )
+    calls = (manifest.report, *manifest.report.get("appended", []))
+    used = [one.get("rules", 1) for one in calls if Settings.recorded(one.get("settings", {})).filters]
+    if settings.filters and (older := [version for version in used if version != RULES_VERSION]):
+        raise UserError(
+            f"{folder} was prepared by another version of the rules of --clean, --language and --replace.",
+            f"Version {older[0]} there, {RULES_VERSION} here: texts put behind them would be cleaned differently.",
+            "Prepare all of it again, to another --out; --clean none, without --language and --replace, uses no rule.",
         )
     if settings.chat and manifest.shards.loss_xxh3 and manifest.learnt_rule != LEARNT_RULE:
         raise UserError(
