@@ -19,7 +19,7 @@ from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
-from gangline_dataloader.store import npy, watch
+from gangline_dataloader.store import local, npy, watch
 from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.manifest import FILE
 from gangline_dataloader.store.npy import checksum
@@ -75,6 +75,22 @@ def test_a_shard_that_changed_under_a_run_is_named(store, change, packing, monke
         reader.take()
     reader.close()
     assert len(whole) == now.length()
+
+
+def test_shard_that_changes_while_it_is_compared_is_named(store, monkeypatch):
+    """Its time is set back, so that only the time of its inode tells it from what was compared."""
+    real = local.mapped
+
+    def mapped(path: Path, *words):
+        found, before = real(path, *words), path.stat()
+        if path.name == SHARD:
+            overwritten(path)
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        return found
+
+    monkeypatch.setattr(local, "mapped", mapped)
+    with pytest.raises(UserError, match=rf"{SHARD} has changed since the run began"):
+        samples(source(store))
 
 
 READS = """
