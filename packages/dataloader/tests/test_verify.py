@@ -108,6 +108,35 @@ def test_verify_names_a_plan_with_a_flipped_bit(store, capsys):
     assert "pack-32.json is damaged, or of an older version. It has no checksum" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_advice_about_a_plan_behind_a_url_works(lost, store, tmp_path, capsys):
+    """The command that makes a plan takes no URL: a copy of the store is planned, and its plan uploaded."""
+    name, where = "pack-32.json", store.as_uri()
+    if lost:
+        (store / name).unlink()
+    else:
+        (tmp_path / "more.txt").write_text("more " * 99)
+        kept = (store / name).read_bytes()
+        assert commands.main(["prepare", str(tmp_path / "more.txt"), "--out", str(store), "--append"]) == 0
+        (store / name).write_bytes(kept)
+    capsys.readouterr()
+    assert commands.main(["verify", where]) == 1
+    advice = (
+        "gangline data prepare --out DIR --pack 32  in a copy DIR of the store on a disk; then upload DIR/*pack-32.*"
+    )
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if "all as written" not in one]
+    assert line.endswith(f"{advice} to {where}")
+    sizes = ("model.vocab_size=257", "batch.sequence_length=32", "data=tokens", f"data.cache={tmp_path / 'cache'}")
+    (problem, *_) = problems(small_run(*sizes, f"data.path={where}", "data.packing=best_fit"))
+    assert f"{advice} to {where}" in str(problem)
+    copy = tmp_path / "copy"
+    shutil.copytree(store, copy)
+    assert commands.main(["prepare", "--out", str(copy), "--pack", "32"]) == 0
+    for path in copy.glob("*pack-32.*"):
+        shutil.copy(path, store)
+    assert commands.main(["verify", where]) == 0
+
+
 def test_a_run_refuses_a_store_with_another_tokenizer(store):
     assert opened(store).length() > 0
     swapped(store / "tokenizer.json")
