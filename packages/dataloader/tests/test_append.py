@@ -192,7 +192,7 @@ def test_validation_part_of_an_append_killed_at_its_end_does_not_count(two, tmp_
         assert documents(folder) == documents(old / folder.relative_to(store))
 
 
-def test_first_validation_part_of_an_append_killed_at_its_end_is_named(two, tmp_path):
+def test_first_validation_part_of_an_append_killed_at_its_end_is_named(two, tmp_path, capsys):
     first, second, _ = two
     store, old = tmp_path / "whole", tmp_path / "old"
     prepared(first, "--out", store, "--validation", "0")
@@ -205,8 +205,11 @@ def test_first_validation_part_of_an_append_killed_at_its_end_is_named(two, tmp_
     for split in ("train", "validation"):
         with pytest.raises(UserError, match="validation does not belong to the store"):
             build.tokens(run.data, run, split)
-    with pytest.raises(UserError, match="validation does not belong to the store"):
-        commands.main(["verify", str(store)])
+    capsys.readouterr()
+    assert commands.main(["verify", str(store)]) == 1
+    good, line = capsys.readouterr().out.splitlines()
+    assert good.endswith("all as written")
+    assert line.startswith(f"{store}/validation does not belong to the store {store}.")
     with pytest.raises(UserError, match="validation does not belong to the store"):
         prepared(letters(tmp_path / "third", "c"), "--out", store, "--append")
     assert contents(store)[f"{VALIDATION}/{FILE}"] == wanted[f"{VALIDATION}/{FILE}"]
@@ -392,13 +395,17 @@ def test_validation_part_is_recognised_from_its_own_directory(two, tmp_path, mon
     assert read(".").identity() == before
 
 
-def test_validation_part_of_another_store_is_named(two, tmp_path):
+def test_validation_part_of_another_store_is_named(two, tmp_path, capsys):
     _, second, store = two
     prepared(second, "--out", tmp_path / "other", "--validation", "0.2")
     shutil.rmtree(store / VALIDATION)
     shutil.copytree(tmp_path / "other" / VALIDATION, store / VALIDATION)
-    with pytest.raises(UserError, match="is not what was held out of the store"):
-        commands.main(["verify", str(store)])
+    capsys.readouterr()
+    assert commands.main(["verify", str(store)]) == 1
+    assert f"{store}/validation is not what was held out of the store {store}." in capsys.readouterr().out
+    (store / VALIDATION / FILE).write_text("{")
+    assert commands.main(["verify", str(store)]) == 1
+    assert f"{store}/validation/{FILE} is damaged" in capsys.readouterr().out
 
 
 def test_plan_that_did_not_grow_with_its_store_is_named(two, capsys):

@@ -40,7 +40,14 @@ def run(argv: Sequence[str]) -> int:
             stores, found = [whole], 1
             print(_line(error))
         for one in stores:
-            manifest = one.manifest()
+            try:
+                manifest = one.manifest()
+            except UserError as error:
+                if one is whole:
+                    raise
+                found += 1
+                print(_line(error).replace(str(one.folder), one.name))
+                continue
             bad = [*damage_of_tokenizer(one, manifest.tokenizer), *damage(one, manifest)]
             bad += lost_plans(one)
             bad += [line for T in planned(one.folder) for line in damage_of_plan(one, manifest, T)]

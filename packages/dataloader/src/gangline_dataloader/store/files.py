@@ -80,7 +80,7 @@ class RemoteFiles(StoreFiles):
 
     def __init__(self, url: str, folder: Path) -> None:
         self.name, self.folder, self.remote = url.rstrip("/"), folder, Remote(url, DEADLINE)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         if not self._copied(FILE):
             raise UserError(
                 f"{url} holds no token store: it has no {FILE}.",
@@ -128,5 +128,12 @@ def files_at(place: str) -> Iterator[StoreFiles]:
     if not is_remote(place):
         yield LocalFiles(Path(place).expanduser())
         return
-    with tempfile.TemporaryDirectory(prefix="gangline-") as folder:
-        yield RemoteFiles(place, Path(folder, "store"))
+    with tempfile.TemporaryDirectory(prefix="gangline-") as temporary:
+        folder, url = Path(temporary, "store"), place.rstrip("/")
+        if (around := url.removesuffix(f"/{VALIDATION}")) != url:
+            # The manifest of the store around it says what belongs to it.
+            if (content := Remote(around, DEADLINE).small(FILE, optional=True)) is not None:
+                folder.mkdir()
+                (folder / FILE).write_bytes(content)
+            folder = folder / VALIDATION
+        yield RemoteFiles(place, folder)
