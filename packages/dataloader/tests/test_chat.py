@@ -372,6 +372,16 @@ def test_a_store_keeps_its_template_and_its_tokenizer_is_the_runs(chats, tokeniz
         run.data.chat_template(run)
 
 
+def test_conversation_with_half_a_character_is_refused_as_data_chat_refuses_it(chats, tokenizer):
+    """Before --clean removes it, and whatever the template writes."""
+    chats.write_text(
+        "\n".join(json.dumps({"messages": talk(n)}) for n in range(3)).replace("1 times", "1\\ud800 times")
+    )
+    folder = prepared(chats, "--tokenizer", str(tokenizer), "--validation", "0")
+    count = read(folder).report["by_source"][str(chats)]
+    assert (count["kept"], count["dropped"]) == (2, {"chat: it has half a character (of a surrogate pair)": 1})
+
+
 def test_a_store_of_the_older_rule_is_named_and_not_put_behind(chats, tokenizer):
     folder = prepared(chats, "--tokenizer", str(tokenizer))
     path = folder / "manifest.json"

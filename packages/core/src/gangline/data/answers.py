@@ -8,13 +8,13 @@ trained on.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from gangline.data.chat import ChatTemplate, TemplateRefusal
+from gangline.data.formats import has_half_character
 
 Messages = list[dict[str, Any]]
 ASSISTANT = "assistant"  # the role whose words are learnt
@@ -22,7 +22,7 @@ REASONING = ("reasoning_content", "reasoning", "thinking")  # fields in which da
 CHANGES = "the template writes earlier turns in another way once more follow"
 # Two answers that no template knows, and that begin otherwise: of digits, which no filter changes.
 _OTHER = tuple(f"{first}{uuid4().int}" for first in (1, 2))
-_HALF = re.compile("[\ud800-\udfff]")  # JSON may name one alone
+HALF_CHARACTER = "it has half a character (of a surrogate pair)"
 
 
 class AnswerSpan(NamedTuple):
@@ -50,8 +50,8 @@ def render_chat(template: ChatTemplate, messages: Messages, first: int = 0) -> R
     found = (_marked if template.marks else _found)(template, messages, first)
     _check_calls(template, messages, found.text)
     _check_reasoning(template, messages, found.text, first)
-    if _HALF.search(found.text):
-        raise TemplateRefusal("it has half a character (of a surrogate pair)")
+    if has_half_character(found.text):
+        raise TemplateRefusal(HALF_CHARACTER)
     return found
 
 
