@@ -371,19 +371,6 @@ def test_prepare_refuses_a_folder_of_the_users_in_a_store_under_way(two, tmp_pat
         assert contents(store / VALIDATION) == kept
 
 
-def test_append_to_an_older_store_keeps_its_validation_part(two):
-    """Its manifest does not say what is held out, and another --append was killed: that part is the store's own."""
-    _, second, store = two
-    before = documents(store / VALIDATION)
-    about = json.loads((store / FILE).read_text())
-    del about["held_out"], about["validation"]
-    (store / FILE).write_text(json.dumps(with_checksum(about)))
-    (store / WORK).mkdir()
-    (store / WORK / PLAN).write_text("{}")
-    prepared(second, "--out", store, "--append")
-    assert documents(store / VALIDATION)[: len(before)] == before
-
-
 def test_validation_part_is_recognised_from_its_own_directory(two, tmp_path, monkeypatch):
     """A path of `.` does not say that it is one."""
     _, second, store = two

@@ -60,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
 def damage_of_tokenizer(store: StoreFiles, about: Tokenizer) -> Iterator[str]:
     """A line for each file of the tokenizer that is not as it was written."""
     files = [(about.file, about.identity)] if about.file is not None else []
-    for name, wanted in [*files, *zip(about.beside, about.beside_xxh3, strict=False)]:
+    for name, wanted in [*files, *zip(about.beside, about.beside_xxh3, strict=True)]:
         content = store.small(name)
         if content is None:
             yield f"{store.name}/{name}: it is missing"

@@ -110,7 +110,7 @@ def publish(plan: PreparePlan) -> None:
         _drop_from(folder, after)
         tokenizer, rule = copy_tokenizer(settings, folder), LEARNT_RULE if settings.chat else None
         held_out = not split and bool(plan.base.shards[VALIDATION] or chosen.shards[VALIDATION])
-        made = Manifest(dtype, size, tokenizer, shards, sources, report, rule, True, held_out, validation)
+        made = Manifest(dtype, size, tokenizer, shards, sources, report, rule, held_out, validation)
         made.write(folder)
         validation = made.identity()
     shutil.rmtree(plan.work)

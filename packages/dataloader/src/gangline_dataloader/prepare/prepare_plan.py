@@ -128,8 +128,7 @@ def begun(
     if append:
         there = [""] if made else [split for split in SPLITS if _whole(store / split)]
         if there == [""]:
-            exists = not made and (store / VALIDATION).exists()
-            manifests.check_without_validation(manifests.read(store), str(store), exists)
+            manifests.check_without_validation(manifests.read(store), str(store))
         shards = {split: len(manifests.read(store / split).shards) for split in there}
         base = Base(_digest(store), {**base.shards, **shards})
     plan = PreparePlan(store, identity, settings, engine, files, base)

@@ -29,7 +29,7 @@ from gangline_dataloader.prepare.inputs import listing
 from gangline_dataloader.prepare.prepare_plan import SUBMITTED, WORK, PreparePlan
 from gangline_dataloader.prepare.settings import RULES_VERSION, TIKTOKEN, Settings
 from gangline_dataloader.store.durable import writing_to
-from gangline_dataloader.store.manifest import FILE, TEMPLATE, Manifest, cuts, read, store_around
+from gangline_dataloader.store.manifest import FILE, TEMPLATE, Manifest, read, store_around
 
 Progress = Callable[[str, int, int], None]  # (stage, done, in all)
 
@@ -220,12 +220,6 @@ def made_by(folder: Path, identity: str) -> bool:
 def fits(manifest: Manifest, settings: Settings, folder: Path) -> None:
     """Raises UserError where documents by these options have no place behind those of a store."""
     codec, known = settings.codec(), manifest.tokenizer
-    if cut := cuts(manifest, folder):
-        raise UserError(
-            f"{folder} may hold texts that were cut or padded: its {known.file} says {cut}, which was once heeded.",
-            "What is put behind them would be whole.",
-            "Prepare all of it anew, to another --out.",
-        )
     calls = (manifest.report, *manifest.report.get("appended", []))
     used = [one.get("rules", 1) for one in calls if Settings.recorded(one.get("settings", {})).filters]
     if settings.filters and (older := [version for version in used if version != RULES_VERSION]):

@@ -71,7 +71,7 @@ class LocalFiles(StoreFiles):
         inside = LocalFiles(self.folder / VALIDATION)
         if (inside.folder / FILE).exists():
             return inside
-        check_without_validation(self.manifest(), self.name, inside.folder.exists())
+        check_without_validation(self.manifest(), self.name)
         return None
 
 
@@ -118,7 +118,7 @@ class RemoteFiles(StoreFiles):
         url = f"{self.name}/{VALIDATION}"
         if Remote(url, DEADLINE).small(FILE, optional=True) is not None:
             return RemoteFiles(url, self.folder / VALIDATION)
-        check_without_validation(self.manifest(), self.name, False)
+        check_without_validation(self.manifest(), self.name)
         return None
 
 
