@@ -101,7 +101,7 @@ def make(folder: Path, manifest: Manifest, sequence_length: int) -> PackPlan:
         ):
             writer = NpyWriter(folder / names(number, sequence_length), "<u4")
             writer.write(content)
-            sums.append(writer.close()[0])
+            sums.append(writer.close())
             lengths.append(len(content))
         shards.pieces[-1] //= 2
     plan = PackPlan(sequence_length, identity, padding, cut, shards)

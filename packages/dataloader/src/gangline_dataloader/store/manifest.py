@@ -276,8 +276,8 @@ def _shards(said: JsonFields) -> Shards:
         raise said.wrong("tokens", "expected lists of one length, with something in them")
     if not all(0 < d <= t < 1 << 32 for t, d in zip(tokens, documents, strict=True)):
         raise said.wrong("documents", "each shard has a document, none is empty, and all have under 2^32 tokens")
-    maybe = [said.maybe(key, said.checksums) or [] for key in ("loss_xxh3", "pieces_xxh3")]
-    for key, found in zip(("loss_xxh3", "pieces_xxh3"), maybe, strict=True):
+    maybe = {key: said.maybe(key, said.checksums) or [] for key in ("loss_xxh3", "pieces_xxh3")}
+    for key, found in maybe.items():
         if found and len(found) != len(tokens):
             raise said.wrong(key, "expected one for each shard, or none")
-    return Shards(tokens, documents, sums, ends, *maybe)
+    return Shards(tokens, documents, sums, ends, **maybe)
