@@ -371,6 +371,27 @@ def test_prepare_refuses_a_folder_of_the_users_in_a_store_under_way(two, tmp_pat
         assert contents(store / VALIDATION) == kept
 
 
+def test_validation_part_is_read_while_an_append_ends(two, tmp_path, monkeypatch):
+    """The manifest of the store is read first: a part that has grown since begins with what that manifest knows."""
+    _, second, store = two
+    new, before = tmp_path / "new", read(store / VALIDATION).identity()
+    shutil.copytree(store, new)
+    prepared(second, "--out", new, "--append")
+    assert read(new / VALIDATION).identity() != before
+    real, reads = manifests._read, []
+
+    def read_one(folder: Path):
+        found = real(folder)
+        if not reads:
+            shutil.copytree(new, store, dirs_exist_ok=True)
+        reads.append(folder)
+        return found
+
+    monkeypatch.setattr(manifests, "_read", read_one)
+    assert read(store / VALIDATION).identity() == before
+    assert reads == [store, store / VALIDATION]
+
+
 def test_validation_part_is_recognised_from_its_own_directory(two, tmp_path, monkeypatch):
     """A path of `.` does not say that it is one."""
     _, second, store = two

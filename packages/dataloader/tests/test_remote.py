@@ -438,6 +438,16 @@ def test_validation_part_behind_a_url_is_that_of_its_store(server, store, tmp_pa
             commands.main(["show", where])
 
 
+@pytest.mark.parametrize("status", [403, 404])
+def test_validation_part_behind_a_url_is_read_without_its_store(server, store, tmp_path, status):
+    """S3 answers 403 for what is not there, where nobody may list names."""
+    server.trouble = lambda path: status if path == f"/{store.name}/{FILE}" else None
+    where = f"{url(server, store)}/validation"
+    found = RemoteTokens(where, FileCache(tmp_path / "cache", 1 << 30), 5.0)
+    assert found.identity == read(store / "validation").identity()
+    assert commands.main(["verify", where]) == 0
+
+
 def test_plans_behind_a_url_that_can_be_listed_are_verified(store, capsys):
     """The file system of a directory, which lists names and sizes as an object store does."""
     where = store.as_uri()
