@@ -263,6 +263,35 @@ def test_other_append_removes_the_validation_part_of_a_killed_one(two, tmp_path,
     assert commands.main(["verify", str(again)]) == 0
 
 
+@pytest.mark.parametrize("folder", [VALIDATION, WORK])
+def test_killed_call_restarts_where_another_began_to_remove_its_work(two, tmp_path, monkeypatch, folder):
+    """A shard that is gone is not taken for one that has its name in the store already."""
+    first, second, _ = two
+    store, wanted = tmp_path / "whole", tmp_path / "wanted"
+    prepared(first, "--out", store, "--validation", "0")
+    shutil.copytree(store, wanted)
+    words = (second, "--append", "--validation", "0.2")
+    prepared(*words, "--out", wanted)
+    killed_before_the_manifest(monkeypatch, store, store, second, "--validation", "0.2")
+    shards = store / folder / ("." if folder == VALIDATION else "shards")
+    real = shutil.rmtree
+
+    def rmtree(path: Path, ignore_errors: bool = False) -> None:
+        if path == store / folder:
+            for one in shards.glob("*.npy"):
+                one.unlink()
+            raise Killed
+        real(path, ignore_errors)
+
+    third = letters(tmp_path / "third", "c")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", rmtree)
+        with pytest.raises(Killed):
+            prepared(third, "--out", store, "--append", "--validation", "0")
+    prepared(*words, "--out", store)
+    assert contents(store) == contents(wanted)
+
+
 @pytest.mark.parametrize("manifest", [True, False])
 def test_append_never_touches_a_folder_of_the_users(two, tmp_path, monkeypatch, manifest):
     """Neither before it begins, nor where the folder appears later, nor where another call was killed."""

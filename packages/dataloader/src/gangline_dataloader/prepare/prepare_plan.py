@@ -97,7 +97,9 @@ class PreparePlan:
         made = None
         if _same(self.work, self) is not None:
             made = _content(self.work).get(MADE)
-        else:
+        elif self.work.exists():
+            if content := _content(self.work):  # no call goes on with what is removed from here on
+                replace_json(self.work / PLAN, {**content, "identity": None})
             if _made_part(self.store):
                 (self.store / VALIDATION / FILE).unlink(missing_ok=True)
                 shutil.rmtree(self.store / VALIDATION)
