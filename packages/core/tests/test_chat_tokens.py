@@ -195,6 +195,72 @@ def test_conversation_whose_last_reasoning_the_template_leaves_out_is_refused(fi
     assert "2 and 2 are 4" in render_chat(template, [USER, thought]).text
 
 
+def test_reasoning_that_an_answer_repeats_is_not_left_out():
+    """Data sets hold it in a field and in the answer: a template that knows no such field writes it all the same."""
+    thought = "2 and 2 are 4"
+    answer = {"role": "assistant", "content": f"<think>{thought}</think>4", "reasoning_content": f"{thought}\n"}
+    template = ChatTemplate(TURN.replace("ANSWER", "{{ m.content }}<|end|>") + PROMPT, {}, "mine")
+    assert thought in render_chat(template, [USER, answer]).text
+    strips = "{{ m.content.split('</think>')[-1] }}<|end|>"
+    template = ChatTemplate(TURN.replace("ANSWER", strips) + PROMPT, {}, "mine")
+    with pytest.raises(TemplateRefusal, match="leaves out reasoning_content"):
+        render_chat(template, [USER, answer])
+
+
+PLAIN = TURN.replace("ANSWER", "{{ m.content }}<|end|>") + PROMPT
+
+
+def test_reasoning_of_an_answer_of_weight_0_may_be_left_out():
+    """It is not trained on."""
+    thought = {"role": "assistant", "content": "4", "reasoning": "2 and 2 are 4"}
+    template = ChatTemplate(PLAIN, {}, "mine")
+    chat = [USER, {"role": "assistant", "content": "5"}, {**thought, "weight": 0}]
+    assert len(render_chat(template, chat).answers) == 1
+    assert (
+        len(render_chat(template, [USER, {**thought, "weight": 0}, {"role": "assistant", "content": "5"}]).answers) == 1
+    )
+    assert render_chat(template, [USER, thought, {"role": "assistant", "content": "5"}], first=2).answers
+
+
+def test_reasoning_in_parts_is_written_or_refused():
+    parts = [{"type": "text", "text": "2 and 2"}, {"type": "text", "text": "are 4"}]
+    chat = [USER, {"role": "assistant", "content": "", "thinking": parts}]
+    texts = "{% if m.thinking is string %}{{ m.thinking }}{% endif %}{{ m.content }}"
+    one = "{% if m.thinking %}{{ m.thinking[0].text }}{% endif %}{{ m.content }}"
+    for writes in (texts, one):
+        template = ChatTemplate(TURN.replace("ANSWER", writes) + PROMPT, {}, "mine")
+        with pytest.raises(TemplateRefusal, match="leaves out thinking"):
+            render_chat(template, chat)
+    every = "{% for part in m.thinking or [] %}{{ part.text }}{% endfor %}{{ m.content }}"
+    assert "are 4" in render_chat(ChatTemplate(TURN.replace("ANSWER", every) + PROMPT, {}, "mine"), chat).text
+    upper = "{% for part in m.thinking or [] %}{{ part.text | upper }}{% endfor %}{{ m.content }}"
+    assert "ARE 4" in render_chat(ChatTemplate(TURN.replace("ANSWER", upper) + PROMPT, {}, "mine"), chat).text
+
+
+def test_reasoning_beside_a_call_is_written_or_refused():
+    """Of the turn since the user's last message; earlier ones may leave it out."""
+    calls = "{{ m.content }}{{ (m.tool_calls or [''])[0] }}<|end|>"
+    thought = [USER, {**CALL[1], "reasoning_content": "a sum"}, CALL[2]]
+    answer = {"role": "assistant", "content": "done"}
+    template = ChatTemplate(TURN.replace("ANSWER", calls) + PROMPT, {}, "mine")
+    for chat in (thought, thought[:2], [*thought, answer]):
+        with pytest.raises(TemplateRefusal, match="leaves out reasoning_content"):
+            render_chat(template, chat)
+    assert render_chat(template, [*thought, answer, USER, answer]).answers
+    writes = ChatTemplate(TURN.replace("ANSWER", "{{ m.reasoning_content }}" + calls) + PROMPT, {}, "mine")
+    assert "a sum" in render_chat(writes, [*thought, answer]).text
+
+
+def test_template_that_requires_reasoning_takes_a_conversation_with_it():
+    """Without it the template refuses the conversation, or fails: so it does not leave the reasoning out."""
+    refuses = "{% if not m.thinking %}{{ raise_exception('no thought') }}{% endif %}{{ m.thinking }}"
+    for thought in (refuses, "{{ '' + m.thinking }}"):
+        writes = f"{{% if m.role == 'assistant' %}}{thought}{{% endif %}}{{{{ m.content }}}}<|end|>"
+        template = ChatTemplate(TURN.replace("ANSWER", writes) + PROMPT, {}, "mine")
+        chat = [USER, {"role": "assistant", "content": "4", "thinking": "2 and 2 are 4"}]
+        assert "2 and 2 are 4" in render_chat(template, chat).text
+
+
 def test_an_end_token_that_is_added_and_not_special_ends_an_answer(tokenizer, tmp_path):
     made = Tokenizer.from_file(str(tokenizer))
     made.add_tokens([AddedToken("<|stop|>", special=False), AddedToken("   ", special=False)])

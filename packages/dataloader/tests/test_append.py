@@ -15,9 +15,12 @@ from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.packing import pack_plan as plans
+from gangline_dataloader.prepare import assemble, choice, prepare_plan, run, settings
 from gangline_dataloader.prepare.prepare_plan import PLAN, WORK
 from gangline_dataloader.prepare.run import alone
 from gangline_dataloader.sources import build
+from gangline_dataloader.store import manifest as manifests
+from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import FILE, VALIDATION, read
 
@@ -189,7 +192,7 @@ def test_validation_part_of_an_append_killed_at_its_end_does_not_count(two, tmp_
         assert documents(folder) == documents(old / folder.relative_to(store))
 
 
-def test_first_validation_part_of_an_append_killed_at_its_end_is_named(two, tmp_path):
+def test_first_validation_part_of_an_append_killed_at_its_end_is_named(two, tmp_path, capsys):
     first, second, _ = two
     store, old = tmp_path / "whole", tmp_path / "old"
     prepared(first, "--out", store, "--validation", "0")
@@ -202,23 +205,244 @@ def test_first_validation_part_of_an_append_killed_at_its_end_is_named(two, tmp_
     for split in ("train", "validation"):
         with pytest.raises(UserError, match="validation does not belong to the store"):
             build.tokens(run.data, run, split)
-    with pytest.raises(UserError, match="validation does not belong to the store"):
-        commands.main(["verify", str(store)])
+    capsys.readouterr()
+    assert commands.main(["verify", str(store)]) == 1
+    good, line = capsys.readouterr().out.splitlines()
+    assert good.endswith("all as written")
+    assert line.startswith(f"{store}/validation does not belong to the store {store}.")
     with pytest.raises(UserError, match="validation does not belong to the store"):
         prepared(letters(tmp_path / "third", "c"), "--out", store, "--append")
-    (store / WORK).mkdir()  # as the killed call left it
-    (store / WORK / PLAN).write_text("{}")
+    assert contents(store)[f"{VALIDATION}/{FILE}"] == wanted[f"{VALIDATION}/{FILE}"]
+
+
+class Killed(Exception):
+    """Stands for the end of a process."""
+
+
+def killed_before_the_manifest(monkeypatch: pytest.MonkeyPatch, store: Path, at: Path, *words: object) -> None:
+    """Append to a store, and end when the manifest of folder `at` is about to be written."""
+    real = manifests.replace_json
+
+    def replace_json(path: Path, content: dict) -> None:
+        if path.parent == at:
+            raise Killed
+        real(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifests, "replace_json", replace_json)
+        with pytest.raises(Killed):
+            prepared(*words, "--out", store, "--append")
+
+
+def raise_killed(plan: object) -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_other_append_removes_the_validation_part_of_a_killed_one(two, tmp_path, monkeypatch, complete):
+    """The plan of the killed call says that it made the folder; the part may lack its manifest."""
+    first, second, _ = two
+    store, other = tmp_path / "whole", tmp_path / "other"
+    prepared(first, "--out", store, "--validation", "0")
+    shutil.copytree(store, other)
+    words = (second, "--validation", "0.2")
+    killed_before_the_manifest(monkeypatch, store, store if complete else store / VALIDATION, *words)
+    assert (store / VALIDATION / FILE).exists() == complete
+    shutil.copytree(store, again := tmp_path / "again")
+    third = letters(tmp_path / "third", "c")
+    for folder in (store, other):
+        prepared(third, "--out", folder, "--append", "--validation", "0")
+    assert not (store / VALIDATION).exists()
+    assert contents(store) == contents(other)
+    run = small_run("data=tokens", f"data.path={store}", "model.vocab_size=256", "batch.sequence_length=8")
+    build.tokens(run.data, run, "train")
+    assert commands.main(["verify", str(store)]) == 0
+    prepared(*words, "--out", store, "--append")
+    prepared(*words, "--out", again, "--append")  # the same call completes it
+    assert read(again).held_out
+    assert commands.main(["verify", str(again)]) == 0
+
+
+@pytest.mark.parametrize("folder", [VALIDATION, WORK])
+def test_killed_call_restarts_where_another_began_to_remove_its_work(two, tmp_path, monkeypatch, folder):
+    """A shard that is gone is not taken for one that has its name in the store already."""
+    first, second, _ = two
+    store, wanted = tmp_path / "whole", tmp_path / "wanted"
+    prepared(first, "--out", store, "--validation", "0")
+    shutil.copytree(store, wanted)
+    words = (second, "--append", "--validation", "0.2")
+    prepared(*words, "--out", wanted)
+    killed_before_the_manifest(monkeypatch, store, store, second, "--validation", "0.2")
+    shards = store / folder / ("." if folder == VALIDATION else "shards")
+    real = shutil.rmtree
+
+    def rmtree(path: Path, ignore_errors: bool = False) -> None:
+        if path == store / folder:
+            for one in shards.glob("*.npy"):
+                one.unlink()
+            raise Killed
+        real(path, ignore_errors)
+
+    third = letters(tmp_path / "third", "c")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", rmtree)
+        with pytest.raises(Killed):
+            prepared(third, "--out", store, "--append", "--validation", "0")
     prepared(*words, "--out", store)
-    assert contents(store) == wanted
+    assert contents(store) == contents(wanted)
 
 
-def test_validation_part_of_another_store_is_named(two, tmp_path):
+@pytest.mark.parametrize("manifest", [True, False])
+def test_append_never_touches_a_folder_of_the_users(two, tmp_path, monkeypatch, manifest):
+    """Neither before it begins, nor where the folder appears later, nor where another call was killed."""
+    first, second, elsewhere = two
+    store = tmp_path / "whole"
+    prepared(first, "--out", store, "--validation", "0")
+    third = letters(tmp_path / "third", "c")
+    killed_before_the_manifest(monkeypatch, store, store, third, "--validation", "0")
+    assert (store / WORK / PLAN).exists()
+    mine = store / VALIDATION
+    if manifest:
+        shutil.copytree(elsewhere, mine)
+    else:
+        mine.mkdir()
+        (mine / "notes.txt").write_text("mine")
+    kept = contents(mine)
+    for words in ((second, "--validation", "0.2"), (third, "--validation", "0.5")):
+        with pytest.raises(UserError, match=r"is in the way|does not belong"):
+            prepared(*words, "--out", store, "--append")
+        assert contents(mine) == kept
+    shutil.rmtree(mine)
+    real = choice.choose
+
+    def choose(plan):
+        real(plan)
+        shutil.copytree(elsewhere, mine) if manifest else (mine.mkdir(), (mine / "notes.txt").write_text("mine"))
+
+    monkeypatch.setattr(choice, "choose", choose)
+    with pytest.raises(UserError, match="is in the way"):
+        prepared(second, "--validation", "0.2", "--out", store, "--append")
+    assert contents(mine) == kept
+
+
+def upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rules of --clean decide otherwise from now on."""
+    for module in (settings, prepare_plan, assemble, run):
+        monkeypatch.setattr(module, "RULES_VERSION", settings.RULES_VERSION + 1, raising=False)
+
+
+def test_repeated_calls_after_an_upgrade_of_the_rules_change_nothing(two, monkeypatch):
+    first, second, store = two
+    prepared(second, "--out", store, "--append")
+    whole = contents(store)
+    upgraded(monkeypatch)
+    prepared(first, "--out", store, "--validation", "0.2")
+    prepared(second, "--out", store, "--append")
+    assert contents(store) == whole
+
+
+def test_append_refuses_a_store_that_older_rules_cleaned(two, tmp_path, monkeypatch):
+    first, second, store = two
+    plain = tmp_path / "plain"
+    prepared(first, "--out", plain, "--clean", "none")
+    about = json.loads((plain / FILE).read_text())
+    del about["report"]["rules"]  # as of an older store
+    (plain / FILE).write_text(json.dumps(with_checksum(about)))
+    prepared(second / "b1.txt", "--out", plain, "--append")
+    prepared(second / "b2.txt", "--out", plain, "--append", "--clean", "unicode")
+    upgraded(monkeypatch)
+    for folder in (store, plain):
+        with pytest.raises(UserError, match="another version of the rules of --clean"):
+            prepared(second, "--out", folder, "--append", "--clean", "length")
+        prepared(second, "--out", folder, "--append", "--clean", "none")
+
+
+@pytest.mark.parametrize("clean", ["none", "unicode"])
+def test_killed_call_restarts_after_an_upgrade_where_it_cleans(two, tmp_path, monkeypatch, clean):
+    first, _, _ = two
+    store = tmp_path / "killed"
+    monkeypatch.setattr(choice, "choose", raise_killed)
+    with pytest.raises(Killed):
+        prepared(first, "--out", store, "--clean", clean)
+    before = (store / WORK / "task-000000.json").stat().st_mtime_ns
+    upgraded(monkeypatch)
+    with pytest.raises(Killed):
+        prepared(first, "--out", store, "--clean", clean)
+    assert ((store / WORK / "task-000000.json").stat().st_mtime_ns == before) == (clean == "none")
+
+
+@pytest.mark.parametrize("share", ["0", "0.2"])
+def test_prepare_refuses_the_validation_folder_of_a_store(two, tmp_path, share, capsys):
+    """The store would refuse what is made there; its plans are made there."""
+    first, second, _ = two
+    store = tmp_path / "whole"
+    prepared(first, "--out", store, "--validation", share)
+    before = contents(store)
+    capsys.readouterr()
+    for more in ([], ["--append"]):
+        with pytest.raises(UserError, match="is the folder of what is held out of the store"):
+            prepared(second, "--out", store / VALIDATION, *more)
+        assert contents(store) == before
+        assert not capsys.readouterr().out, "refused before anything is done"
+    if share != "0":
+        prepared("--out", store / VALIDATION, "--pack", "8")
+
+
+def test_prepare_refuses_a_folder_of_the_users_in_a_store_under_way(two, tmp_path, monkeypatch):
+    first, _, elsewhere = two
+    store = tmp_path / "fresh"
+    (store / WORK).mkdir(parents=True)
+    shutil.copytree(elsewhere, store / VALIDATION)
+    kept = contents(store / VALIDATION)
+    for share in ("0", "0.2"):
+        with pytest.raises(UserError, match="is in the way"):
+            prepared(first, "--out", store, "--validation", share)
+        assert contents(store / VALIDATION) == kept
+
+
+def test_validation_part_is_read_while_an_append_ends(two, tmp_path, monkeypatch):
+    """The manifest of the store is read first: a part that has grown since begins with what that manifest knows."""
+    _, second, store = two
+    new, before = tmp_path / "new", read(store / VALIDATION).identity()
+    shutil.copytree(store, new)
+    prepared(second, "--out", new, "--append")
+    assert read(new / VALIDATION).identity() != before
+    real, reads = manifests._read, []
+
+    def read_one(folder: Path):
+        found = real(folder)
+        if not reads:
+            shutil.copytree(new, store, dirs_exist_ok=True)
+        reads.append(folder)
+        return found
+
+    monkeypatch.setattr(manifests, "_read", read_one)
+    assert read(store / VALIDATION).identity() == before
+    assert reads == [store, store / VALIDATION]
+
+
+def test_validation_part_is_recognised_from_its_own_directory(two, tmp_path, monkeypatch):
+    """A path of `.` does not say that it is one."""
+    _, second, store = two
+    shutil.copy(store / FILE, tmp_path / FILE)
+    before = read(store / VALIDATION).identity()
+    prepared(second, "--out", store, "--append")
+    shutil.copy(tmp_path / FILE, store / FILE)
+    monkeypatch.chdir(store / VALIDATION)
+    assert read(".").identity() == before
+
+
+def test_validation_part_of_another_store_is_named(two, tmp_path, capsys):
     _, second, store = two
     prepared(second, "--out", tmp_path / "other", "--validation", "0.2")
     shutil.rmtree(store / VALIDATION)
     shutil.copytree(tmp_path / "other" / VALIDATION, store / VALIDATION)
-    with pytest.raises(UserError, match="is not what was held out of the store"):
-        commands.main(["verify", str(store)])
+    capsys.readouterr()
+    assert commands.main(["verify", str(store)]) == 1
+    assert f"{store}/validation is not what was held out of the store {store}." in capsys.readouterr().out
+    (store / VALIDATION / FILE).write_text("{")
+    assert commands.main(["verify", str(store)]) == 1
+    assert f"{store}/validation/{FILE} is damaged" in capsys.readouterr().out
 
 
 def test_plan_that_did_not_grow_with_its_store_is_named(two, capsys):

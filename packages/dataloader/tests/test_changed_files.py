@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
-from gangline_dataloader.store import npy, watch
+from gangline_dataloader.store import local, npy, watch
 from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.manifest import FILE
 from gangline_dataloader.store.npy import checksum
@@ -74,6 +75,22 @@ def test_a_shard_that_changed_under_a_run_is_named(store, change, packing, monke
         reader.take()
     reader.close()
     assert len(whole) == now.length()
+
+
+def test_shard_that_changes_while_it_is_compared_is_named(store, monkeypatch):
+    """Its time is set back, so that only the time of its inode tells it from what was compared."""
+    real = local.mapped
+
+    def mapped(path: Path, *words):
+        found, before = real(path, *words), path.stat()
+        if path.name == SHARD:
+            overwritten(path)
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        return found
+
+    monkeypatch.setattr(local, "mapped", mapped)
+    with pytest.raises(UserError, match=rf"{SHARD} has changed since the run began"):
+        samples(source(store))
 
 
 READS = """
@@ -147,6 +164,66 @@ def test_shard_that_was_exchanged_before_the_start_is_named(store, monkeypatch, 
     (store / "other.npy").replace(store / SHARD)
     monkeypatch.setattr(npy, "WHOLE", whole)
     with pytest.raises(UserError, match=rf"{SHARD} is not the file that the manifest says"):
+        samples(source(store))
+
+
+def exchanged(path: Path) -> None:
+    """Another file of the same size, older than the run."""
+    content = bytearray(path.read_bytes())
+    content[-4] ^= 1
+    path.with_name("other").write_bytes(content)
+    os.utime(path.with_name("other"), (1e9, 1e9))
+    path.with_name("other").replace(path)
+
+
+@pytest.mark.parametrize("name", ["shard-00001.ends.npy", "shard-00001.pack-32.npy", "shard-00001.pack-32.rows.npy"])
+def test_ends_and_plan_exchanged_before_the_start_are_named(store, name):
+    exchanged(store / name)
+    with pytest.raises(UserError, match=rf"{name} is not the file that the manifest says"):
+        samples(source(store, "data.packing=best_fit" if "pack" in name else "data.documents=true"))
+
+
+@pytest.mark.parametrize("name", [SHARD, "shard-00001.ends.npy"])
+def test_append_refuses_an_exchanged_shard(store, name, tmp_path):
+    (tmp_path / "more.txt").write_text("What is appended. " * 9)
+    exchanged(store / name)
+    with pytest.raises(UserError, match=rf"{name} is not the file that the manifest says"):
+        commands.main(["prepare", str(tmp_path / "more.txt"), "--out", str(store), "--append", "--workers", "1"])
+
+
+def test_plan_refuses_exchanged_ends(store):
+    exchanged(store / "shard-00001.ends.npy")
+    with pytest.raises(UserError, match=r"shard-00001.ends.npy is not the file that the manifest says"):
+        commands.main(["prepare", "--out", str(store), "--pack", "16"])
+
+
+def test_large_shard_changed_between_its_pieces_after_the_start_is_named(store, monkeypatch):
+    """Its time tells that it was written since: then all of it is compared."""
+    monkeypatch.setattr(npy, "WHOLE", 0)
+    monkeypatch.setattr(npy, "PIECE", 8)
+    about = json.loads((store / FILE).read_text())
+    shards = about["shards"]
+    shards["pieces_xxh3"] = [npy.pieces_checksum(store / f"shard-{n:05d}.npy") for n in range(len(shards["xxh3"]))]
+    (store / FILE).write_text(json.dumps(with_checksum(about)))
+    now = source(store)
+    content = bytearray((store / SHARD).read_bytes())
+    content[200] ^= 1
+    (store / SHARD).write_bytes(content)
+    later = (store / SHARD).stat().st_mtime + 60
+    os.utime(store / SHARD, (later, later))
+    with pytest.raises(UserError, match=rf"{SHARD} has changed since the run began"):
+        samples(now)
+
+
+def test_read_error_of_a_large_shard_is_named(store, monkeypatch):
+    """Of the pieces, as of the header."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(npy, "WHOLE", 0)
+    monkeypatch.setattr(npy, "sample", fail)
+    with pytest.raises(UserError, match=r"npy cannot be read\.\n.*Input/output error"):
         samples(source(store))
 
 

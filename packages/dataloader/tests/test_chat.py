@@ -372,6 +372,16 @@ def test_a_store_keeps_its_template_and_its_tokenizer_is_the_runs(chats, tokeniz
         run.data.chat_template(run)
 
 
+def test_conversation_with_half_a_character_is_refused_as_data_chat_refuses_it(chats, tokenizer):
+    """Before --clean removes it, and whatever the template writes."""
+    chats.write_text(
+        "\n".join(json.dumps({"messages": talk(n)}) for n in range(3)).replace("1 times", "1\\ud800 times")
+    )
+    folder = prepared(chats, "--tokenizer", str(tokenizer), "--validation", "0")
+    count = read(folder).report["by_source"][str(chats)]
+    assert (count["kept"], count["dropped"]) == (2, {"chat: it has half a character (of a surrogate pair)": 1})
+
+
 def test_a_store_of_the_older_rule_is_named_and_not_put_behind(chats, tokenizer):
     folder = prepared(chats, "--tokenizer", str(tokenizer))
     path = folder / "manifest.json"
@@ -392,8 +402,7 @@ def test_a_store_of_the_older_rule_is_named_and_not_put_behind(chats, tokenizer)
         commands.main(["prepare", str(more), "--out", str(folder), "--append", "--tokenizer", str(tokenizer)])
 
 
-def test_a_store_whose_tokenizer_may_have_cut_its_texts_is_named_and_not_put_behind(tokenizer, tmp_path):
-    """Once truncation and padding that a tokenizer.json was saved with were heeded; stores of today say otherwise."""
+def test_prepare_ignores_truncation_of_a_tokenizer(tokenizer, tmp_path):
     said = json.loads(tokenizer.read_text())
     said["truncation"] = {"direction": "Right", "max_length": 7, "strategy": "LongestFirst", "stride": 0}
     cutting = tmp_path / "cutting" / "tokenizer.json"
@@ -407,23 +416,6 @@ def test_a_store_whose_tokenizer_may_have_cut_its_texts_is_named_and_not_put_beh
         assert commands.main([*words, "--out", str(folder)]) == 0
     tokens = [np.load(folder / "shard-00000.npy") for folder in (plain, other)]
     assert np.array_equal(*tokens)
-
-    def notices(folder) -> list[str]:
-        run = small_run("model.vocab_size=330", "data=tokens", f"data.path={folder}")
-        return run.data.notices(run)
-
-    assert notices(other) == []
-    for folder in (plain, other):
-        manifest = json.loads((folder / "manifest.json").read_text())
-        assert manifest.pop("whole_texts") is True
-        (folder / "manifest.json").write_text(json.dumps(with_checksum(manifest)))
-    assert notices(plain) == []
-    (notice,) = notices(other)
-    assert f"{other} may hold texts that were cut or padded: its tokenizer.json says truncation" in notice
-    more = tmp_path / "more.jsonl"
-    more.write_text(json.dumps({"text": "a cat"}))
-    with pytest.raises(UserError, match="may hold texts that were cut"):
-        commands.main(["prepare", str(more), "--out", str(other), "--append", "--tokenizer", str(cutting)])
 
 
 def test_what_is_put_behind_conversations_is_written_by_their_template(chats, tokenizer, tmp_path):

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gangline.data import FilePart, TextFile
 from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.prepare.clean import cleaned
@@ -142,12 +143,16 @@ def test_compressed_parquet_is_its_rows(tmp_path, make_store, ending):
     assert texts_of(make_store(tmp_path / f"a.parquet.{ending}", validation=0)) == ["one", "two"]
 
 
-def test_half_of_a_surrogate_pair_is_counted(tmp_path, make_store):
-    (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b?"}\n')
-    store = make_store(tmp_path / "a.jsonl", clean=(), validation=0)
-    assert texts_of(store) == ["a?b?"]
-    count = read(store).report["by_source"][str(tmp_path / "a.jsonl")]
-    assert count["replaced"] == {"bytes that are not UTF-8": 1}
+def test_half_of_a_surrogate_pair_is_read_as_data_text_reads_it(tmp_path, make_store):
+    """As bytes that are not UTF-8, and counted as those."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a\\ud800b?\\ufffd"}\n')
+    (content,) = FilePart(TextFile(str(path), path.name, path.stat().st_size)).read()
+    for clean in ((), ("unicode",)):
+        store = make_store(path, clean=clean, validation=0)
+        assert texts_of(store) == [content.decode(errors="replace")] == ["a\ufffd\ufffd\ufffdb?\ufffd"]
+        count = read(store).report["by_source"][str(path)]
+        assert count["replaced"] == {"bytes that are not UTF-8": 3}
 
 
 def test_parquet_row_that_is_not_utf8_is_named(tmp_path, make_store):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -22,9 +23,11 @@ from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build, windows
-from gangline_dataloader.store.manifest import read
+from gangline_dataloader.store.fields import with_checksum
+from gangline_dataloader.store.manifest import FILE, read
 from gangline_dataloader.store.remote.cache import FileCache
 from gangline_dataloader.store.remote.fetch import Remote
+from gangline_dataloader.store.remote.tokens import RemoteTokens
 
 pytest.importorskip("aiohttp", reason="fsspec reads http with it")
 
@@ -400,6 +403,49 @@ def test_a_store_behind_a_url_is_verified_and_shown_as_on_disk(server, talks, ca
     assert [line.partition(": ")[0].partition(" ")[0] for line in lines] == [
         f"{where}/{name}" for name in ("shard-00001.loss.npy", "shard-00002.ends.npy", "validation/shard-00000.npy")
     ]
+
+
+def test_validation_part_behind_a_url_is_that_of_its_store(server, store, tmp_path, capsys):
+    """As on disk: without what an interrupted --append put behind it, and an error names the URL."""
+    where, cache = url(server, store), FileCache(tmp_path / "cache", 1 << 30)
+    before = RemoteTokens(f"{where}/validation", cache, 5.0).identity
+    shards = len(read(store / "validation").shards)
+    old, plan = (store / FILE).read_bytes(), (store / "validation" / "pack-48.json").read_bytes()
+    (tmp_path / "more.txt").write_text("\n\n".join(f"{n} is appended" for n in range(99)))
+    words = [str(tmp_path / "more.txt"), "--out", str(store), "--append", "--validation", "0.9"]
+    assert commands.main(["prepare", *words]) == 0
+    assert RemoteTokens(f"{where}/validation", cache, 5.0).identity != before
+    (store / FILE).write_bytes(old)
+    assert RemoteTokens(f"{where}/validation", cache, 5.0).identity == before
+    (store / "validation" / "pack-48.json").write_bytes(plan)
+    for place in (str(store), where):
+        capsys.readouterr()
+        assert commands.main(["verify", f"{place}/validation"]) == 0
+        assert f"{place}/validation: {shards} shards, " in capsys.readouterr().out, "without what was appended"
+    for changed, why in (
+        ({"held_out": False, "validation": None}, f"{where}/validation does not belong to the store {where}\\."),
+        ({"validation": "0" * 32}, f"{where}/validation is not what was held out of the store {where}\\."),
+    ):
+        (store / FILE).write_text(json.dumps(with_checksum({**json.loads(old), **changed})))
+        with pytest.raises(UserError, match=why):
+            RemoteTokens(f"{where}/validation", cache, 5.0)
+        capsys.readouterr()
+        assert commands.main(["verify", where]) == 1
+        assert re.match(why, capsys.readouterr().out.splitlines()[-1])
+        with pytest.raises(UserError, match=why):
+            commands.main(["verify", f"{where}/validation"])
+        with pytest.raises(UserError, match=why):
+            commands.main(["show", where])
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_validation_part_behind_a_url_is_read_without_its_store(server, store, tmp_path, status):
+    """S3 answers 403 for what is not there, where nobody may list names."""
+    server.trouble = lambda path: status if path == f"/{store.name}/{FILE}" else None
+    where = f"{url(server, store)}/validation"
+    found = RemoteTokens(where, FileCache(tmp_path / "cache", 1 << 30), 5.0)
+    assert found.identity == read(store / "validation").identity()
+    assert commands.main(["verify", where]) == 0
 
 
 def test_plans_behind_a_url_that_can_be_listed_are_verified(store, capsys):

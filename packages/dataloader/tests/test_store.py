@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from gangline.errors import UserError
 from gangline_dataloader import commands
+from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import FILE, Manifest, Shards, Tokenizer, read
 from gangline_dataloader.store.write import ShardWriter
@@ -115,6 +116,16 @@ def test_a_manifest_that_makes_no_sense_is_refused_by_name(field, tmp_path):
     content = json.loads((tmp_path / FILE).read_text())
     (tmp_path / FILE).write_text(json.dumps({**content, field: LIES[field]}))
     with pytest.raises(UserError, match=field if field != "shards" else "documents"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("column", ["pieces_xxh3", "loss_xxh3"])
+def test_manifest_with_too_few_optional_checksums_is_refused(column, tmp_path):
+    written(tmp_path, [[np.arange(50)], [np.arange(9)]])
+    content = json.loads((tmp_path / FILE).read_text())
+    content["shards"][column] = ["0" * 32]
+    (tmp_path / FILE).write_text(json.dumps(with_checksum(content)))
+    with pytest.raises(UserError, match=f"{column} is .*\n.*Expected one for each shard, or none"):
         read(tmp_path)
 
 

@@ -85,7 +85,7 @@ def test_verify_names_what_is_not_as_it_was_written(kind, distant, store, capsys
     assert why in line
 
 
-@pytest.mark.parametrize("flip", ['"file"', '"whole_texts"', '"sources"', '"kept"', '"end_of_text": 256', '"checksum"'])
+@pytest.mark.parametrize("flip", ['"file"', '"held_out"', '"sources"', '"kept"', '"end_of_text": 256', '"checksum"'])
 def test_verify_refuses_a_manifest_with_a_flipped_bit(flip, store):
     """By whatever reads the store."""
     manifest = store / FILE
@@ -106,6 +106,35 @@ def test_verify_names_a_plan_with_a_flipped_bit(store, capsys):
     plan.write_text(json.dumps(content).replace(f'"{CHECKSUM}"', '"chebksum"'))
     assert commands.main(["verify", str(store)]) == 1
     assert "pack-32.json is damaged, or of an older version. It has no checksum" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_advice_about_a_plan_behind_a_url_works(lost, store, tmp_path, capsys):
+    """The command that makes a plan takes no URL: a copy of the store is planned, and its plan uploaded."""
+    name, where = "pack-32.json", store.as_uri()
+    if lost:
+        (store / name).unlink()
+    else:
+        (tmp_path / "more.txt").write_text("more " * 99)
+        kept = (store / name).read_bytes()
+        assert commands.main(["prepare", str(tmp_path / "more.txt"), "--out", str(store), "--append"]) == 0
+        (store / name).write_bytes(kept)
+    capsys.readouterr()
+    assert commands.main(["verify", where]) == 1
+    advice = (
+        "gangline data prepare --out DIR --pack 32  in a copy DIR of the store on a disk; then upload DIR/*pack-32.*"
+    )
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if "all as written" not in one]
+    assert line.endswith(f"{advice} to {where}")
+    sizes = ("model.vocab_size=257", "batch.sequence_length=32", "data=tokens", f"data.cache={tmp_path / 'cache'}")
+    (problem, *_) = problems(small_run(*sizes, f"data.path={where}", "data.packing=best_fit"))
+    assert f"{advice} to {where}" in str(problem)
+    copy = tmp_path / "copy"
+    shutil.copytree(store, copy)
+    assert commands.main(["prepare", "--out", str(copy), "--pack", "32"]) == 0
+    for path in copy.glob("*pack-32.*"):
+        shutil.copy(path, store)
+    assert commands.main(["verify", where]) == 0
 
 
 def test_a_run_refuses_a_store_with_another_tokenizer(store):
@@ -131,16 +160,14 @@ def test_a_store_without_its_validation_part_is_refused(what, distant, store, te
             commands.main(["prepare", str(texts / "deep"), "--out", where, "--append"])
 
 
-def test_an_older_store_that_does_not_say_what_is_held_out_is_read(texts, make_store):
-    """Its folder for validation decides; one without a manifest is refused."""
-    for validation in (0, 0.2):
-        store = make_store(texts, validation=validation)
-        for folder in (store, store / VALIDATION)[: 1 + bool(validation)]:
-            about = json.loads((folder / FILE).read_text())
-            del about["held_out"], about["tokenizer"]["beside_xxh3"]
-            (folder / FILE).write_text(json.dumps(with_checksum(about)))
-        assert commands.main(["verify", str(store)]) == 0
-        assert opened(store).length() > 0
-    (store / VALIDATION / FILE).unlink()
-    with pytest.raises(UserError, match="missing or incomplete"):
+def test_store_without_a_checksum_of_its_manifest_is_refused_as_older(store):
+    """Whatever else such stores lack: the message says why."""
+    about = json.loads((store / FILE).read_text())
+    del about["held_out"], about["tokenizer"]["beside_xxh3"], about["shards"]["pieces_xxh3"]
+    (store / FILE).write_text(json.dumps(with_checksum(about)))
+    with pytest.raises(UserError, match="is damaged: beside_xxh3 is None"):
+        opened(store)
+    del about[CHECKSUM]
+    (store / FILE).write_text(json.dumps(about))
+    with pytest.raises(UserError, match="is damaged, or of an older version"):
         opened(store)

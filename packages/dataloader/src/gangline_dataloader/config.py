@@ -68,11 +68,11 @@ class SequenceConfig(DataConfig, ABC):
         return tokenizer_files(codec.path, run.model.pretrained()) if isinstance(codec, TokenizerCodec) else {}
 
     def notices(self, run: Run) -> list[str]:
-        from gangline_dataloader.sources.codec import cut_texts, glued_texts, old_masks, stores_of, unused_fraction
+        from gangline_dataloader.sources.codec import glued_texts, old_masks, stores_of, unused_fraction
 
         stores = stores_of(self)
         unused = unused_fraction(stores, self.validation_fraction, FRACTION)
-        return [*old_masks(stores), *cut_texts(stores), *glued_texts(stores), *unused]
+        return [*old_masks(stores), *glued_texts(stores), *unused]
 
     def check_fraction(self, run: Run) -> list[Problem]:
         """Refuse to hold out all that the run trains on."""

@@ -9,6 +9,7 @@ from gangline.lazy import lazily
 if TYPE_CHECKING:
     from gangline.data.answers import (
         ASSISTANT as ASSISTANT,
+        HALF_CHARACTER as HALF_CHARACTER,
         AnswerSpan as AnswerSpan,
         Messages as Messages,
         RenderedChat as RenderedChat,
@@ -44,7 +45,12 @@ if TYPE_CHECKING:
     )
     from gangline.data.compressed import COMPRESSED as COMPRESSED, decompressed as decompressed
     from gangline.data.corpus import FilePart as FilePart, TextFile as TextFile, listing as listing, split as split
-    from gangline.data.formats import binary_bytes as binary_bytes
+    from gangline.data.formats import (
+        binary_bytes as binary_bytes,
+        has_half_character as has_half_character,
+        replace_invalid as replace_invalid,
+        utf8_bytes as utf8_bytes,
+    )
     from gangline.data.named_tokens import special_tokens as special_tokens
     from gangline.data.read_ahead import ReadAhead as ReadAhead
     from gangline.data.reader import BatchReader as BatchReader, ReadPlace as ReadPlace, StoredBatch as StoredBatch
@@ -54,7 +60,7 @@ if TYPE_CHECKING:
 __getattr__, __all__ = lazily(
     __name__,
     {
-        "gangline.data.answers": "ASSISTANT AnswerSpan Messages RenderedChat is_trained_on render_chat",
+        "gangline.data.answers": "ASSISTANT AnswerSpan HALF_CHARACTER Messages RenderedChat is_trained_on render_chat",
         "gangline.data.base": "DataSource FirstModel Sample Split",
         "gangline.data.chat": "ChatTemplate TemplateRefusal template_of",
         "gangline.data.chat_rows": "messages_of tools_of without_nulls",
@@ -62,7 +68,7 @@ __getattr__, __all__ = lazily(
         "gangline.data.codec": "ByteCodec TextCodec TokenizerCodec open_codec",
         "gangline.data.compressed": "COMPRESSED decompressed",
         "gangline.data.corpus": "FilePart TextFile listing split",
-        "gangline.data.formats": "binary_bytes",
+        "gangline.data.formats": "binary_bytes has_half_character replace_invalid utf8_bytes",
         "gangline.data.read_ahead": "ReadAhead",
         "gangline.data.reader": "BatchReader ReadPlace StoredBatch",
         "gangline.data.sample_reader": "KeptMemory use_device",

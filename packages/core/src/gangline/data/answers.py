@@ -8,12 +8,13 @@ trained on.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from gangline.data.chat import ChatTemplate, TemplateRefusal
+from gangline.data.formats import has_half_character
 
 Messages = list[dict[str, Any]]
 ASSISTANT = "assistant"  # the role whose words are learnt
@@ -21,7 +22,7 @@ REASONING = ("reasoning_content", "reasoning", "thinking")  # fields in which da
 CHANGES = "the template writes earlier turns in another way once more follow"
 # Two answers that no template knows, and that begin otherwise: of digits, which no filter changes.
 _OTHER = tuple(f"{first}{uuid4().int}" for first in (1, 2))
-_HALF = re.compile("[\ud800-\udfff]")  # JSON may name one alone
+HALF_CHARACTER = "it has half a character (of a surrogate pair)"
 
 
 class AnswerSpan(NamedTuple):
@@ -48,9 +49,9 @@ def render_chat(template: ChatTemplate, messages: Messages, first: int = 0) -> R
     """
     found = (_marked if template.marks else _found)(template, messages, first)
     _check_calls(template, messages, found.text)
-    _check_reasoning(template, messages, found.text)
-    if _HALF.search(found.text):
-        raise TemplateRefusal("it has half a character (of a surrogate pair)")
+    _check_reasoning(template, messages, found.text, first)
+    if has_half_character(found.text):
+        raise TemplateRefusal(HALF_CHARACTER)
     return found
 
 
@@ -73,18 +74,42 @@ def _check_calls(template: ChatTemplate, messages: Messages, text: str) -> None:
             raise TemplateRefusal("the template leaves out calls of tools")
 
 
-def _check_reasoning(template: ChatTemplate, messages: Messages, text: str) -> None:
-    """Raises TemplateRefusal where the text leaves out the reasoning before the last answer.
+def _check_reasoning(template: ChatTemplate, messages: Messages, text: str, first: int) -> None:
+    """Raises TemplateRefusal where the text leaves out reasoning of an answer or call since the last user's message.
 
-    Templates leave out that of earlier turns on purpose.
+    Templates leave out that of earlier turns on purpose. Reasoning is a text, or a list of parts with texts.
     """
-    last = messages[-1]
-    held = [name for name in REASONING if isinstance(last.get(name), str) and last[name].strip()]
-    if not held or last["role"] != ASSISTANT:
-        return
-    without = {name: value for name, value in last.items() if name not in held}
-    if template.render([*messages[:-1], without]) == text:
-        raise TemplateRefusal(f"the template leaves out {held[0]}")
+    users = [number for number, message in enumerate(messages) if message["role"] == "user"]
+    for number in range(max(first, users[-1] if users else 0), len(messages)):
+        message = messages[number]
+        if not is_trained_on(message):
+            continue
+        for name in REASONING:
+            for rest in _rests(message.get(name), text):
+                without = {key: value for key, value in {**message, name: rest}.items() if key != name or value}
+                try:
+                    same = template.render([*messages[:number], without, *messages[number + 1 :]]) == text
+                except TemplateRefusal:  # it takes no answer without reasoning
+                    continue
+                if same:
+                    raise TemplateRefusal(f"the template leaves out {name}")
+
+
+def _rests(reasoning: Any, text: str) -> Iterator[Any]:
+    """What is left of reasoning without each part of it that the text may lack."""
+    parts = reasoning if isinstance(reasoning, list) else [reasoning]
+    for number, part in enumerate(parts):
+        if any(one.strip() not in text for one in _texts(part)):
+            yield [*parts[:number], *parts[number + 1 :]]
+
+
+def _texts(value: Any) -> list[str]:
+    """All texts in a part of reasoning, but for what kind of part it is."""
+    if isinstance(value, dict):
+        return [text for name, one in value.items() if name != "type" for text in _texts(one)]
+    if isinstance(value, list):
+        return [text for one in value for text in _texts(one)]
+    return [value] if isinstance(value, str) else []
 
 
 def _found(template: ChatTemplate, messages: Messages, first: int) -> RenderedChat:

@@ -17,8 +17,9 @@ from gangline.data.codec import TextCodec, TokenizerCodec
 # The number of the rule below, for what is kept on a disk. 1: all that a template adds with an answer was learnt, the
 # line's end behind its end token too, and marks were passed over. 2: what stood behind an answer's words was searched
 # for its end, calls of tools too. 3: answers of weight 0 were trained on. 4: so were conversations of which the
-# template leaves out the last reasoning. 5: the rule below.
-LEARNT_RULE = 5
+# template leaves out the last reasoning. 5: so were those of which it leaves out reasoning beside a call, or in parts.
+# 6: the rule below.
+LEARNT_RULE = 6
 NONE = -1  # no token's number
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from gangline.data.compressed import COMPRESSED, compression, decompressed
@@ -11,6 +12,7 @@ from gangline.errors import UserError
 HEAD = 1 << 16  # bytes that are enough to tell text from other bytes
 NULS, INVALID = 1e-3, 0.3  # more of them than this is no text: prose in Latin-1 has up to 0.1 of invalid UTF-8
 LINES = (".jsonl", ".ndjson")
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def is_lines(path: str) -> bool:
@@ -40,6 +42,22 @@ def binary_bytes(content: bytes) -> str:
     if nuls > NULS * len(head):
         return f"{nuls} NUL bytes"
     return f"{invalid} bytes that are not UTF-8" if invalid > INVALID * len(head) else ""
+
+
+def has_half_character(text: str) -> bool:
+    """Return whether a text has half of a surrogate pair: JSON can write it, UTF-8 cannot."""
+    return _HALF.search(text) is not None
+
+
+def utf8_bytes(text: str) -> bytes:
+    """Return a text as bytes. Half of a surrogate pair becomes three bytes that are not UTF-8."""
+    return text.encode(errors="surrogatepass")
+
+
+def replace_invalid(content: bytes) -> tuple[str, int]:
+    """Return bytes as text, with U+FFFD in the place of what is not UTF-8, and how many of those there are."""
+    text = content.decode(errors="replace")
+    return text, text.count("\ufffd") - content.count("\ufffd".encode())
 
 
 def refuse_binary(content: bytes, path: str) -> None:
@@ -72,8 +90,7 @@ def documents(content: bytes, path: str, field: str, first: int = 1) -> list[byt
             raise UserError(f"data.path: line {number} of {path} is no JSON object.", 'Each has to be {"text": "..."}.')
         if not isinstance(record.get(field), str):
             raise _no_text(record, number, path, field)
-        # Half of a surrogate pair becomes bytes that are not UTF-8: `encoding_errors` decides.
-        found.append(record[field].encode(errors="surrogatepass"))
+        found.append(utf8_bytes(record[field]))  # `encoding_errors` decides of bytes that are not UTF-8
     return found
 
 

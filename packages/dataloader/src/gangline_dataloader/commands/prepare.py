@@ -18,7 +18,7 @@ from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.inputs import Input, listing
 from gangline_dataloader.prepare.prepare_plan import PreparePlan
 from gangline_dataloader.prepare.private import KINDS
-from gangline_dataloader.prepare.run import alone, prepare, undertake
+from gangline_dataloader.prepare.run import alone, check_not_a_part, prepare, undertake
 from gangline_dataloader.prepare.settings import BYTES, ENGINES, TIKTOKEN, Settings
 from gangline_dataloader.store.durable import writing_to
 from gangline_dataloader.store.manifest import FILE, TEMPLATE, VALIDATION, Manifest, read
@@ -103,6 +103,8 @@ def run(argv: Sequence[str]) -> int:
     """Prepare and print a report."""
     asked = parser().parse_args(list(argv))
     refuse_url(asked.out)
+    if asked.inputs or not asked.pack:
+        check_not_a_part(Path(asked.out).expanduser())
     if asked.append:
         asked = parser(made_by(asked.out)).parse_args(list(argv))
     if asked.workers < 1:

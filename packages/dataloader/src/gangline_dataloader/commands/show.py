@@ -15,7 +15,7 @@ import numpy as np
 from gangline import UserError
 from gangline_dataloader.sources.of_run import held, source_of
 from gangline_dataloader.store.files import StoreFiles, files_at
-from gangline_dataloader.store.manifest import FILE, Manifest, ends_of, read
+from gangline_dataloader.store.manifest import FILE, Manifest, ends_of
 from gangline_dataloader.store.npy import mapped, nbytes_of
 
 WIDTH = 40  # letters of the longest bar
@@ -45,9 +45,9 @@ def run(argv: Sequence[str]) -> int:
 
 def corpus(store: StoreFiles) -> dict[str, Any]:
     """A store in numbers; `lengths` counts documents by their tokens, from a power of two to below the next."""
-    manifest, apart, held_out = read(store.folder), store.held_out(), None
+    manifest, apart, held_out = store.manifest(), store.held_out(), None
     if apart is not None:
-        other = read(apart.folder)
+        other = apart.manifest()
         held_out = {"tokens": other.tokens, "documents": other.documents}
     return {
         "path": store.name,

@@ -11,9 +11,16 @@ import numpy as np
 import xxhash
 
 from gangline import UserError
-from gangline_dataloader.packing.pack_plan import pieces_of, plan_of, planned, read as read_plan, rows_of
+from gangline_dataloader.packing.pack_plan import (
+    command_to_plan,
+    pieces_of,
+    plan_of,
+    planned,
+    read as read_plan,
+    rows_of,
+)
 from gangline_dataloader.store.files import StoreFiles, files_at
-from gangline_dataloader.store.manifest import Manifest, Tokenizer, ends_of, file_of, loss_of, read
+from gangline_dataloader.store.manifest import Manifest, Tokenizer, ends_of, file_of, loss_of
 from gangline_dataloader.store.npy import checksum, mapped, nbytes_of
 
 _OF_PLAN = re.compile(r"shard-\d+\.pack-(\d+)(?:\.rows)?\.npy")
@@ -33,7 +40,14 @@ def run(argv: Sequence[str]) -> int:
             stores, found = [whole], 1
             print(_line(error))
         for one in stores:
-            manifest = read(one.folder)
+            try:
+                manifest = one.manifest()
+            except UserError as error:
+                if one is whole:
+                    raise
+                found += 1
+                print(_line(error).replace(str(one.folder), one.name))
+                continue
             bad = [*damage_of_tokenizer(one, manifest.tokenizer), *damage(one, manifest)]
             bad += lost_plans(one)
             bad += [line for T in planned(one.folder) for line in damage_of_plan(one, manifest, T)]
@@ -46,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
 def damage_of_tokenizer(store: StoreFiles, about: Tokenizer) -> Iterator[str]:
     """A line for each file of the tokenizer that is not as it was written."""
     files = [(about.file, about.identity)] if about.file is not None else []
-    for name, wanted in [*files, *zip(about.beside, about.beside_xxh3, strict=False)]:
+    for name, wanted in [*files, *zip(about.beside, about.beside_xxh3, strict=True)]:
         content = store.small(name)
         if content is None:
             yield f"{store.name}/{name}: it is missing"
@@ -58,7 +72,7 @@ def lost_plans(store: StoreFiles) -> Iterator[str]:
     """A line for each plan whose document is missing, and whose other files are there."""
     there = {int(found[1]) for name in store.names() if (found := _OF_PLAN.fullmatch(name))}
     for T in sorted(there - set(planned(store.folder))):
-        again = f"gangline data prepare --out {store.name} --pack {T}"
+        again = command_to_plan(store.name, T)
         yield f"{store.name}/{plan_of(T)}: it is missing, and other files of the plan are there; to make it:  {again}"
 
 
@@ -75,7 +89,7 @@ def damage_of_plan(store: StoreFiles, manifest: Manifest, sequence_length: int) 
     elif plan.store != manifest.identity():
         yield (
             f"{store.name}/{plan_of(sequence_length)}: it plans {len(columns.rows)} of {len(manifest.shards)} shards; "
-            f"to plan all:  gangline data prepare --out {store.name} --pack {sequence_length}"
+            f"to plan all:  {command_to_plan(store.name, sequence_length)}"
         )
     for number, (pieces, rows) in enumerate(zip(columns.pieces, columns.rows, strict=True)):
         yield from damage_of(store, pieces_of(number, sequence_length), "<u4", 2 * pieces, columns.xxh3[number])

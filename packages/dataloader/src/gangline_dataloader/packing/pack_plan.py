@@ -26,6 +26,7 @@ from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.fields import JsonFields, with_checksum
 from gangline_dataloader.store.manifest import Manifest, ends_of
 from gangline_dataloader.store.npy import NpyWriter, mapped, nbytes_of
+from gangline_dataloader.store.remote.tokens import is_remote
 from gangline_dataloader.store.stored import StoreTokens
 
 FORMAT, VERSION = "gangline-pack", 1
@@ -100,13 +101,23 @@ def make(folder: Path, manifest: Manifest, sequence_length: int) -> PackPlan:
         ):
             writer = NpyWriter(folder / names(number, sequence_length), "<u4")
             writer.write(content)
-            sums.append(writer.close()[0])
+            sums.append(writer.close())
             lengths.append(len(content))
         shards.pieces[-1] //= 2
     plan = PackPlan(sequence_length, identity, padding, cut, shards)
     document = with_checksum({"format": FORMAT, "version": VERSION, **asdict(plan)})
     replace_json(folder / plan_of(sequence_length), document)
     return plan
+
+
+def command_to_plan(name: str, sequence_length: int) -> str:
+    """Return what to type to plan sequences of so many tokens, of the store that people know as `name`."""
+    if not is_remote(name):
+        return f"gangline data prepare --out {name} --pack {sequence_length}"
+    return (
+        f"gangline data prepare --out DIR --pack {sequence_length}  in a copy DIR of the store on a disk; then upload "
+        f"DIR/*pack-{sequence_length}.* to {name}"
+    )
 
 
 def planned(folder: Path) -> list[int]:
@@ -129,7 +140,7 @@ def read(folder: Path, sequence_length: int, name: str = "") -> PackPlan:
         raise UserError(
             f"{name} has no plan to pack sequences of {sequence_length} tokens.",
             f"Planned: {', '.join(map(str, known)) or 'none'}.",
-            f"gangline data prepare --out {name} --pack {sequence_length}",
+            command_to_plan(name, sequence_length),
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read.", str(error)) from error
@@ -183,7 +194,7 @@ class PackedRows:
             raise UserError(
                 f"{store.name}/{plan_of(sequence_length)} is a plan of another store.",
                 f"It is of {self.plan.store}, and the store is {store.identity}: it has changed since.",
-                f"gangline data prepare --out {store.name} --pack {sequence_length}",
+                command_to_plan(store.name, sequence_length),
             )
         self._tokens = np.concatenate([[0], np.cumsum(store.manifest.shards.tokens, dtype=np.int64)])
         self._rows = np.concatenate([[0], np.cumsum(self.plan.shards.rows, dtype=np.int64)])

@@ -16,7 +16,7 @@ import numpy as np
 from gangline.data import LEARNT_RULE
 from gangline_dataloader.prepare import choice
 from gangline_dataloader.prepare.prepare_plan import PreparePlan
-from gangline_dataloader.prepare.settings import copy_tokenizer, dtype_for
+from gangline_dataloader.prepare.settings import RULES_VERSION, copy_tokenizer, dtype_for
 from gangline_dataloader.prepare.task import Count, counted_of, paths, tag
 from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.manifest import (
@@ -24,6 +24,7 @@ from gangline_dataloader.store.manifest import (
     Manifest,
     ShardEntry,
     Shards,
+    Tokenizer,
     ends_of,
     file_of,
     loss_of,
@@ -94,18 +95,22 @@ def publish(plan: PreparePlan) -> None:
         folder, before, was = plan.store / split, plan.base.shards[split], plan.before(split)
         if not (after := before + len(chosen.shards[split])):
             continue
-        folder.mkdir(exist_ok=True)
         shards = Shards() if was is None else was.shards
         for number in range(before, after):
             shards.append(ShardEntry(**json.loads(_note(plan.work / SHARDS / split, number).read_bytes())))
+        dtype, size = dtype_for(codec.vocab_size), codec.vocab_size
+        if split and not before:
+            about = Tokenizer("", codec.identity, None, codec.separator)
+            plan.claim_validation(Manifest(dtype, size, about, shards).identity())
+        folder.mkdir(exist_ok=True)
+        for number in range(before, after):
             for name in (file_of(number), ends_of(number), loss_of(number)):
                 if (waiting := plan.work / SHARDS / split / name).exists():
                     waiting.replace(folder / name)
         _drop_from(folder, after)
         tokenizer, rule = copy_tokenizer(settings, folder), LEARNT_RULE if settings.chat else None
-        dtype, size = dtype_for(codec.vocab_size), codec.vocab_size
         held_out = not split and bool(plan.base.shards[VALIDATION] or chosen.shards[VALIDATION])
-        made = Manifest(dtype, size, tokenizer, shards, sources, report, rule, True, held_out, validation)
+        made = Manifest(dtype, size, tokenizer, shards, sources, report, rule, held_out, validation)
         made.write(folder)
         validation = made.identity()
     shutil.rmtree(plan.work)
@@ -121,7 +126,7 @@ def _sources(plan: PreparePlan, chosen: choice.KeptDocuments) -> dict[str, Any]:
 def _report(plan: PreparePlan, chosen: choice.KeptDocuments) -> dict[str, Any]:
     """What was kept and dropped by source, in all; of which call, and which calls put something behind it."""
     known, counts = plan.before(""), {name: Count(**one) for name, one in chosen.counts.items()}
-    here = {"identity": plan.identity, "settings": asdict(plan.settings)}
+    here = {"identity": plan.identity, "settings": asdict(plan.settings), "rules": RULES_VERSION}
     if known is None:
         return {**here, "by_source": {name: vars(count) for name, count in counts.items()}}
     whole = {name: Count(**one) for name, one in known.report.get("by_source", {}).items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -11,10 +10,17 @@ from io import BytesIO
 from typing import Any, BinaryIO, cast
 
 from gangline import UserError
-from gangline.data import binary_bytes, decompressed, messages_of, tools_of, without_nulls
+from gangline.data import (
+    binary_bytes,
+    decompressed,
+    messages_of,
+    replace_invalid,
+    tools_of,
+    utf8_bytes,
+    without_nulls,
+)
 from gangline_dataloader.prepare.inputs import Input
 
-_SURROGATE = re.compile("[\ud800-\udfff]")  # half of a surrogate pair: JSON can write it, UTF-8 cannot
 PROBE = 1 << 13  # bytes that are looked at to tell text from what is not
 
 
@@ -26,7 +32,7 @@ class TextDocument:
     name: str
     messages: list[dict[str, Any]] | None = None  # a conversation, which is no text yet
     tools: list[Any] | None = None  # that it may call
-    invalid: int = 0  # sequences of bytes that are not UTF-8, now U+FFFD, and halves of surrogate pairs, now "?"
+    invalid: int = 0  # U+FFFD in the place of what is not UTF-8; three for half of a surrogate pair
     absent: bool = False  # a row whose field is null
 
 
@@ -51,8 +57,8 @@ def documents(file: Input, field: str, chat: bool = False) -> Iterator[TextDocum
             content = stream.read()
             if b"\0" in content[:PROBE] or binary_bytes(content):
                 raise NotText(file.path)
-            text = content.decode(errors="replace")
-            yield TextDocument(text, file.name, invalid=text.count("\ufffd") - content.count("\ufffd".encode()))
+            text, invalid = replace_invalid(content)
+            yield TextDocument(text, file.name, invalid=invalid)
 
 
 def _remote(path: str) -> BinaryIO:
@@ -113,8 +119,8 @@ def _decoded(batch: Any, where: str, before: int) -> list[Any]:
 def _document(row: object, field: str, chat: bool, where: str, name: str) -> TextDocument:
     if not chat:
         text = _text(row, field, where)
-        whole = _SURROGATE.subn("?", text or "")
-        return TextDocument(whole[0], name, invalid=whole[1], absent=text is None)
+        whole, invalid = replace_invalid(utf8_bytes(text or ""))
+        return TextDocument(whole, name, invalid=invalid, absent=text is None)
     if not isinstance(row, dict) or field not in row:
         raise _no_field(where, field, list(row) if isinstance(row, dict) else [])
     return TextDocument("", name, messages_of(row[field], where), tools_of(row, where))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gangline.data import ChatEncoder, TemplateRefusal, render_chat
+from gangline.data import HALF_CHARACTER, ChatEncoder, TemplateRefusal, has_half_character, render_chat
 from gangline_dataloader.prepare.clean import cleaned
 from gangline_dataloader.prepare.documents import TextDocument
 from gangline_dataloader.prepare.language import in_one_of
@@ -63,6 +63,8 @@ class DocumentEncoder:
             content = text.encode()
             tokens = np.concatenate([self._begin, self.codec.encode_file(content, document.name), self._end])
             return EncodedDocument(text, content, tokens, None, counts) if len(tokens) else Dropped("empty")
+        if any(has_half_character(message["content"]) for message in document.messages):  # --clean would remove it
+            return Dropped(f"chat: {HALF_CHARACTER}")
         messages = []
         for message in document.messages:  # of which some have no words: a call of a tool, a system's turn
             words = message["content"]

@@ -1,6 +1,7 @@
 """What is to be done, in a file below the store, so that any process on any machine can take a part of it.
 
-    OUT/.prepare/plan.json             inputs, options, and what the store held before
+    OUT/.prepare/plan.json             inputs, options, what the store held before, and the identity of the folder
+                                       `validation` once this call makes it
                  task-000000.*         a task's documents (`prepare.task`); the first tasks are the shards of the store
                                        that more is put behind
                  kept.npy choice.json  which documents are kept, and how they are cut into shards (`prepare.choice`)
@@ -12,6 +13,8 @@ The shards get their names in the store at the end, its manifest last: until the
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,8 +23,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from gangline import UserError
 from gangline_dataloader.prepare.inputs import Input, tasks
-from gangline_dataloader.prepare.settings import Settings
+from gangline_dataloader.prepare.settings import BESIDE, RULES_VERSION, Settings
 from gangline_dataloader.store import manifest as manifests
 from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.manifest import FILE, VALIDATION, Manifest
@@ -30,6 +34,9 @@ WORK = ".prepare"  # the folder of what is under way
 SPLITS = ("", VALIDATION)  # folders below the store, each a store of its own
 PLAN = "plan.json"
 SUBMITTED = "submitted.json"  # jobs of a cluster that are to carry it out
+FILES_OF_TOKENIZER = ("tokenizer.json", *BESIDE)
+_FILE_OF_PART = re.compile(r"shard-\d+(\.ends|\.loss)?\.npy|\..*\.part")  # without a manifest
+MADE = "validation"  # in PLAN: identity of the folder `validation` that the call makes; null until it begins to
 
 
 @dataclass(frozen=True)
@@ -74,12 +81,29 @@ class PreparePlan:
         count = self.base.shards[split]
         return manifests.read(self.store / split).first(count) if count else None
 
+    def claim_validation(self, identity: str) -> None:
+        """Record that this call makes the folder `validation`, and with which identity.
+
+        Raises UserError where a folder of that name is there that this call did not make.
+        """
+        folder = self.store / VALIDATION
+        made = _content(self.work).get(MADE)
+        if os.path.lexists(folder) and not (made and _is_part(folder, made)):
+            raise _occupied(folder)
+        replace_json(self.work / PLAN, {**_content(self.work), MADE: identity})
+
     def write(self) -> None:
         """Begin: the folder of what is under way, emptied where it was of another call."""
-        if _same(self.work, self) is None:
+        made = None
+        if _same(self.work, self) is not None:
+            made = _content(self.work).get(MADE)
+        elif self.work.exists():
+            if content := _content(self.work):  # no call goes on with what is removed from here on
+                replace_json(self.work / PLAN, {**content, "identity": None})
+            if _made_part(self.store):
+                (self.store / VALIDATION / FILE).unlink(missing_ok=True)
+                shutil.rmtree(self.store / VALIDATION)
             shutil.rmtree(self.work, ignore_errors=True)
-            if not self.base.shards[""]:
-                shutil.rmtree(self.store / VALIDATION, ignore_errors=True)
         self.work.mkdir(parents=True, exist_ok=True)
         for torn in self.work.rglob(".*.part"):  # of a call that ended, which holds its room on a full disk
             torn.unlink(missing_ok=True)
@@ -88,6 +112,8 @@ class PreparePlan:
             "settings": asdict(self.settings),
             "engine": self.engine,
             "base": asdict(self.base),
+            "rules": RULES_VERSION,
+            MADE: made,
             "files": [list(vars(file).values()) for file in self.files],  # many
         }
         replace_json(self.work / PLAN, content)
@@ -96,19 +122,24 @@ class PreparePlan:
 def begun(
     store: Path, identity: str, settings: Settings, engine: str, files: Sequence[Input], append: bool
 ) -> PreparePlan:
-    """The plan of a call, written; where the same call was interrupted, that one's."""
-    base = Base()
+    """The plan of a call, written; where the same call was interrupted, that one's.
+
+    Raises UserError where the store lacks its validation part, or a folder of that name is not its own.
+    """
+    base, made = Base(), _made_part(store)
     if append:
-        if not _whole(store / VALIDATION):
-            manifests.check_without_validation(manifests.read(store), str(store), (store / VALIDATION).exists())
-        there = [split for split in SPLITS if _whole(store / split)]
-        if not manifests.read(store).held_out and (store / WORK / PLAN).exists():
-            there = [""]  # a validation part was left by a call that was killed
+        there = [""] if made else [split for split in SPLITS if _whole(store / split)]
+        if there == [""]:
+            manifests.check_without_validation(manifests.read(store), str(store))
         shards = {split: len(manifests.read(store / split).shards) for split in there}
         base = Base(_digest(store), {**base.shards, **shards})
     plan = PreparePlan(store, identity, settings, engine, files, base)
     if (earlier := _same(plan.work, plan)) is not None:  # what is held out may have grown already
         plan = PreparePlan(store, identity, settings, engine, files, earlier)
+    if not plan.base.shards[VALIDATION] and not made and os.path.lexists(store / VALIDATION):
+        holds_out = settings.validation > 0 or any(file.split == VALIDATION for file in files)
+        if holds_out or _whole(store / VALIDATION):
+            raise _occupied(store / VALIDATION)
     plan.write()
     return plan
 
@@ -146,7 +177,47 @@ def _same(work: Path, plan: PreparePlan) -> Base | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     same = content["identity"] == plan.identity and base.digest == plan.base.digest
+    same = same and (content.get("rules") == RULES_VERSION or not plan.settings.filters)
     return base if same and base.shards.keys() == plan.base.shards.keys() else None
+
+
+def _content(work: Path) -> dict[str, Any]:
+    """The plan on the disk; empty where there is none."""
+    try:
+        content = json.loads((work / PLAN).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _made_part(store: Path) -> bool:
+    """Whether the folder `validation` is part of what a killed call was making: no manifest of the store knows it."""
+    content = _content(store / WORK)
+    base, made = content.get("base"), content.get(MADE)
+    before = base.get("digest") if isinstance(base, dict) else None
+    unfinished = before == (_digest(store) if _whole(store) else "")
+    return unfinished and isinstance(made, str) and _is_part(store / VALIDATION, made)
+
+
+def _is_part(folder: Path, identity: str) -> bool:
+    """Whether a folder holds the validation part of that identity, or files of one without a manifest yet."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    if not _whole(folder):
+        return all(_FILE_OF_PART.fullmatch(name) or name in FILES_OF_TOKENIZER for name in os.listdir(folder))
+    try:
+        content = json.loads((folder / FILE).read_bytes())
+        return manifests.parse(content, str(folder / FILE)).identity() == identity
+    except (OSError, ValueError, RecursionError, UserError):
+        return False
+
+
+def _occupied(folder: Path) -> UserError:
+    return UserError(
+        f"{folder} is in the way: it is not a part of the store {folder.parent}.",
+        "The documents that are held out are written to a new folder of that name.",
+        "Move it elsewhere, and type the same command.",
+    )
 
 
 def _whole(folder: Path) -> bool:

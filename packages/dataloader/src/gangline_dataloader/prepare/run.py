@@ -27,9 +27,9 @@ from gangline.launch import die_with
 from gangline_dataloader.prepare import assemble, choice, known, prepare_plan as plans, task
 from gangline_dataloader.prepare.inputs import listing
 from gangline_dataloader.prepare.prepare_plan import SUBMITTED, WORK, PreparePlan
-from gangline_dataloader.prepare.settings import TIKTOKEN, Settings
+from gangline_dataloader.prepare.settings import RULES_VERSION, TIKTOKEN, Settings
 from gangline_dataloader.store.durable import writing_to
-from gangline_dataloader.store.manifest import FILE, TEMPLATE, Manifest, cuts, read
+from gangline_dataloader.store.manifest import FILE, TEMPLATE, Manifest, read, store_around
 
 Progress = Callable[[str, int, int], None]  # (stage, done, in all)
 
@@ -63,8 +63,10 @@ def undertake(
     carry: Callable[[PreparePlan], None],
 ) -> None:
     """Plan, and have the plan carried out, unless all is done. Raises UserError as `prepare`, and for a full disk."""
+    folder = Path(out).expanduser()
+    check_not_a_part(folder)
     settings.check()
-    files, folder = listing(words, out), Path(out).expanduser()
+    files = listing(words, out)
     identity = settings.identity(files)
     if already(folder, identity, append):
         if (folder / WORK).exists():
@@ -194,6 +196,19 @@ def already(folder: Path, identity: str, append: bool) -> Manifest | None:
     return None
 
 
+def check_not_a_part(folder: Path) -> None:
+    """Raises UserError where a store says what its folder `validation` is, and `folder` is that one."""
+    if store_around(folder) is None:
+        return
+    store = folder.absolute().parent
+    raise UserError(
+        f"--out {folder} is the folder of what is held out of the store {store}.",
+        f"{store}/{FILE} says what lies there: another store in it would be refused.",
+        "Name another --out, and a validation set of its own in validate.sets; or put more behind the store: "
+        f"gangline data prepare INPUT --out {store} --append",
+    )
+
+
 def made_by(folder: Path, identity: str) -> bool:
     """Whether a call made the store that is there, or put something behind it."""
     if not (folder / FILE).exists():
@@ -205,11 +220,13 @@ def made_by(folder: Path, identity: str) -> bool:
 def fits(manifest: Manifest, settings: Settings, folder: Path) -> None:
     """Raises UserError where documents by these options have no place behind those of a store."""
     codec, known = settings.codec(), manifest.tokenizer
-    if cut := cuts(manifest, folder):
+    calls = (manifest.report, *manifest.report.get("appended", []))
+    used = [one.get("rules", 1) for one in calls if Settings.recorded(one.get("settings", {})).filters]
+    if settings.filters and (older := [version for version in used if version != RULES_VERSION]):
         raise UserError(
-            f"{folder} may hold texts that were cut or padded: its {known.file} says {cut}, which was once heeded.",
-            "What is put behind them would be whole.",
-            "Prepare all of it anew, to another --out.",
+            f"{folder} was prepared by another version of the rules of --clean, --language and --replace.",
+            f"Version {older[0]} there, {RULES_VERSION} here: texts put behind them would be cleaned differently.",
+            "Prepare all of it again, to another --out; --clean none, without --language and --replace, uses no rule.",
         )
     if settings.chat and manifest.shards.loss_xxh3 and manifest.learnt_rule != LEARNT_RULE:
         raise UserError(

@@ -26,7 +26,9 @@ from gangline_dataloader.store.write import SHARD_TOKENS
 
 BYTES = "bytes"
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", TEMPLATE)  # a tokenizer.json, as transformers puts them
-RULES_VERSION = 2  # of --clean and --replace, raised where one of them decides otherwise: a killed call begins again
+# Version of --clean, --language and --replace: raised where one of them decides otherwise. Plans and stores record it:
+# a killed call restarts, and a store is not appended to. 1: stores that record none. 2: characters are composed last.
+RULES_VERSION = 2
 TIKTOKEN, TOKENIZERS = ENGINES = ("tiktoken", "tokenizers")
 
 
@@ -59,6 +61,11 @@ class Settings:
                 value = known[item.name]
                 values[item.name] = tuple(value) if isinstance(value, list) else value
         return cls(**values)
+
+    @property
+    def filters(self) -> bool:
+        """Whether a rule of RULES_VERSION changes or drops documents."""
+        return bool(self.clean or self.languages or self.private)
 
     def codec(self, engine: str = TOKENIZERS) -> TextCodec:
         """Text to tokens, by one of ENGINES: the tokens are the same. Raises UserError."""
@@ -117,7 +124,6 @@ class Settings:
         """A hash of all that decides the result: of another one nothing may be taken over."""
         decided = {
             **asdict(self),
-            "rules": RULES_VERSION,
             "tokenizer": self.codec().identity,
             "end": self.codec().separator,
         }

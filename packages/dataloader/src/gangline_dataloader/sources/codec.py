@@ -10,7 +10,7 @@ from gangline import UserError
 from gangline.data import LEARNT_RULE, ByteCodec, ChatTemplate, TextCodec, TokenizerCodec, template_of
 from gangline_dataloader.store.foreign import is_foreign
 from gangline_dataloader.store.local import LocalTokens
-from gangline_dataloader.store.manifest import TEMPLATE, VALIDATION, cuts
+from gangline_dataloader.store.manifest import TEMPLATE, VALIDATION
 from gangline_dataloader.store.remote.tokens import RemoteTokens, is_remote
 from gangline_dataloader.store.stored import StoreTokens
 from gangline_dataloader.store.tokens import Tokens
@@ -81,17 +81,6 @@ def old_masks(stores: Sequence[StoreTokens]) -> list[str]:
         "an answer's end token is learnt, and what it marks is not heeded. Prepare it anew to change that."
         for store in stores
         if store.masked and store.manifest.learnt_rule != LEARNT_RULE
-    ]
-
-
-def cut_texts(stores: Sequence[StoreTokens]) -> list[str]:
-    """A line for each store whose texts its tokenizer may have cut or padded."""
-    told = [(store, cuts(store.manifest, store.folder)) for store in stores]
-    return [
-        f"{store.name} may hold texts that were cut or padded: its {store.manifest.tokenizer.file} says {cut}, which "
-        "stores once heeded. Prepare it anew, to another --out, to have them whole."
-        for store, cut in told
-        if cut
     ]
 
 

@@ -133,8 +133,8 @@ def split_rows(
     else:
         store = LocalTokens(held_out if apart and split == "validation" else root)
     if not apart and not whole_set and isinstance(store, StoreTokens):
-        check_without_validation(store.manifest, folder, held_out.exists())
-    if apart and split == "train" and isinstance(store, StoreTokens) and store.manifest.held_out is False:
+        check_without_validation(store.manifest, folder)
+    if apart and split == "train" and isinstance(store, StoreTokens) and not store.manifest.held_out:
         raise stray_validation(folder)
     plan = None
     if best_fit:

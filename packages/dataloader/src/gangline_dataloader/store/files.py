@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gangline import UserError
-from gangline_dataloader.store.manifest import FILE, VALIDATION, check_without_validation, read
+from gangline_dataloader.store.manifest import FILE, VALIDATION, Manifest, check_without_validation, read
 from gangline_dataloader.store.remote.fetch import Remote
 from gangline_dataloader.store.remote.tokens import is_remote
 
@@ -25,6 +25,10 @@ class StoreFiles(ABC):
 
     name: str
     folder: Path
+
+    def manifest(self) -> Manifest:
+        """Raises UserError as `manifest.read`."""
+        return read(self.folder)
 
     @abstractmethod
     @contextmanager
@@ -67,7 +71,7 @@ class LocalFiles(StoreFiles):
         inside = LocalFiles(self.folder / VALIDATION)
         if (inside.folder / FILE).exists():
             return inside
-        check_without_validation(read(self.folder), self.name, inside.folder.exists())
+        check_without_validation(self.manifest(), self.name)
         return None
 
 
@@ -76,7 +80,7 @@ class RemoteFiles(StoreFiles):
 
     def __init__(self, url: str, folder: Path) -> None:
         self.name, self.folder, self.remote = url.rstrip("/"), folder, Remote(url, DEADLINE)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         if not self._copied(FILE):
             raise UserError(
                 f"{url} holds no token store: it has no {FILE}.",
@@ -85,6 +89,9 @@ class RemoteFiles(StoreFiles):
         for name in self.remote.names():
             if name.startswith("pack-") and name.endswith(".json"):
                 self._copied(name)
+
+    def manifest(self) -> Manifest:
+        return read(self.folder, self.name)
 
     def _copied(self, name: str) -> bool:
         content = self.remote.small(name, optional=name == FILE)
@@ -111,7 +118,7 @@ class RemoteFiles(StoreFiles):
         url = f"{self.name}/{VALIDATION}"
         if Remote(url, DEADLINE).small(FILE, optional=True) is not None:
             return RemoteFiles(url, self.folder / VALIDATION)
-        check_without_validation(read(self.folder), self.name, False)
+        check_without_validation(self.manifest(), self.name)
         return None
 
 
@@ -121,5 +128,12 @@ def files_at(place: str) -> Iterator[StoreFiles]:
     if not is_remote(place):
         yield LocalFiles(Path(place).expanduser())
         return
-    with tempfile.TemporaryDirectory(prefix="gangline-") as folder:
-        yield RemoteFiles(place, Path(folder, "store"))
+    with tempfile.TemporaryDirectory(prefix="gangline-") as temporary:
+        folder, url = Path(temporary, "store"), place.rstrip("/")
+        if (around := url.removesuffix(f"/{VALIDATION}")) != url:
+            # The manifest of the store around it says what belongs to it.
+            if (content := Remote(around, DEADLINE).small(FILE, optional=True)) is not None:
+                folder.mkdir()
+                (folder / FILE).write_bytes(content)
+            folder = folder / VALIDATION
+        yield RemoteFiles(place, folder)

@@ -10,7 +10,7 @@ import numpy as np
 
 from gangline_dataloader.store.npy import mapped
 from gangline_dataloader.store.stored import StoreTokens
-from gangline_dataloader.store.watch import WatchedFiles
+from gangline_dataloader.store.watch import WatchedFiles, status_of
 
 
 class LocalTokens(StoreTokens):
@@ -31,6 +31,8 @@ class LocalTokens(StoreTokens):
         return found
 
     def file(self, name: str, dtype: str, length: int, xxh3: str, pieces_xxh3: str | None = None) -> np.ndarray:
-        found = mapped(self.folder / name, dtype, length, xxh3, pieces_xxh3)
-        self._watched.add(self.folder / name, xxh3)
+        path = self.folder / name
+        before = status_of(path)
+        found = mapped(path, dtype, length, xxh3, pieces_xxh3)
+        self._watched.add(path, xxh3, before)
         return found

@@ -5,8 +5,8 @@
                    "beside": ["chat_template.jinja", "tokenizer_config.json"], "beside_xxh3": ["...", "..."]},
      "shards": {"tokens": [67108800, ...], "documents": [91022, ...], "xxh3": ["...", ...], "ends_xxh3": ["...", ...],
                 "pieces_xxh3": ["...", ...]},
-     "sources": {...}, "report": {...}, "learnt_rule": null, "whole_texts": true, "held_out": true,
-     "validation": "b1...", "checksum": "5d..."}
+     "sources": {...}, "report": {...}, "learnt_rule": null, "held_out": true, "validation": "b1...",
+     "checksum": "5d..."}
 
 Shard number 3 is shard-00003.npy, and shard-00003.ends.npy beside it. The lists are columns, because a store of 10^12
 tokens has 15,000 shards and is opened before every run.
@@ -96,7 +96,7 @@ class Tokenizer:
     file: str | None = None  # a copy of it, beside the manifest
     end_of_text: int | None = None  # the token behind each document
     beside: list[str] = field(default_factory=list)  # files with what else is known of it, beside the manifest
-    beside_xxh3: list[str] = field(default_factory=list)  # XXH3-128 of each; empty in older stores
+    beside_xxh3: list[str] = field(default_factory=list)  # XXH3-128 of each
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,7 @@ class Manifest:
     sources: dict[str, Any] = field(default_factory=dict)  # what was read, by name
     report: dict[str, Any] = field(default_factory=dict)  # what was kept and dropped, by rule
     learnt_rule: int | None = None  # by which it is said what is learnt of conversations (`gangline.data.LEARNT_RULE`)
-    whole_texts: bool = False  # a tokenizer.json that says truncation or padding was not heeded, as stores once did
-    held_out: bool | None = None  # whether a folder `validation` belongs to it; None: an older store does not say
+    held_out: bool = False  # whether a folder `validation` belongs to it
     validation: str | None = None  # the identity of that part; None: there is none, or an older store does not say
 
     @property
@@ -157,12 +156,9 @@ class Manifest:
         replace_json(folder / FILE, with_checksum({"format": FORMAT, "version": VERSION, **asdict(self)}))
 
 
-def check_without_validation(manifest: Manifest, name: str, folder: bool) -> None:
-    """Raises UserError where a store should have a validation part, and none is complete.
-
-    name: of the store, for messages; folder: whether a folder `validation` is there.
-    """
-    if manifest.held_out or (manifest.held_out is None and folder):
+def check_without_validation(manifest: Manifest, name: str) -> None:
+    """Raises UserError where a store should have a validation part, and none is complete. name: for messages."""
+    if manifest.held_out:
         raise UserError(
             f"{name}/{VALIDATION} is missing or incomplete: it has no {FILE}.",
             "A part of the documents was held out when the store was prepared, and lies there.",
@@ -170,63 +166,49 @@ def check_without_validation(manifest: Manifest, name: str, folder: bool) -> Non
         )
 
 
-def stray_validation(folder: str | Path) -> UserError:
-    """What to say of a folder `validation` in a store whose manifest says that nothing was held out."""
+def stray_validation(name: str) -> UserError:
+    """What to say of a folder `validation` in a store, known as `name`, that says that nothing was held out."""
     return UserError(
-        f"{folder}/{VALIDATION} does not belong to the store {folder}.",
-        f"The manifest of {folder} says that nothing was held out: an --append that was interrupted left the folder, "
+        f"{name}/{VALIDATION} does not belong to the store {name}.",
+        f"The manifest of {name} says that nothing was held out: an --append that was interrupted left the folder, "
         "or somebody put it there.",
-        "Give the same `gangline data prepare ... --append` again, or move the folder elsewhere and name it in "
-        "validate.sets.",
+        "Type the interrupted `gangline data prepare ... --append` again: it completes the folder, and another "
+        "--append removes it. A folder of your own: move it elsewhere and name it in validate.sets.",
     )
 
 
-def cuts(manifest: Manifest, folder: Path) -> str:
-    """What the tokenizer.json of a store says that its texts may have lost or got by it; empty: nothing, or unheeded.
-
-    Stores once heeded it: those that do not say `whole_texts`.
-    """
-    if manifest.whole_texts or manifest.tokenizer.file is None:
-        return ""
-    try:
-        said = json.loads((folder / manifest.tokenizer.file).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return ""  # told by who needs the tokenizer
-    asked = [name for name in ("truncation", "padding") if isinstance(said, dict) and said.get(name) is not None]
-    return " and ".join(asked)
-
-
-def read(folder: str | Path) -> Manifest:
+def read(folder: str | Path, url: str = "") -> Manifest:
     """The manifest of a store, every claim of it looked at. Raises UserError that names file and field.
 
     Of the validation part of a store: as the manifest of that store knows it, without what an interrupted --append put
-    behind it.
+    behind it. url: of a store whose manifest was copied to `folder`, for messages.
     """
     folder = Path(folder).expanduser()
-    whole = _around(folder)  # read first: it is written last
+    whole = store_around(folder)  # read first: it is written last
     found = _read(folder)
     if whole is None or (whole.held_out and whole.validation is None):
         return found
+    store = url.rstrip("/").removesuffix(f"/{VALIDATION}") or str(folder.absolute().parent)
     if not whole.held_out:
-        raise stray_validation(folder.parent)
+        raise stray_validation(store)
     if (count := found.grew_from(whole.validation or "")) is None:
         raise UserError(
-            f"{folder} is not what was held out of the store {folder.parent}.",
-            f"{folder.parent / FILE} knows that part by other checksums.",
+            f"{store}/{VALIDATION} is not what was held out of the store {store}.",
+            f"{store}/{FILE} knows that part by other checksums.",
             f"Copy the folder {VALIDATION} again, or prepare the store again.",
         )
     return found.first(count)
 
 
-def _around(folder: Path) -> Manifest | None:
-    """The manifest of the store that a folder is the validation part of; None for any other folder, or an old store."""
+def store_around(folder: Path) -> Manifest | None:
+    """The manifest of the store that a folder is the validation part of; None for any other folder."""
+    folder = folder.absolute()
     if folder.name != VALIDATION or not (folder.parent / FILE).exists():
         return None
     try:
-        found = _read(folder.parent)
+        return _read(folder.parent)
     except UserError:  # another format, or named when that store is read
         return None
-    return None if found.held_out is None else found
 
 
 def _read(folder: Path) -> Manifest:
@@ -265,18 +247,14 @@ def parse(content: Any, path: str) -> Manifest:
     if vocab_size > np.iinfo(np.dtype(dtype)).max + 1:
         raise said.wrong("vocab_size", f"{dtype} holds fewer")
     of = said.inside("tokenizer")
-    tokenizer = Tokenizer(
-        of.text("kind"),
-        of.text("identity"),
-        of.maybe("file", of.name),
-        of.maybe("end_of_text", of.number),
-        of.maybe("beside", of.names) or [],
-        of.maybe("beside_xxh3", of.checksums) or [],
-    )
-    if len(tokenizer.beside_xxh3) not in (0, len(tokenizer.beside)):
-        raise of.wrong("beside_xxh3", "expected one for each file, or none")
+    kind, identity = of.text("kind"), of.text("identity")
+    file, end = of.maybe("file", of.name), of.maybe("end_of_text", of.number)
+    beside = of.maybe("beside", of.names) or []
     shards = _shards(said.inside("shards"))
-    said.check()  # after what it can be named by
+    said.check()  # after what it can be named by, and before what older stores, without a checksum, lack
+    tokenizer = Tokenizer(kind, identity, file, end, beside, of.checksums("beside_xxh3"))
+    if len(tokenizer.beside_xxh3) != len(beside):
+        raise of.wrong("beside_xxh3", "expected one for each file")
     sources, report = content.get("sources"), content.get("report")
     return Manifest(
         dtype,
@@ -286,8 +264,7 @@ def parse(content: Any, path: str) -> Manifest:
         sources if isinstance(sources, dict) else {},
         report if isinstance(report, dict) else {},
         said.maybe("learnt_rule", said.number),
-        said.maybe("whole_texts", said.flag) or False,
-        said.maybe("held_out", said.flag),
+        said.flag("held_out"),
         said.maybe("validation", said.text),
     )
 
@@ -299,8 +276,8 @@ def _shards(said: JsonFields) -> Shards:
         raise said.wrong("tokens", "expected lists of one length, with something in them")
     if not all(0 < d <= t < 1 << 32 for t, d in zip(tokens, documents, strict=True)):
         raise said.wrong("documents", "each shard has a document, none is empty, and all have under 2^32 tokens")
-    maybe = [said.maybe(key, said.checksums) or [] for key in ("loss_xxh3", "pieces_xxh3")]
-    for key, found in zip(("loss_xxh3", "pieces_xxh3"), maybe, strict=True):
+    maybe = {key: said.maybe(key, said.checksums) or [] for key in ("loss_xxh3", "pieces_xxh3")}
+    for key, found in maybe.items():
         if found and len(found) != len(tokens):
             raise said.wrong(key, "expected one for each shard, or none")
-    return Shards(tokens, documents, sums, ends, *maybe)
+    return Shards(tokens, documents, sums, ends, **maybe)

@@ -42,10 +42,10 @@ def checksum(path: Path) -> str:
         return checksum_of(file)
 
 
-def checksum_of(file: BinaryIO, piece: int = 1 << 24) -> str:
+def checksum_of(file: BinaryIO) -> str:
     """XXH3-128 of a file that was just opened; it is at its beginning again then."""
     digest = xxhash.xxh3_128()
-    while chunk := file.read(piece):
+    while chunk := file.read(1 << 24):
         digest.update(chunk)
     file.seek(0)
     return digest.hexdigest()
@@ -80,7 +80,10 @@ def mapped(path: Path, dtype: str, length: int, xxh3: str | None = None, pieces_
         found = mapped_file(file, dtype, length)
         digest, wanted = xxhash.xxh3_128(), xxh3
         if pieces_xxh3 and nbytes_of(dtype, length) > WHOLE:
-            sample(file, digest, PIECES)
+            try:
+                sample(file, digest, PIECES)
+            except OSError as error:
+                raise UserError(f"{path} cannot be read.", error.strerror or str(error), verify(path)) from error
             wanted = pieces_xxh3
         elif xxh3:
             digest.update(header(dtype, length))
@@ -133,16 +136,16 @@ class NpyWriter:
         self._file.write(np.ascontiguousarray(numbers, self.dtype).data)
         self.length += len(numbers)
 
-    def close(self) -> tuple[str, str]:
-        """Make it whole and durable under its name; gives its checksum and that of its pieces."""
+    def close(self) -> str:
+        """Make it whole and durable under its name; gives its checksum."""
         self._file.seek(0)
         self._file.write(header(self.dtype, self.length))
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        digests = checksum(self._waiting), pieces_checksum(self._waiting)
+        digest = checksum(self._waiting)
         self._waiting.replace(self.path)
-        return digests
+        return digest
 
 
 def durable(path: Path, array: np.ndarray, tag: str = "") -> None:

@@ -15,7 +15,10 @@ from gangline_dataloader.store.tokens import Sharded
 
 
 class StoreTokens(Sharded, ABC):
-    """The shards of a store, each mapped when it is first read: opened in constant time and memory.
+    """The shards of a store. Opening it reads the manifest alone.
+
+    A file is mapped, and compared with its checksum, when it is first read: a file of tokens above `npy.WHOLE` by some
+    pieces, where the manifest has their checksum; any other file by every byte.
 
     folder  with the manifest, the tokenizer and the plans
     name    as people know the store
@@ -25,7 +28,7 @@ class StoreTokens(Sharded, ABC):
 
     def __init__(self, folder: Path, name: str, keep: int | None = None) -> None:
         self.folder, self.name = folder, name
-        self.manifest: Manifest = manifests.read(folder)
+        self.manifest: Manifest = manifests.read(folder, name if self.distant else "")
         super().__init__(
             self.manifest.shards.tokens,
             np.dtype(self.manifest.dtype),

@@ -32,18 +32,21 @@ class WatchedFiles:
         self._files: dict[Path, tuple[int, int, int, str | None]] = {}  # size, time of content, of inode, checksum
         self._changed: UserError | None = None
 
-    def add(self, path: Path, xxh3: str | None) -> None:
+    def add(self, path: Path, xxh3: str | None, before: os.stat_result | None = None) -> None:
         """A file that was opened; one that was written since the run began is held against its checksum at once.
 
-        xxh3  None: nobody knows it, and any change is one too many
+        xxh3    None: nobody knows it, and any change is one too many
+        before  status of the file before its bytes were compared; a change since then is looked at now
         Raises UserError where its bytes are others.
         """
-        if (about := _stat(path)) is None and self._cached:
+        if (about := before or status_of(path)) is None and self._cached:
             return
         about = about or path.stat()
         if xxh3 is not None and about.st_mtime > self._began and not self._cached:
             self._compare(path, xxh3)
         self._files[path] = (about.st_size, about.st_mtime_ns, about.st_ctime_ns, xxh3)
+        if before is not None:
+            self._look_at(path)
 
     def look(self) -> None:
         """Look again, if it is time to. Raises UserError where a file has changed, and from then on always."""
@@ -70,7 +73,7 @@ class WatchedFiles:
 
     def _look_at(self, path: Path) -> None:
         size, when, touched, xxh3 = self._files[path]
-        about = _stat(path)
+        about = status_of(path)
         # A time that was set back shows in that of the inode. Without a checksum that is not heard: chmod is no change.
         deaf = xxh3 is None or self._cached
         if about and (about.st_size, about.st_mtime_ns) == (size, when) and (deaf or about.st_ctime_ns == touched):
@@ -101,7 +104,8 @@ class WatchedFiles:
         return UserError(f"{path} has changed since the run began.", why, fix)
 
 
-def _stat(path: Path) -> os.stat_result | None:
+def status_of(path: Path) -> os.stat_result | None:
+    """Return the status of a file; None where it is missing."""
     try:
         return path.stat()
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gangline_dataloader.store.manifest import ShardEntry, ends_of, file_of, loss_of
-from gangline_dataloader.store.npy import NpyWriter
+from gangline_dataloader.store.npy import NpyWriter, pieces_checksum
 
 SHARD_TOKENS = 1 << 26  # 128 MiB of uint16: large enough for a store's requests, small enough to wait for
 
@@ -43,7 +43,8 @@ class ShardWriter:
         self._tokens.write(tokens)
 
     def close(self) -> ShardEntry:
-        """Make both files whole."""
-        loss = None if self._loss is None else self._loss.close()[0]
-        whole, pieces = self._tokens.close()
-        return ShardEntry(self._tokens.length, self._ends.length, whole, self._ends.close()[0], loss, pieces)
+        """Make all files whole."""
+        loss = None if self._loss is None else self._loss.close()
+        tokens, ends = self._tokens.close(), self._ends.close()
+        pieces = pieces_checksum(self._tokens.path)
+        return ShardEntry(self._tokens.length, self._ends.length, tokens, ends, loss, pieces)

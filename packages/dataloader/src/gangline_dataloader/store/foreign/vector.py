@@ -7,6 +7,7 @@ import stat
 from abc import ABC
 from hashlib import blake2b
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from gangline_dataloader.store import npy
 from gangline_dataloader.store.tokens import Sharded
 from gangline_dataloader.store.watch import WatchedFiles
 
-PIECES = 64  # of a file, whose bytes tell it from others
+PIECES_OF_IDENTITY = 64  # of a file, whose bytes tell it from others
 PROBE = 1 << 16  # bytes that are looked at to tell the dtype of tokens
 HIGH = 16  # the upper halves of uint32 tokens are below it, up to a vocabulary of 2^20
 
@@ -77,7 +78,7 @@ class Vector(ForeignTokens):
         self.watched.add(file, None)
         digest = blake2b(f"{dtype} {offset} {length}".encode(), digest_size=16)
         digest.update(b"" if ends is None else ends.tobytes())
-        sample(file, digest, PIECES)
+        sample(file, digest, PIECES_OF_IDENTITY)
         super().__init__(
             [length],
             np.dtype(dtype),
@@ -97,18 +98,22 @@ class Vector(ForeignTokens):
 
 def sample(file: Path, digest: blake2b, pieces: int) -> None:
     """So many pieces of a file, evenly spread, into a hash."""
-    size_of(file)
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         npy.sample(opened, digest, pieces)
 
 
 def size_of(file: Path) -> int:
-    """In bytes. Raises UserError for a file that is not regular or cannot be read."""
+    """In bytes. Raises UserError as `open_regular`."""
+    with open_regular(file) as opened:
+        return os.fstat(opened.fileno()).st_size
+
+
+def open_regular(file: Path) -> BinaryIO:
+    """Open a file to read its bytes. Raises UserError for one that is not regular or cannot be read."""
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for its writer
             raise UserError(f"{file} is not a regular file.", "It cannot be mapped.", "Copy it into a file.")
-        with file.open("rb") as opened:
-            return os.fstat(opened.fileno()).st_size
+        return file.open("rb")
     except OSError as error:
         raise UserError(f"{file} cannot be read.", error.strerror or str(error)) from error
 
