@@ -1,9 +1,13 @@
-"""Tar files of images with texts: a member that claims more than its file holds is refused."""
+"""Tar files of images with texts: damage is refused, by file and byte."""
 
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import tarfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 
@@ -30,3 +34,82 @@ def test_a_member_that_reaches_beyond_its_file_is_refused(size, which, tmp_path)
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"a\.tar (is damaged|cannot be read|: sample|has no)"):
         listed(str(path))
+
+
+BLOCK = 512
+SAMPLES = [(f"{number:03d}.{kind}", f"{kind} {number}".encode()) for number in range(6) for kind in ("jpg", "txt")]
+HEADER = 2 * BLOCK * 6  # first byte of the header of 003.jpg
+
+
+def write_tar(path: Path, members: Iterable[tuple[str, bytes]] = SAMPLES) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def overwrite(path: Path, at: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(content)
+
+
+def join(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + write_tar(path.with_suffix(".more")).read_bytes())
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "flipped bit": (lambda path: overwrite(path, HEADER + 1, b"1"), f"damaged at byte {HEADER}"),
+    "flipped size": (lambda path: overwrite(path, HEADER + 134, b"2"), f"damaged at byte {HEADER}"),
+    "zeroed header": (lambda path: overwrite(path, HEADER, bytes(BLOCK)), f"content at byte {HEADER + BLOCK} behind"),
+    "zeroed first header": (lambda path: overwrite(path, 0, bytes(BLOCK)), f"content at byte {BLOCK} behind"),
+    "truncated between samples": (lambda path: os.truncate(path, HEADER), f"ends at byte {HEADER} without"),
+    "truncated in a header": (lambda path: os.truncate(path, HEADER + 9), f"ends at byte {HEADER + 9} without"),
+    "truncated in the padding": (lambda path: os.truncate(path, HEADER - 9), "cannot be read behind byte"),
+    "joined by cat": (join, f"content at byte {BLOCK * 40} behind the end"),
+    "no end": (lambda path: os.truncate(path, BLOCK * 24), f"ends at byte {BLOCK * 24} without the end"),
+    "short end": (lambda path: os.truncate(path, BLOCK * 25 - 1), f"ends at byte {BLOCK * 25 - 1} without the end"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_tar_file_is_refused_by_file_and_byte(kind, tmp_path):
+    """A tar file from which tarfile returns some members and no error."""
+    change, message = DAMAGE[kind]
+    path = write_tar(tmp_path / "a.tar")
+    assert len(listed(str(path))) == 6
+    change(path)
+    with pytest.raises(UserError, match=rf"a\.tar .*{message}"):
+        listed(str(path))
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_bit_flipped_in_any_header_never_drops_a_sample(tar_format, tmp_path):
+    path = tmp_path / "a.tar"
+    name = "k" * (80 if tar_format == tarfile.USTAR_FORMAT else 150)
+    with tarfile.open(path, "w", format=tar_format) as tar:
+        for kind in ("jpg", "txt"):
+            member = tarfile.TarInfo(f"{name}.{kind}")
+            member.size = 5
+            tar.addfile(member, io.BytesIO(b"12345"))
+    content = path.read_bytes()
+    end = len(content.rstrip(b"\0"))
+    for at in range(0, end, 7):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
+        try:
+            found = len(listed(str(path)))
+        except UserError:
+            continue
+        assert found == 1
+
+
+def test_a_shard_by_gnu_tar_is_read_whole(tmp_path):
+    for name, content in SAMPLES:
+        (tmp_path / name).write_bytes(content)
+    path = tmp_path / "a.tar"
+    for blocking in ("--blocking-factor=1", "--blocking-factor=20"):
+        subprocess.run(["tar", blocking, "-cf", path, "-C", tmp_path, *(name for name, _ in SAMPLES)], check=True)
+        files = listed(str(path))
+        assert [bytes(files.read(number)[0]) for number in range(6)] == [content for _, content in SAMPLES[::2]]

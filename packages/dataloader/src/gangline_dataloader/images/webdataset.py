@@ -6,15 +6,19 @@ The members of all files are listed when the source is built: one look at each h
 from __future__ import annotations
 
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from gangline import UserError
+from gangline_dataloader.store.foreign.vector import size_of
 
 IMAGES = ("jpg", "jpeg", "png")
+AGAIN = "Copy or write the file again."
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class ImageTexts:
 def listed(folder: str) -> ImageTexts:
     """Every sample of a tar file, or of the tar files of a folder.
 
-    Raises UserError where there is none, or a sample has no image or no text.
+    Raises UserError where there is none, a file is damaged, or a sample has no image or no text.
     """
     root = Path(folder).expanduser()
     files = sorted(root.glob("*.tar")) if root.is_dir() else [root]
@@ -77,25 +81,61 @@ def listed(folder: str) -> ImageTexts:
 
 def _members(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     found: dict[str, dict[str, tuple[int, int]]] = {}
-    try:
-        size = path.stat().st_size
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                folder, _, name = member.name.rpartition("/")
-                key, _, kind = name.partition(".")
-                if member.isfile():
-                    if member.offset_data + member.size > size:
-                        raise UserError(
-                            f"{path} is damaged: {member.name} has {member.size} bytes, it says.",
-                            f"The file has {size} bytes. It may be torn.",
-                        )
-                    kind = "image" if kind.lower() in IMAGES else kind.lower()
-                    found.setdefault(f"{folder}/{key}", {})[kind] = (member.offset_data, member.size)
-    except (OSError, tarfile.TarError, ValueError, OverflowError) as error:
-        raise UserError(f"{path} cannot be read.", str(error)) from error
+    with path.open("rb") as file:
+        for member in _headers(path, file):
+            folder, _, name = member.name.rpartition("/")
+            key, _, kind = name.partition(".")
+            if member.isfile():
+                kind = "image" if kind.lower() in IMAGES else kind.lower()
+                found.setdefault(f"{folder}/{key}", {})[kind] = (member.offset_data, member.size)
     for key, parts in found.items():
         for kind in ("image", "txt"):
             if kind not in parts:
                 wanted = "image (jpg, jpeg, png)" if kind == "image" else "text (txt)"
                 raise UserError(f"{path}: sample {key.lstrip('/')} has no {wanted}.", f"It has {', '.join(parts)}.")
     return [(parts["image"], parts["txt"]) for parts in found.values()]
+
+
+def _headers(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
+    """Every member of a tar file, then a check that reading stopped at the end of the archive.
+
+    tarfile takes an invalid header for the end and reports nothing, so the members behind it would be dropped.
+    """
+    size, stopped = size_of(path), 0
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            for member in tar:
+                if member.isfile() and member.offset_data + member.size > size:
+                    raise UserError(
+                        f"{path} is damaged at byte {member.offset}: {member.name} has {member.size} bytes, it says.",
+                        f"The file has {size} bytes. It may be truncated.",
+                        AGAIN,
+                    )
+                stopped = tar.offset
+                yield member
+    except (OSError, tarfile.TarError, ValueError, OverflowError) as error:
+        raise UserError(f"{path} cannot be read behind byte {stopped}.", str(error), AGAIN) from error
+    _require_end(path, file, stopped)
+
+
+def _require_end(path: Path, file: BinaryIO, at: int) -> None:
+    """Raise UserError unless zeros alone stand from byte `at` on, one block of them at least."""
+    file.seek(at)
+    block = file.read(tarfile.BLOCKSIZE)
+    if len(block) == tarfile.BLOCKSIZE and any(block):
+        raise UserError(f"{path} is damaged at byte {at}: no header of a member stands there.", AGAIN)
+    if len(block) < tarfile.BLOCKSIZE:
+        raise UserError(
+            f"{path} ends at byte {at + len(block)} without the end of a tar archive.",
+            "Blocks of zeros end an archive. The file may be truncated.",
+            AGAIN,
+        )
+    place = file.tell()
+    while chunk := file.read(1 << 20):
+        if rest := chunk.lstrip(b"\0"):
+            raise UserError(
+                f"{path} has content at byte {place + len(chunk) - len(rest)} behind the end of the archive at {at}.",
+                "A header was overwritten with zeros, or tar files were joined: each has to be a file of its own.",
+                AGAIN,
+            )
+        place += len(chunk)
