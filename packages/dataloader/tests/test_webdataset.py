@@ -113,3 +113,44 @@ def test_a_shard_by_gnu_tar_is_read_whole(tmp_path):
         subprocess.run(["tar", blocking, "-cf", path, "-C", tmp_path, *(name for name, _ in SAMPLES)], check=True)
         files = listed(str(path))
         assert [bytes(files.read(number)[0]) for number in range(6)] == [content for _, content in SAMPLES[::2]]
+
+
+def test_identity_changes_with_the_bytes_of_a_shard(tmp_path):
+    """Of a copy elsewhere it stays; names, places and sizes of the members are the same in all."""
+    members = [("0.jpg", bytes(100_000)), ("0.txt", b"red"), ("1.jpg", bytes(100_000)), ("1.txt", b"dog")]
+    path, copy = tmp_path / "a.tar", tmp_path / "copy"
+    copy.mkdir()
+    first = listed(str(write_tar(path, members))).identity()
+    assert listed(str(write_tar(copy / "a.tar", members))).identity() == first
+    swapped = [members[0], members[3], members[2], members[1]]
+    write_tar(path, [(name, content) for (name, _), (_, content) in zip(members, swapped, strict=True)])
+    assert listed(str(path)).identity() != first
+    write_tar(path, members)
+    os.truncate(path, path.stat().st_size + BLOCK)
+    assert listed(str(path)).identity() != first
+
+
+def append(path: Path) -> None:
+    with tarfile.open(path, "a") as tar:
+        tar.addfile(tarfile.TarInfo("999.jpg"))
+
+
+CHANGES: dict[str, Callable[[Path], None]] = {
+    "overwritten": lambda path: overwrite(path, BLOCK, b"Z"),
+    "replaced": lambda path: write_tar(path.with_suffix(".new"), SAMPLES[::-1]).replace(path) and None,
+    "truncated": lambda path: os.truncate(path, 3 * BLOCK),
+    "appended": append,
+    "removed": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_shard_that_changes_under_a_run_is_named(kind, tmp_path):
+    path = write_tar(tmp_path / "a.tar")
+    os.utime(path, (1e9, 1e9))
+    files = listed(str(path))
+    files.read(0)
+    CHANGES[kind](path)
+    for number in (0, 5):
+        with pytest.raises(UserError, match=r"a\.tar has changed since the run began"):
+            files.read(number)

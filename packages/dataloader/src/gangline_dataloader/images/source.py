@@ -41,6 +41,7 @@ class ImageSource(DataSource):
     def __init__(self, config: ImagesConfig, run: Run, split: Split) -> None:
         self.config, self.split, self.seed, self.T = config, split, run.seed, run.batch.sequence_length
         self.files: ImageTexts = listed(config.path or "")
+        self._identity = self.files.identity()
         count = len(self.files)
         held_out = max(1, round(count * config.validation_fraction)) if config.validation_fraction else 0
         self.first, self.count = (count - held_out, held_out) if split == "validation" else (0, count - held_out)
@@ -112,7 +113,7 @@ class ImageSource(DataSource):
     def fingerprint(self) -> str:
         about = self.config
         asked = (about.side, about.places, about.least_area, about.flip)
-        deciding = (self.files.identity(), self.first, self.count, self.seed, self.split, self.T, asked)
+        deciding = (self._identity, self.first, self.count, self.seed, self.split, self.T, asked)
         return blake2b(repr(deciding).encode(), digest_size=16).hexdigest()
 
     def describe(self) -> str:

@@ -15,9 +15,11 @@ from typing import BinaryIO
 import numpy as np
 
 from gangline import UserError
-from gangline_dataloader.store.foreign.vector import size_of
+from gangline_dataloader.store.foreign.vector import sample, size_of
+from gangline_dataloader.store.watch import WatchedFiles
 
 IMAGES = ("jpg", "jpeg", "png")
+PIECES = 16  # of a file, of 4 KiB each, whose bytes are part of the identity
 AGAIN = "Copy or write the file again."
 
 
@@ -25,38 +27,49 @@ AGAIN = "Copy or write the file again."
 class ImageTexts:
     """The samples of some tar files, in order of file and member.
 
-    file   (N,) which of `files`
-    image  (N, 2) int64, first byte and size of the image
-    text   (N, 2) and of the text
+    file     (N,) which of `files`
+    image    (N, 2) int64, first byte and size of the image
+    text     (N, 2) and of the text
+    watched  the files, as they were when they were listed
     """
 
     files: list[Path]
     file: np.ndarray
     image: np.ndarray
     text: np.ndarray
+    watched: WatchedFiles
 
     def __len__(self) -> int:
         return len(self.file)
 
     def read(self, number: int) -> tuple[np.ndarray, bytes]:
-        """(the encoded image (n,) uint8, the text) of a sample. Raises UserError where the file is shorter now."""
+        """(the encoded image (n,) uint8, the text) of a sample. Raises UserError where its file has changed."""
         path = self.files[int(self.file[number])]
-        parts = []
-        with path.open("rb") as file:
-            for at, size in (self.image[number].tolist(), self.text[number].tolist()):
-                file.seek(at)
-                content = file.read(size)
-                if len(content) != size:
-                    raise UserError(f"{path} is shorter than when it was listed.", f"{size} bytes at {at} are gone.")
-                parts.append(content)
-        return np.frombuffer(parts[0], np.uint8), parts[1]
+        try:
+            with path.open("rb") as file:
+                image, text = (_piece(file, *place[number].tolist()) for place in (self.image, self.text))
+        except OSError as error:
+            self.watched.look_at(path)
+            raise UserError(f"{path} cannot be read.", error.strerror or str(error)) from error
+        self.watched.look_at(path)  # after the read, so that a change during the read is noticed
+        if (len(image), len(text)) != (wanted := (int(self.image[number, 1]), int(self.text[number, 1]))):
+            raise UserError(f"{path} cannot be read.", f"It gave {len(image)} and {len(text)} bytes of {wanted}.")
+        return np.frombuffer(image, np.uint8), text
 
     def identity(self) -> str:
-        """Changes with names, places and sizes; a byte of an image that changes is not seen."""
-        digest = blake2b(repr([path.name for path in self.files]).encode(), digest_size=16)
+        """Hash of names, places and sizes, and of some pieces of each file: a change between them is not noticed."""
+        sizes = [(path.name, size_of(path)) for path in self.files]
+        digest = blake2b(repr(sizes).encode(), digest_size=16)
         for array in (self.file, self.image, self.text):
             digest.update(np.ascontiguousarray(array).tobytes())
+        for path in self.files:
+            sample(path, digest, PIECES)
         return digest.hexdigest()
+
+
+def _piece(file: BinaryIO, at: int, size: int) -> bytes:
+    file.seek(at)
+    return file.read(size)
 
 
 def listed(folder: str) -> ImageTexts:
@@ -68,15 +81,17 @@ def listed(folder: str) -> ImageTexts:
     files = sorted(root.glob("*.tar")) if root.is_dir() else [root]
     if not files:
         raise UserError(f"data.path={folder} holds no tar files.", "WebDataset keeps samples in NAME.tar.")
-    number, images, texts = [], [], []
+    number, images, texts, watched = [], [], [], WatchedFiles()
     for index, path in enumerate(files):
+        size_of(path)
+        watched.add(path, None)
         for image, text in _members(path):
             number.append(index)
             images.append(image)
             texts.append(text)
     if not number:
         raise UserError(f"data.path={folder} holds no images.")
-    return ImageTexts(files, np.array(number), np.array(images, np.int64), np.array(texts, np.int64))
+    return ImageTexts(files, np.array(number), np.array(images, np.int64), np.array(texts, np.int64), watched)
 
 
 def _members(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
