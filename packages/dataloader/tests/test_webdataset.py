@@ -154,3 +154,46 @@ def test_a_shard_that_changes_under_a_run_is_named(kind, tmp_path):
     for number in (0, 5):
         with pytest.raises(UserError, match=r"a\.tar has changed since the run began"):
             files.read(number)
+
+
+DOUBLED: dict[str, tuple[list[tuple[str, bytes]], str]] = {
+    "text in a row": ([SAMPLES[0], SAMPLES[1], ("000.txt", b"b"), *SAMPLES[2:]], "000.txt at byte 2048 .* second text"),
+    "image in a row": ([SAMPLES[0], *SAMPLES], "000.jpg at byte 1024 .* second image"),
+    "key again later": ([*SAMPLES, *SAMPLES[2:4]], f"001.jpg at byte {BLOCK * 24} .* second image"),
+    "jpg and png": ([*SAMPLES, ("004.png", b"png")], "004.png .* second image"),
+    "by case": ([*SAMPLES, ("004.TXT", b"b")], "004.TXT .* second text"),
+}
+
+
+@pytest.mark.parametrize("kind", DOUBLED)
+def test_a_second_member_of_one_kind_is_refused(kind, tmp_path):
+    """Which of two images belongs to a text is not known."""
+    members, message = DOUBLED[kind]
+    with pytest.raises(UserError, match=rf"a\.tar: {message}"):
+        listed(str(write_tar(tmp_path / "a.tar", members)))
+
+
+def test_members_of_one_sample_may_stand_apart(tmp_path):
+    texts_last = sorted(SAMPLES, key=lambda member: member[0].endswith("txt"))
+    others = [("000.json", b"{}"), ("000.text", b"x"), ("000.image", b"x"), ("in/000.jpg", b"i"), ("in/000.txt", b"t")]
+    files = listed(str(write_tar(tmp_path / "a.tar", [*texts_last, *others])))
+    assert [bytes(image) for image in (files.read(n)[0] for n in range(7))] == [*(c for _, c in SAMPLES[::2]), b"i"]
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_an_image_that_is_a_link_is_refused(kind, tmp_path):
+    """As GNU tar stores a second name of a file: its sample was dropped if its text was a link as well."""
+    path = write_tar(tmp_path / "a.tar")
+    with tarfile.open(path, "a") as tar:
+        for name in ("009.jpg", "009.txt"):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "000" + name[3:]
+            tar.addfile(member)
+    with pytest.raises(UserError, match=r"a\.tar: 009\.jpg at byte 12288 is not a regular file"):
+        listed(str(path))
+
+
+def test_a_sample_without_image_and_text_is_refused(tmp_path):
+    path = write_tar(tmp_path / "a.tar", [*SAMPLES, ("009.webp", b"w"), ("009.json", b"{}")])
+    with pytest.raises(UserError, match=r"sample 009 has no image .*\n.*\.webp, \.json"):
+        listed(str(path))

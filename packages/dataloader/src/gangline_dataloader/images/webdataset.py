@@ -18,7 +18,7 @@ from gangline import UserError
 from gangline_dataloader.store.foreign.vector import sample, size_of
 from gangline_dataloader.store.watch import WatchedFiles
 
-IMAGES = ("jpg", "jpeg", "png")
+KINDS = {"jpg": "image", "jpeg": "image", "png": "image", "txt": "text"}
 PIECES = 16  # of a file, of 4 KiB each, whose bytes are part of the identity
 AGAIN = "Copy or write the file again."
 
@@ -99,16 +99,23 @@ def _members(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     with path.open("rb") as file:
         for member in _headers(path, file):
             folder, _, name = member.name.rpartition("/")
-            key, _, kind = name.partition(".")
-            if member.isfile():
-                kind = "image" if kind.lower() in IMAGES else kind.lower()
-                found.setdefault(f"{folder}/{key}", {})[kind] = (member.offset_data, member.size)
+            key, _, ending = name.partition(".")
+            kind, named = KINDS.get(ending.lower(), f".{ending}"), f"{path}: {member.name} at byte {member.offset}"
+            if member.isdir():
+                continue
+            if not member.isreg() or member.issparse():
+                raise UserError(f"{named} is not a regular file.", "Write the shard without links and sparse files.")
+            parts = found.setdefault(f"{folder}/{key}", {})
+            if kind in parts and kind in KINDS.values():
+                why = f"Which {kind} belongs to the sample is not known."
+                raise UserError(f"{named} is the second {kind} of its sample.", why, "Give each sample its own key.")
+            parts[kind] = (member.offset_data, member.size)
     for key, parts in found.items():
-        for kind in ("image", "txt"):
+        for kind in ("image", "text"):
             if kind not in parts:
                 wanted = "image (jpg, jpeg, png)" if kind == "image" else "text (txt)"
                 raise UserError(f"{path}: sample {key.lstrip('/')} has no {wanted}.", f"It has {', '.join(parts)}.")
-    return [(parts["image"], parts["txt"]) for parts in found.values()]
+    return [(parts["image"], parts["text"]) for parts in found.values()]
 
 
 def _headers(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
