@@ -156,6 +156,46 @@ def test_an_image_that_cannot_be_decoded_is_named(shards):
     reader.close()
 
 
+def replace_image(path: Path, number: int, content: bytes) -> None:
+    """Write a tar file again with another image for one of its samples."""
+    with tarfile.open(path) as tar:
+        members = [(member.name, tar.extractfile(member).read()) for member in tar]
+    members[2 * number] = (members[2 * number][0], content)
+    with tarfile.open(path, "w") as tar:
+        for name, stored in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(stored)
+            tar.addfile(member, io.BytesIO(stored))
+
+
+def noise(kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 90, 3), dtype=np.uint8)).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("change", ["sector", "truncated", "end"])
+def test_a_damaged_image_is_refused(kind, change, shards):
+    """libjpeg would decode these JPEGs to grey or wrong pixels, with a warning."""
+    content = noise(kind)
+    half = len(content) // 2
+    damaged = {
+        "sector": content[:half] + bytes(512) + content[half + 512 :],
+        "truncated": content[:half],
+        "end": content[:-2],
+    }[change]
+    replace_image(shards / "00001.tar", 4, damaged)
+    one = source(shards)
+    with pytest.raises(UserError, match=rf"00001\.tar .*cannot be decoded.\n.*{kind}: "):
+        [one.sample(i) for i in range(one.length())]
+    reader = one.reader(ReadPlace(0, 1, 12, 3, torch.device("cpu")))
+    reader.begin(0, 0)
+    with pytest.raises(UserError, match=rf"00001\.tar .*cannot be decoded.\n.*{kind}: "):
+        [reader.take() for _ in range(5)]
+    reader.close()
+
+
 def test_what_makes_no_samples_is_refused_by_name(shards, tmp_path):
     def said(path: Path) -> str:
         (problem,) = problems(small_run(*SIZES, f"data.path={path}"))

@@ -16,6 +16,7 @@ import numpy as np
 from gangline import UserError
 from gangline.data import BatchReader, DataSource, ReadPlace, Sample
 from gangline_dataloader.images.augment import Crops, crops
+from gangline_dataloader.images.structure import damage
 from gangline_dataloader.images.webdataset import ImageTexts, listed
 from gangline_dataloader.order.mixture import Ingredient
 from gangline_dataloader.order.single import SingleOrder
@@ -64,14 +65,19 @@ class ImageSource(DataSource):
         return found  # type: ignore[return-value]
 
     def encoded(self, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(the image as it is stored (n,) uint8, tokens (T+1,) uint8, loss mask (T,) bool) of sample `i`."""
+        """(the image as it is stored (n,) uint8, tokens (T+1,) uint8, loss mask (T,) bool) of sample `i`.
+
+        Raises UserError that names an image whose structure is damaged: it might be decoded to wrong pixels.
+        """
         image, text = self.files.read(self._row(i))
+        if why := damage(image):
+            raise self._no_image(i, why)
         places = self.config.places
         words = np.frombuffer(text.strip()[: self.T - places], np.uint8)
         tokens, mask = np.full(self.T + 1, END, np.uint8), np.zeros(self.T, bool)
         tokens[places : places + len(words)] = words
         mask[places - 1 : places + len(words)] = True
-        return image, tokens, mask
+        return np.frombuffer(image, np.uint8), tokens, mask
 
     def pixels(self, decoder: ImageDecoder, numbers: Sequence[int], images: Sequence[np.ndarray]) -> Tensor:
         """(N, 3, H, H) of samples (N,), whose images are given. Raises UserError that names one that is no image."""
@@ -82,16 +88,14 @@ class ImageSource(DataSource):
                 try:
                     type(decoder)(self.config.side, 1)([image], self.crops(np.array([number])))
                 except RuntimeError:
-                    raise self._no_image(number, str(error)) from error
+                    said = next((line for line in str(error).splitlines() if "rror" in line), "")
+                    raise self._no_image(number, said) from error
             raise
 
     def _no_image(self, number: int, why: str) -> UserError:
         row = self._row(number)
         path, at = self.files.files[int(self.files.file[row])], int(self.files.image[row, 0])
-        said = next((line for line in why.splitlines() if "rror" in line), "")
-        return UserError(
-            f"{path} has an image at byte {at} that cannot be decoded.", f"Sample {number}. {said}".strip()
-        )
+        return UserError(f"{path} has an image at byte {at} that cannot be decoded.", f"Sample {number}. {why}".strip())
 
     def _row(self, number: int) -> int:
         return int(self.order(np.array([number])).row[0]) + self.first

@@ -42,8 +42,8 @@ class ImageTexts:
     def __len__(self) -> int:
         return len(self.file)
 
-    def read(self, number: int) -> tuple[np.ndarray, bytes]:
-        """(the encoded image (n,) uint8, the text) of a sample. Raises UserError where its file has changed."""
+    def read(self, number: int) -> tuple[bytes, bytes]:
+        """(the encoded image, the text) of a sample. Raises UserError where its file has changed."""
         path = self.files[int(self.file[number])]
         try:
             with path.open("rb") as file:
@@ -54,7 +54,7 @@ class ImageTexts:
         self.watched.look_at(path)  # after the read, so that a change during the read is noticed
         if (len(image), len(text)) != (wanted := (int(self.image[number, 1]), int(self.text[number, 1]))):
             raise UserError(f"{path} cannot be read.", f"It gave {len(image)} and {len(text)} bytes of {wanted}.")
-        return np.frombuffer(image, np.uint8), text
+        return image, text
 
     def identity(self) -> str:
         """Hash of names, places and sizes, and of some pieces of each file: a change between them is not noticed."""
