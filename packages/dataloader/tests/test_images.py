@@ -156,6 +156,35 @@ def test_an_image_that_cannot_be_decoded_is_named(shards):
     reader.close()
 
 
+@pytest.mark.parametrize(
+    ("length", "end", "truncated"),
+    [(14, True, 0), (15, True, 0), (16, True, 0), (17, False, 1), (18, False, 1), (40, False, 1)],
+)
+def test_a_truncated_text_has_no_end(length, end, truncated, tmp_path):
+    """T + 1 - places = 17 tokens of a text and its end: all are targets, and an end is one where the text ends."""
+    path, text = tmp_path / "a.tar", bytes(65 + n % 26 for n in range(length))
+    with tarfile.open(path, "w") as tar:
+        for number in range(10):
+            for kind, content in (
+                ("jpg", picture(number)[0]),
+                ("txt", b" \n" + (text if number else b"a") + b"\n" * 9),
+            ):
+                member = tarfile.TarInfo(f"{number:06d}.{kind}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    one = source(path)
+    assert one.length() == 9
+    told = f"; {8 * truncated} texts truncated at 17 bytes" if truncated else ""
+    assert one.describe() == f"9 images with texts, 32 x 32 pixels{told}"
+    assert source(path, split="validation").describe().endswith("; 1 text truncated at 17 bytes") == bool(truncated)
+    samples = [one.sample(i) for i in range(9)]
+    (sample,) = {sample["tokens"].tobytes(): sample for sample in samples if sample["tokens"][17]}.values()
+    learned = sample["tokens"][1:][sample["loss_mask"]].tobytes()
+    assert learned == (text + b"\0" if end else text[:17])
+    assert sample["loss_mask"].tolist() == [15 <= n < 15 + len(learned) for n in range(32)]
+    assert sample["tokens"][16 : 16 + len(learned)].tobytes() == learned
+
+
 def replace_image(path: Path, number: int, content: bytes) -> None:
     """Write a tar file again with another image for one of its samples."""
     with tarfile.open(path) as tar:

@@ -35,7 +35,8 @@ END = 0  # behind a text, and in the places of an image
 class ImageSource(DataSource):
     """Images with texts. `sample` gives `pixels` (3, side, side) float32 in [-1, 1] beside the tokens.
 
-    tokens     P places of the image, the text's bytes, an end; the rest is filled with ends
+    tokens     P places of the image, the text's bytes, an end; the rest is filled with ends. Of a text that is longer
+               than T - P bytes the first T + 1 - P, without an end
     loss_mask  the text and the first end count
     """
 
@@ -73,7 +74,7 @@ class ImageSource(DataSource):
         if why := damage(image):
             raise self._no_image(i, why)
         places = self.config.places
-        words = np.frombuffer(text.strip()[: self.T - places], np.uint8)
+        words = np.frombuffer(text[: self.T + 1 - places], np.uint8)
         tokens, mask = np.full(self.T + 1, END, np.uint8), np.zeros(self.T, bool)
         tokens[places : places + len(words)] = words
         mask[places - 1 : places + len(words)] = True
@@ -121,7 +122,10 @@ class ImageSource(DataSource):
         return blake2b(repr(deciding).encode(), digest_size=16).hexdigest()
 
     def describe(self) -> str:
-        return f"{self.count} images with texts, {self.config.side} x {self.config.side} pixels"
+        room = self.T + 1 - self.config.places
+        long = int((self.files.text[self.first : self.first + self.count, 1] >= room).sum())
+        told = f"; {long} text{'s' * (long > 1)} truncated at {room} bytes" if long else ""
+        return f"{self.count} images with texts, {self.config.side} x {self.config.side} pixels{told}"
 
     def decode(self, tokens: list[int]) -> str:
         return bytes(tokens).replace(b"\0", b"").decode(errors="replace")

@@ -29,7 +29,7 @@ class ImageTexts:
 
     file     (N,) which of `files`
     image    (N, 2) int64, first byte and size of the image
-    text     (N, 2) and of the text
+    text     (N, 2) and of the text, without white space around it
     watched  the files, as they were when they were listed
     """
 
@@ -110,6 +110,9 @@ def _members(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
                 why = f"Which {kind} belongs to the sample is not known."
                 raise UserError(f"{named} is the second {kind} of its sample.", why, "Give each sample its own key.")
             parts[kind] = (member.offset_data, member.size)
+            if kind == "text":
+                content = _piece(file, *parts[kind])
+                parts[kind] = (member.offset_data + len(content) - len(content.lstrip()), len(content.strip()))
     for key, parts in found.items():
         for kind in ("image", "text"):
             if kind not in parts:
