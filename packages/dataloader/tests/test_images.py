@@ -147,11 +147,12 @@ def test_an_image_that_cannot_be_decoded_is_named(shards):
     content[at : at + 200] = bytes(200)
     path.write_bytes(content)
     one = source(shards)
-    with pytest.raises(UserError, match=rf"00001\.tar has an image at byte {at}"):
+    said = rf"00001\.tar: 000034\.jpg \(sample \d+, at byte {at}\) cannot be decoded.\n.* It begins with b'\\x00"
+    with pytest.raises(UserError, match=said):
         [one.sample(i) for i in range(one.length())]
     reader = one.reader(ReadPlace(0, 1, 12, 3, torch.device("cpu")))
     reader.begin(0, 0)
-    with pytest.raises(UserError, match=f"an image at byte {at}"):
+    with pytest.raises(UserError, match=said):
         [reader.take() for _ in range(5)]
     reader.close()
 
@@ -216,13 +217,41 @@ def test_a_damaged_image_is_refused(kind, change, shards):
     }[change]
     replace_image(shards / "00001.tar", 4, damaged)
     one = source(shards)
-    with pytest.raises(UserError, match=rf"00001\.tar .*cannot be decoded.\n.*{kind}: "):
+    with pytest.raises(UserError, match=rf"00001\.tar: 000034\.jpg .*cannot be decoded\.\n  {kind}: "):
         [one.sample(i) for i in range(one.length())]
     reader = one.reader(ReadPlace(0, 1, 12, 3, torch.device("cpu")))
     reader.begin(0, 0)
-    with pytest.raises(UserError, match=rf"00001\.tar .*cannot be decoded.\n.*{kind}: "):
+    with pytest.raises(UserError, match=rf"00001\.tar: 000034\.jpg .*cannot be decoded\.\n  {kind}: "):
         [reader.take() for _ in range(5)]
     reader.close()
+
+
+def huge() -> bytes:
+    """A JPEG whose header says 65500 x 65500 pixels: its structure is sound."""
+    content = picture(0)[0]
+    at = content.index(b"\xff\xc0") + 5
+    return content[:at] + b"\xff\xdc" * 2 + content[at + 4 :]
+
+
+UNDECODABLE = {
+    "page": (b"<html>404</html>", r"nvImageCodec failure 4 \(unsupported code stream\)\. It begins with b'<html>404"),
+    "empty": (b"", r"nvImageCodec failure 2 \(invalid parameter\)\. It is empty\."),
+    "huge": (huge(), "DALI gives no reason; the lines that its decoders wrote to stderr may"),
+    "no frame": (b"\xff\xd8\xff\xd9", r"nvImageCodec failure 3 \(bad code stream\)\.\n"),
+}
+
+
+@pytest.mark.parametrize("kind", UNDECODABLE)
+def test_an_undecodable_image_is_named_with_a_reason(kind, shards):
+    content, why = UNDECODABLE[kind]
+    replace_image(shards / "00001.tar", 4, content)
+    one = source(shards)
+    reader = one.reader(ReadPlace(0, 1, 12, 3, torch.device("cpu")))
+    reader.begin(0, 0)
+    with pytest.raises(UserError, match=rf"00001\.tar: 000034\.jpg .* cannot be decoded\.\n  {why}") as error:
+        [reader.take() for _ in range(5)]
+    reader.close()
+    assert "pipeline" not in str(error.value)
 
 
 def test_what_makes_no_samples_is_refused_by_name(shards, tmp_path):

@@ -16,7 +16,7 @@ import numpy as np
 from gangline import UserError
 from gangline.data import BatchReader, DataSource, ReadPlace, Sample
 from gangline_dataloader.images.augment import Crops, crops
-from gangline_dataloader.images.structure import damage
+from gangline_dataloader.images.structure import beginning, damage
 from gangline_dataloader.images.webdataset import ImageTexts, listed
 from gangline_dataloader.order.mixture import Ingredient
 from gangline_dataloader.order.single import SingleOrder
@@ -82,21 +82,27 @@ class ImageSource(DataSource):
 
     def pixels(self, decoder: ImageDecoder, numbers: Sequence[int], images: Sequence[np.ndarray]) -> Tensor:
         """(N, 3, H, H) of samples (N,), whose images are given. Raises UserError that names one that is no image."""
+        from gangline_dataloader.images.decode import reason
+
         try:
             return decoder(images, self.crops(np.asarray(numbers, np.int64)))
         except RuntimeError as error:  # DALI does not say which
             for number, image in zip(numbers, images, strict=True):
                 try:
                     type(decoder)(self.config.side, 1)([image], self.crops(np.array([number])))
-                except RuntimeError:
-                    said = next((line for line in str(error).splitlines() if "rror" in line), "")
-                    raise self._no_image(number, said) from error
+                except RuntimeError as alone:
+                    why = f"{reason(alone)} {beginning(image.tobytes())}".strip()
+                    raise self._no_image(number, why) from error
             raise
 
     def _no_image(self, number: int, why: str) -> UserError:
         row = self._row(number)
         path, at = self.files.files[int(self.files.file[row])], int(self.files.image[row, 0])
-        return UserError(f"{path} has an image at byte {at} that cannot be decoded.", f"Sample {number}. {why}".strip())
+        return UserError(
+            f"{path}: {self.files.image_name(row)} (sample {number}, at byte {at}) cannot be decoded.",
+            why,
+            "Restore the image, or write the tar file again without its sample.",
+        )
 
     def _row(self, number: int) -> int:
         return int(self.order(np.array([number])).row[0]) + self.first

@@ -26,6 +26,13 @@ def damage(content: bytes) -> str:
     return _Jpeg(content).damage() if content.startswith(JPEG) else ""
 
 
+def beginning(content: bytes) -> str:
+    """Sentence about the first bytes of an image that is not a JPEG or PNG by them, or ""."""
+    if content.startswith((PNG, JPEG)):
+        return ""
+    return f"It begins with {content[:16]!r}, which no JPEG or PNG does." if content else "It is empty."
+
+
 def _png(content: bytes) -> str:
     view, at = memoryview(content), len(PNG)
     while at + 12 <= len(content):

@@ -56,6 +56,12 @@ class ImageTexts:
             raise UserError(f"{path} cannot be read.", f"It gave {len(image)} and {len(text)} bytes of {wanted}.")
         return image, text
 
+    def image_name(self, number: int) -> str:
+        """Name of the member that is the image of a sample; its file is listed again, for names are not kept."""
+        path, at = self.files[int(self.file[number])], int(self.image[number, 0])
+        with path.open("rb") as file:
+            return next((member.name for member in _headers(path, file) if member.offset_data == at), "an image")
+
     def identity(self) -> str:
         """Hash of names, places and sizes, and of some pieces of each file: a change between them is not noticed."""
         sizes = [(path.name, size_of(path)) for path in self.files]
