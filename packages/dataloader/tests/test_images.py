@@ -147,13 +147,111 @@ def test_an_image_that_cannot_be_decoded_is_named(shards):
     content[at : at + 200] = bytes(200)
     path.write_bytes(content)
     one = source(shards)
-    with pytest.raises(UserError, match=rf"00001\.tar has an image at byte {at}"):
+    said = rf"00001\.tar: 000034\.jpg \(sample \d+, at byte {at}\) cannot be decoded.\n.* It begins with b'\\x00"
+    with pytest.raises(UserError, match=said):
         [one.sample(i) for i in range(one.length())]
     reader = one.reader(ReadPlace(0, 1, 12, 3, torch.device("cpu")))
     reader.begin(0, 0)
-    with pytest.raises(UserError, match=f"an image at byte {at}"):
+    with pytest.raises(UserError, match=said):
         [reader.take() for _ in range(5)]
     reader.close()
+
+
+@pytest.mark.parametrize(
+    ("length", "end", "truncated"),
+    [(14, True, 0), (15, True, 0), (16, True, 0), (17, False, 1), (18, False, 1), (40, False, 1)],
+)
+def test_a_truncated_text_has_no_end(length, end, truncated, tmp_path):
+    """T + 1 - places = 17 tokens of a text and its end: all are targets, and an end is one where the text ends."""
+    path, text = tmp_path / "a.tar", bytes(65 + n % 26 for n in range(length))
+    with tarfile.open(path, "w") as tar:
+        for number in range(10):
+            for kind, content in (
+                ("jpg", picture(number)[0]),
+                ("txt", b" \n" + (text if number else b"a") + b"\n" * 9),
+            ):
+                member = tarfile.TarInfo(f"{number:06d}.{kind}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    one = source(path)
+    assert one.length() == 9
+    told = f"; {8 * truncated} texts truncated at 17 bytes" if truncated else ""
+    assert one.describe() == f"9 images with texts, 32 x 32 pixels{told}"
+    assert source(path, split="validation").describe().endswith("; 1 text truncated at 17 bytes") == bool(truncated)
+    samples = [one.sample(i) for i in range(9)]
+    (sample,) = {sample["tokens"].tobytes(): sample for sample in samples if sample["tokens"][17]}.values()
+    learned = sample["tokens"][1:][sample["loss_mask"]].tobytes()
+    assert learned == (text + b"\0" if end else text[:17])
+    assert sample["loss_mask"].tolist() == [15 <= n < 15 + len(learned) for n in range(32)]
+    assert sample["tokens"][16 : 16 + len(learned)].tobytes() == learned
+
+
+def replace_image(path: Path, number: int, content: bytes) -> None:
+    """Write a tar file again with another image for one of its samples."""
+    with tarfile.open(path) as tar:
+        members = [(member.name, tar.extractfile(member).read()) for member in tar]
+    members[2 * number] = (members[2 * number][0], content)
+    with tarfile.open(path, "w") as tar:
+        for name, stored in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(stored)
+            tar.addfile(member, io.BytesIO(stored))
+
+
+def noise(kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 90, 3), dtype=np.uint8)).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("change", ["sector", "truncated", "end"])
+def test_a_damaged_image_is_refused(kind, change, shards):
+    """libjpeg would decode these JPEGs to grey or wrong pixels, with a warning."""
+    content = noise(kind)
+    half = len(content) // 2
+    damaged = {
+        "sector": content[:half] + bytes(512) + content[half + 512 :],
+        "truncated": content[:half],
+        "end": content[:-2],
+    }[change]
+    replace_image(shards / "00001.tar", 4, damaged)
+    one = source(shards)
+    with pytest.raises(UserError, match=rf"00001\.tar: 000034\.jpg .*cannot be decoded\.\n  {kind}: "):
+        [one.sample(i) for i in range(one.length())]
+    reader = one.reader(ReadPlace(0, 1, 12, 3, torch.device("cpu")))
+    reader.begin(0, 0)
+    with pytest.raises(UserError, match=rf"00001\.tar: 000034\.jpg .*cannot be decoded\.\n  {kind}: "):
+        [reader.take() for _ in range(5)]
+    reader.close()
+
+
+def huge() -> bytes:
+    """A JPEG whose header says 65500 x 65500 pixels: its structure is sound."""
+    content = picture(0)[0]
+    at = content.index(b"\xff\xc0") + 5
+    return content[:at] + b"\xff\xdc" * 2 + content[at + 4 :]
+
+
+UNDECODABLE = {
+    "page": (b"<html>404</html>", r"nvImageCodec failure 4 \(unsupported code stream\)\. It begins with b'<html>404"),
+    "empty": (b"", r"nvImageCodec failure 2 \(invalid parameter\)\. It is empty\."),
+    "huge": (huge(), "DALI gives no reason; the lines that its decoders wrote to stderr may"),
+    "no frame": (b"\xff\xd8\xff\xd9", r"nvImageCodec failure 3 \(bad code stream\)\.\n"),
+}
+
+
+@pytest.mark.parametrize("kind", UNDECODABLE)
+def test_an_undecodable_image_is_named_with_a_reason(kind, shards):
+    content, why = UNDECODABLE[kind]
+    replace_image(shards / "00001.tar", 4, content)
+    one = source(shards)
+    reader = one.reader(ReadPlace(0, 1, 12, 3, torch.device("cpu")))
+    reader.begin(0, 0)
+    with pytest.raises(UserError, match=rf"00001\.tar: 000034\.jpg .* cannot be decoded\.\n  {why}") as error:
+        [reader.take() for _ in range(5)]
+    reader.close()
+    assert "pipeline" not in str(error.value)
 
 
 def test_what_makes_no_samples_is_refused_by_name(shards, tmp_path):

@@ -1,9 +1,13 @@
-"""Tar files of images with texts: a member that claims more than its file holds is refused."""
+"""Tar files of images with texts: damage is refused, by file and byte."""
 
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import tarfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 
@@ -29,4 +33,167 @@ def test_a_member_that_reaches_beyond_its_file_is_refused(size, which, tmp_path)
     content[1024 * which : 1024 * which + 512] = head
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"a\.tar (is damaged|cannot be read|: sample|has no)"):
+        listed(str(path))
+
+
+BLOCK = 512
+SAMPLES = [(f"{number:03d}.{kind}", f"{kind} {number}".encode()) for number in range(6) for kind in ("jpg", "txt")]
+HEADER = 2 * BLOCK * 6  # first byte of the header of 003.jpg
+
+
+def write_tar(path: Path, members: Iterable[tuple[str, bytes]] = SAMPLES) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def overwrite(path: Path, at: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(content)
+
+
+def join(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + write_tar(path.with_suffix(".more")).read_bytes())
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "flipped bit": (lambda path: overwrite(path, HEADER + 1, b"1"), f"damaged at byte {HEADER}"),
+    "flipped size": (lambda path: overwrite(path, HEADER + 134, b"2"), f"damaged at byte {HEADER}"),
+    "zeroed header": (lambda path: overwrite(path, HEADER, bytes(BLOCK)), f"content at byte {HEADER + BLOCK} behind"),
+    "zeroed first header": (lambda path: overwrite(path, 0, bytes(BLOCK)), f"content at byte {BLOCK} behind"),
+    "truncated between samples": (lambda path: os.truncate(path, HEADER), f"ends at byte {HEADER} without"),
+    "truncated in a header": (lambda path: os.truncate(path, HEADER + 9), f"ends at byte {HEADER + 9} without"),
+    "truncated in the padding": (lambda path: os.truncate(path, HEADER - 9), "cannot be read behind byte"),
+    "joined by cat": (join, f"content at byte {BLOCK * 40} behind the end"),
+    "no end": (lambda path: os.truncate(path, BLOCK * 24), f"ends at byte {BLOCK * 24} without the end"),
+    "short end": (lambda path: os.truncate(path, BLOCK * 25 - 1), f"ends at byte {BLOCK * 25 - 1} without the end"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_tar_file_is_refused_by_file_and_byte(kind, tmp_path):
+    """A tar file from which tarfile returns some members and no error."""
+    change, message = DAMAGE[kind]
+    path = write_tar(tmp_path / "a.tar")
+    assert len(listed(str(path))) == 6
+    change(path)
+    with pytest.raises(UserError, match=rf"a\.tar .*{message}"):
+        listed(str(path))
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_bit_flipped_in_any_header_never_drops_a_sample(tar_format, tmp_path):
+    path = tmp_path / "a.tar"
+    name = "k" * (80 if tar_format == tarfile.USTAR_FORMAT else 150)
+    with tarfile.open(path, "w", format=tar_format) as tar:
+        for kind in ("jpg", "txt"):
+            member = tarfile.TarInfo(f"{name}.{kind}")
+            member.size = 5
+            tar.addfile(member, io.BytesIO(b"12345"))
+    content = path.read_bytes()
+    end = len(content.rstrip(b"\0"))
+    for at in range(0, end, 7):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
+        try:
+            found = len(listed(str(path)))
+        except UserError:
+            continue
+        assert found == 1
+
+
+def test_a_shard_by_gnu_tar_is_read_whole(tmp_path):
+    for name, content in SAMPLES:
+        (tmp_path / name).write_bytes(content)
+    path = tmp_path / "a.tar"
+    for blocking in ("--blocking-factor=1", "--blocking-factor=20"):
+        subprocess.run(["tar", blocking, "-cf", path, "-C", tmp_path, *(name for name, _ in SAMPLES)], check=True)
+        files = listed(str(path))
+        assert [bytes(files.read(number)[0]) for number in range(6)] == [content for _, content in SAMPLES[::2]]
+
+
+def test_identity_changes_with_the_bytes_of_a_shard(tmp_path):
+    """Of a copy elsewhere it stays; names, places and sizes of the members are the same in all."""
+    members = [("0.jpg", bytes(100_000)), ("0.txt", b"red"), ("1.jpg", bytes(100_000)), ("1.txt", b"dog")]
+    path, copy = tmp_path / "a.tar", tmp_path / "copy"
+    copy.mkdir()
+    first = listed(str(write_tar(path, members))).identity()
+    assert listed(str(write_tar(copy / "a.tar", members))).identity() == first
+    swapped = [members[0], members[3], members[2], members[1]]
+    write_tar(path, [(name, content) for (name, _), (_, content) in zip(members, swapped, strict=True)])
+    assert listed(str(path)).identity() != first
+    write_tar(path, members)
+    os.truncate(path, path.stat().st_size + BLOCK)
+    assert listed(str(path)).identity() != first
+
+
+def append(path: Path) -> None:
+    with tarfile.open(path, "a") as tar:
+        tar.addfile(tarfile.TarInfo("999.jpg"))
+
+
+CHANGES: dict[str, Callable[[Path], None]] = {
+    "overwritten": lambda path: overwrite(path, BLOCK, b"Z"),
+    "replaced": lambda path: write_tar(path.with_suffix(".new"), SAMPLES[::-1]).replace(path) and None,
+    "truncated": lambda path: os.truncate(path, 3 * BLOCK),
+    "appended": append,
+    "removed": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_shard_that_changes_under_a_run_is_named(kind, tmp_path):
+    path = write_tar(tmp_path / "a.tar")
+    os.utime(path, (1e9, 1e9))
+    files = listed(str(path))
+    files.read(0)
+    CHANGES[kind](path)
+    for number in (0, 5):
+        with pytest.raises(UserError, match=r"a\.tar has changed since the run began"):
+            files.read(number)
+
+
+DOUBLED: dict[str, tuple[list[tuple[str, bytes]], str]] = {
+    "text in a row": ([SAMPLES[0], SAMPLES[1], ("000.txt", b"b"), *SAMPLES[2:]], "000.txt at byte 2048 .* second text"),
+    "image in a row": ([SAMPLES[0], *SAMPLES], "000.jpg at byte 1024 .* second image"),
+    "key again later": ([*SAMPLES, *SAMPLES[2:4]], f"001.jpg at byte {BLOCK * 24} .* second image"),
+    "jpg and png": ([*SAMPLES, ("004.png", b"png")], "004.png .* second image"),
+    "by case": ([*SAMPLES, ("004.TXT", b"b")], "004.TXT .* second text"),
+}
+
+
+@pytest.mark.parametrize("kind", DOUBLED)
+def test_a_second_member_of_one_kind_is_refused(kind, tmp_path):
+    """Which of two images belongs to a text is not known."""
+    members, message = DOUBLED[kind]
+    with pytest.raises(UserError, match=rf"a\.tar: {message}"):
+        listed(str(write_tar(tmp_path / "a.tar", members)))
+
+
+def test_members_of_one_sample_may_stand_apart(tmp_path):
+    texts_last = sorted(SAMPLES, key=lambda member: member[0].endswith("txt"))
+    others = [("000.json", b"{}"), ("000.text", b"x"), ("000.image", b"x"), ("in/000.jpg", b"i"), ("in/000.txt", b"t")]
+    files = listed(str(write_tar(tmp_path / "a.tar", [*texts_last, *others])))
+    assert [bytes(image) for image in (files.read(n)[0] for n in range(7))] == [*(c for _, c in SAMPLES[::2]), b"i"]
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_an_image_that_is_a_link_is_refused(kind, tmp_path):
+    """As GNU tar stores a second name of a file: its sample was dropped if its text was a link as well."""
+    path = write_tar(tmp_path / "a.tar")
+    with tarfile.open(path, "a") as tar:
+        for name in ("009.jpg", "009.txt"):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "000" + name[3:]
+            tar.addfile(member)
+    with pytest.raises(UserError, match=r"a\.tar: 009\.jpg at byte 12288 is not a regular file"):
+        listed(str(path))
+
+
+def test_a_sample_without_image_and_text_is_refused(tmp_path):
+    path = write_tar(tmp_path / "a.tar", [*SAMPLES, ("009.webp", b"w"), ("009.json", b"{}")])
+    with pytest.raises(UserError, match=r"sample 009 has no image .*\n.*\.webp, \.json"):
         listed(str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from gangline_dataloader.images.augment import Crops
 
 HALF = 127.5  # pixels go from -1 to 1
+# nvimgcodecStatus_t of nvimgcodec.h, of which DALI gives the number
+_STATUS = {2: "invalid parameter", 3: "bad code stream", 4: "unsupported code stream", 5: "no memory"}
 
 
 class ImageDecoder:
@@ -49,3 +52,12 @@ class ImageDecoder:
         self._pipeline.feed_input("mirrored", crops.mirrored)
         (pixels,) = self._pipeline.run()
         return torch.from_dlpack(pixels.as_tensor())
+
+
+def reason(error: RuntimeError) -> str:
+    """Reason in DALI's message about one image, in one line, without the operator and the traceback before it."""
+    said = str(error).rpartition("encountered:")[2].partition("Current pipeline object")[0]
+    said = " ".join(re.sub(r"Failed to decode sample #0 :", "", said).split())
+    if code := re.search(r"nvImageCodec failure: '#(\d+)'", said):
+        return f"nvImageCodec failure {code[1]} ({_STATUS.get(int(code[1]), 'internal')})."
+    return said or "DALI gives no reason; the lines that its decoders wrote to stderr may."

@@ -16,6 +16,7 @@ import numpy as np
 from gangline import UserError
 from gangline.data import BatchReader, DataSource, ReadPlace, Sample
 from gangline_dataloader.images.augment import Crops, crops
+from gangline_dataloader.images.structure import beginning, damage
 from gangline_dataloader.images.webdataset import ImageTexts, listed
 from gangline_dataloader.order.mixture import Ingredient
 from gangline_dataloader.order.single import SingleOrder
@@ -34,13 +35,15 @@ END = 0  # behind a text, and in the places of an image
 class ImageSource(DataSource):
     """Images with texts. `sample` gives `pixels` (3, side, side) float32 in [-1, 1] beside the tokens.
 
-    tokens     P places of the image, the text's bytes, an end; the rest is filled with ends
+    tokens     P places of the image, the text's bytes, an end; the rest is filled with ends. Of a text that is longer
+               than T - P bytes the first T + 1 - P, without an end
     loss_mask  the text and the first end count
     """
 
     def __init__(self, config: ImagesConfig, run: Run, split: Split) -> None:
         self.config, self.split, self.seed, self.T = config, split, run.seed, run.batch.sequence_length
         self.files: ImageTexts = listed(config.path or "")
+        self._identity = self.files.identity()
         count = len(self.files)
         held_out = max(1, round(count * config.validation_fraction)) if config.validation_fraction else 0
         self.first, self.count = (count - held_out, held_out) if split == "validation" else (0, count - held_out)
@@ -63,33 +66,42 @@ class ImageSource(DataSource):
         return found  # type: ignore[return-value]
 
     def encoded(self, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(the image as it is stored (n,) uint8, tokens (T+1,) uint8, loss mask (T,) bool) of sample `i`."""
+        """(the image as it is stored (n,) uint8, tokens (T+1,) uint8, loss mask (T,) bool) of sample `i`.
+
+        Raises UserError that names an image whose structure is damaged: it might be decoded to wrong pixels.
+        """
         image, text = self.files.read(self._row(i))
+        if why := damage(image):
+            raise self._no_image(i, why)
         places = self.config.places
-        words = np.frombuffer(text.strip()[: self.T - places], np.uint8)
+        words = np.frombuffer(text[: self.T + 1 - places], np.uint8)
         tokens, mask = np.full(self.T + 1, END, np.uint8), np.zeros(self.T, bool)
         tokens[places : places + len(words)] = words
         mask[places - 1 : places + len(words)] = True
-        return image, tokens, mask
+        return np.frombuffer(image, np.uint8), tokens, mask
 
     def pixels(self, decoder: ImageDecoder, numbers: Sequence[int], images: Sequence[np.ndarray]) -> Tensor:
         """(N, 3, H, H) of samples (N,), whose images are given. Raises UserError that names one that is no image."""
+        from gangline_dataloader.images.decode import reason
+
         try:
             return decoder(images, self.crops(np.asarray(numbers, np.int64)))
         except RuntimeError as error:  # DALI does not say which
             for number, image in zip(numbers, images, strict=True):
                 try:
                     type(decoder)(self.config.side, 1)([image], self.crops(np.array([number])))
-                except RuntimeError:
-                    raise self._no_image(number, str(error)) from error
+                except RuntimeError as alone:
+                    why = f"{reason(alone)} {beginning(image.tobytes())}".strip()
+                    raise self._no_image(number, why) from error
             raise
 
     def _no_image(self, number: int, why: str) -> UserError:
         row = self._row(number)
         path, at = self.files.files[int(self.files.file[row])], int(self.files.image[row, 0])
-        said = next((line for line in why.splitlines() if "rror" in line), "")
         return UserError(
-            f"{path} has an image at byte {at} that cannot be decoded.", f"Sample {number}. {said}".strip()
+            f"{path}: {self.files.image_name(row)} (sample {number}, at byte {at}) cannot be decoded.",
+            why,
+            "Restore the image, or write the tar file again without its sample.",
         )
 
     def _row(self, number: int) -> int:
@@ -112,11 +124,14 @@ class ImageSource(DataSource):
     def fingerprint(self) -> str:
         about = self.config
         asked = (about.side, about.places, about.least_area, about.flip)
-        deciding = (self.files.identity(), self.first, self.count, self.seed, self.split, self.T, asked)
+        deciding = (self._identity, self.first, self.count, self.seed, self.split, self.T, asked)
         return blake2b(repr(deciding).encode(), digest_size=16).hexdigest()
 
     def describe(self) -> str:
-        return f"{self.count} images with texts, {self.config.side} x {self.config.side} pixels"
+        room = self.T + 1 - self.config.places
+        long = int((self.files.text[self.first : self.first + self.count, 1] >= room).sum())
+        told = f"; {long} text{'s' * (long > 1)} truncated at {room} bytes" if long else ""
+        return f"{self.count} images with texts, {self.config.side} x {self.config.side} pixels{told}"
 
     def decode(self, tokens: list[int]) -> str:
         return bytes(tokens).replace(b"\0", b"").decode(errors="replace")

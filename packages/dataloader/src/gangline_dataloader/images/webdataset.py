@@ -6,96 +6,167 @@ The members of all files are listed when the source is built: one look at each h
 from __future__ import annotations
 
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from gangline import UserError
+from gangline_dataloader.store.foreign.vector import sample, size_of
+from gangline_dataloader.store.watch import WatchedFiles
 
-IMAGES = ("jpg", "jpeg", "png")
+KINDS = {"jpg": "image", "jpeg": "image", "png": "image", "txt": "text"}
+PIECES = 16  # of a file, of 4 KiB each, whose bytes are part of the identity
+AGAIN = "Copy or write the file again."
 
 
 @dataclass(frozen=True)
 class ImageTexts:
     """The samples of some tar files, in order of file and member.
 
-    file   (N,) which of `files`
-    image  (N, 2) int64, first byte and size of the image
-    text   (N, 2) and of the text
+    file     (N,) which of `files`
+    image    (N, 2) int64, first byte and size of the image
+    text     (N, 2) and of the text, without white space around it
+    watched  the files, as they were when they were listed
     """
 
     files: list[Path]
     file: np.ndarray
     image: np.ndarray
     text: np.ndarray
+    watched: WatchedFiles
 
     def __len__(self) -> int:
         return len(self.file)
 
-    def read(self, number: int) -> tuple[np.ndarray, bytes]:
-        """(the encoded image (n,) uint8, the text) of a sample. Raises UserError where the file is shorter now."""
+    def read(self, number: int) -> tuple[bytes, bytes]:
+        """(the encoded image, the text) of a sample. Raises UserError where its file has changed."""
         path = self.files[int(self.file[number])]
-        parts = []
+        try:
+            with path.open("rb") as file:
+                image, text = (_piece(file, *place[number].tolist()) for place in (self.image, self.text))
+        except OSError as error:
+            self.watched.look_at(path)
+            raise UserError(f"{path} cannot be read.", error.strerror or str(error)) from error
+        self.watched.look_at(path)  # after the read, so that a change during the read is noticed
+        if (len(image), len(text)) != (wanted := (int(self.image[number, 1]), int(self.text[number, 1]))):
+            raise UserError(f"{path} cannot be read.", f"It gave {len(image)} and {len(text)} bytes of {wanted}.")
+        return image, text
+
+    def image_name(self, number: int) -> str:
+        """Name of the member that is the image of a sample; its file is listed again, for names are not kept."""
+        path, at = self.files[int(self.file[number])], int(self.image[number, 0])
         with path.open("rb") as file:
-            for at, size in (self.image[number].tolist(), self.text[number].tolist()):
-                file.seek(at)
-                content = file.read(size)
-                if len(content) != size:
-                    raise UserError(f"{path} is shorter than when it was listed.", f"{size} bytes at {at} are gone.")
-                parts.append(content)
-        return np.frombuffer(parts[0], np.uint8), parts[1]
+            return next((member.name for member in _headers(path, file) if member.offset_data == at), "an image")
 
     def identity(self) -> str:
-        """Changes with names, places and sizes; a byte of an image that changes is not seen."""
-        digest = blake2b(repr([path.name for path in self.files]).encode(), digest_size=16)
+        """Hash of names, places and sizes, and of some pieces of each file: a change between them is not noticed."""
+        sizes = [(path.name, size_of(path)) for path in self.files]
+        digest = blake2b(repr(sizes).encode(), digest_size=16)
         for array in (self.file, self.image, self.text):
             digest.update(np.ascontiguousarray(array).tobytes())
+        for path in self.files:
+            sample(path, digest, PIECES)
         return digest.hexdigest()
+
+
+def _piece(file: BinaryIO, at: int, size: int) -> bytes:
+    file.seek(at)
+    return file.read(size)
 
 
 def listed(folder: str) -> ImageTexts:
     """Every sample of a tar file, or of the tar files of a folder.
 
-    Raises UserError where there is none, or a sample has no image or no text.
+    Raises UserError where there is none, a file is damaged, or a sample has no image or no text.
     """
     root = Path(folder).expanduser()
     files = sorted(root.glob("*.tar")) if root.is_dir() else [root]
     if not files:
         raise UserError(f"data.path={folder} holds no tar files.", "WebDataset keeps samples in NAME.tar.")
-    number, images, texts = [], [], []
+    number, images, texts, watched = [], [], [], WatchedFiles()
     for index, path in enumerate(files):
+        size_of(path)
+        watched.add(path, None)
         for image, text in _members(path):
             number.append(index)
             images.append(image)
             texts.append(text)
     if not number:
         raise UserError(f"data.path={folder} holds no images.")
-    return ImageTexts(files, np.array(number), np.array(images, np.int64), np.array(texts, np.int64))
+    return ImageTexts(files, np.array(number), np.array(images, np.int64), np.array(texts, np.int64), watched)
 
 
 def _members(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     found: dict[str, dict[str, tuple[int, int]]] = {}
-    try:
-        size = path.stat().st_size
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                folder, _, name = member.name.rpartition("/")
-                key, _, kind = name.partition(".")
-                if member.isfile():
-                    if member.offset_data + member.size > size:
-                        raise UserError(
-                            f"{path} is damaged: {member.name} has {member.size} bytes, it says.",
-                            f"The file has {size} bytes. It may be torn.",
-                        )
-                    kind = "image" if kind.lower() in IMAGES else kind.lower()
-                    found.setdefault(f"{folder}/{key}", {})[kind] = (member.offset_data, member.size)
-    except (OSError, tarfile.TarError, ValueError, OverflowError) as error:
-        raise UserError(f"{path} cannot be read.", str(error)) from error
+    with path.open("rb") as file:
+        for member in _headers(path, file):
+            folder, _, name = member.name.rpartition("/")
+            key, _, ending = name.partition(".")
+            kind, named = KINDS.get(ending.lower(), f".{ending}"), f"{path}: {member.name} at byte {member.offset}"
+            if member.isdir():
+                continue
+            if not member.isreg() or member.issparse():
+                raise UserError(f"{named} is not a regular file.", "Write the shard without links and sparse files.")
+            parts = found.setdefault(f"{folder}/{key}", {})
+            if kind in parts and kind in KINDS.values():
+                why = f"Which {kind} belongs to the sample is not known."
+                raise UserError(f"{named} is the second {kind} of its sample.", why, "Give each sample its own key.")
+            parts[kind] = (member.offset_data, member.size)
+            if kind == "text":
+                content = _piece(file, *parts[kind])
+                parts[kind] = (member.offset_data + len(content) - len(content.lstrip()), len(content.strip()))
     for key, parts in found.items():
-        for kind in ("image", "txt"):
+        for kind in ("image", "text"):
             if kind not in parts:
                 wanted = "image (jpg, jpeg, png)" if kind == "image" else "text (txt)"
                 raise UserError(f"{path}: sample {key.lstrip('/')} has no {wanted}.", f"It has {', '.join(parts)}.")
-    return [(parts["image"], parts["txt"]) for parts in found.values()]
+    return [(parts["image"], parts["text"]) for parts in found.values()]
+
+
+def _headers(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
+    """Every member of a tar file, then a check that reading stopped at the end of the archive.
+
+    tarfile takes an invalid header for the end and reports nothing, so the members behind it would be dropped.
+    """
+    size, stopped = size_of(path), 0
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            for member in tar:
+                if member.isfile() and member.offset_data + member.size > size:
+                    raise UserError(
+                        f"{path} is damaged at byte {member.offset}: {member.name} has {member.size} bytes, it says.",
+                        f"The file has {size} bytes. It may be truncated.",
+                        AGAIN,
+                    )
+                stopped = tar.offset
+                yield member
+    except (OSError, tarfile.TarError, ValueError, OverflowError) as error:
+        raise UserError(f"{path} cannot be read behind byte {stopped}.", str(error), AGAIN) from error
+    _require_end(path, file, stopped)
+
+
+def _require_end(path: Path, file: BinaryIO, at: int) -> None:
+    """Raise UserError unless zeros alone stand from byte `at` on, one block of them at least."""
+    file.seek(at)
+    block = file.read(tarfile.BLOCKSIZE)
+    if len(block) == tarfile.BLOCKSIZE and any(block):
+        raise UserError(f"{path} is damaged at byte {at}: no header of a member stands there.", AGAIN)
+    if len(block) < tarfile.BLOCKSIZE:
+        raise UserError(
+            f"{path} ends at byte {at + len(block)} without the end of a tar archive.",
+            "Blocks of zeros end an archive. The file may be truncated.",
+            AGAIN,
+        )
+    place = file.tell()
+    while chunk := file.read(1 << 20):
+        if rest := chunk.lstrip(b"\0"):
+            raise UserError(
+                f"{path} has content at byte {place + len(chunk) - len(rest)} behind the end of the archive at {at}.",
+                "A header was overwritten with zeros, or tar files were joined: each has to be a file of its own.",
+                AGAIN,
+            )
+        place += len(chunk)

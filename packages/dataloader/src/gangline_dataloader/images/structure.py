@@ -1,0 +1,116 @@
+"""Damage in a JPEG or PNG that shows in its structure: libjpeg decodes a damaged JPEG to wrong pixels with a warning.
+
+PNG   checksum (CRC) of every chunk: any changed byte is found
+JPEG  segments, order of restart markers, end marker, and runs of zeros that no encoder writes. Entropy-coded data has
+      no checksum: most changes of few bytes in it are not found. ITU-T T.81, annexes B, C and F
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from zlib import crc32
+
+import numpy as np
+
+PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
+ZEROS = 128  # bytes in a row: at least two blocks of 64 coefficients
+_RESTART, _SCAN, _END, _INTERVAL, _TABLES = 0xD0, 0xDA, 0xD9, 0xDD, 0xC4
+_SEQUENTIAL = (0xC0, 0xC1)  # frames whose blocks are each coded in one scan, by Huffman tables
+_SEGMENTS = frozenset([*range(0xC0, 0xD0), *range(0xDA, 0xF0), 0xFE]) - {0xC8}  # markers with a length behind them
+
+
+def damage(content: bytes) -> str:
+    """Description of the damage that the structure of an image shows, or "". Other formats are not looked at."""
+    if content.startswith(PNG):
+        return _png(content)
+    return _Jpeg(content).damage() if content.startswith(JPEG) else ""
+
+
+def beginning(content: bytes) -> str:
+    """Sentence about the first bytes of an image that is not a JPEG or PNG by them, or ""."""
+    if content.startswith((PNG, JPEG)):
+        return ""
+    return f"It begins with {content[:16]!r}, which no JPEG or PNG does." if content else "It is empty."
+
+
+def _png(content: bytes) -> str:
+    view, at = memoryview(content), len(PNG)
+    while at + 12 <= len(content):
+        kind, end = content[at + 4 : at + 8], at + 12 + int.from_bytes(content[at : at + 4])
+        if end > len(content):
+            break
+        if crc32(view[at + 4 : end - 4]) != int.from_bytes(content[end - 4 : end]):
+            return f"PNG: the checksum of chunk {kind!r} at byte {at} does not match its bytes."
+        if kind == b"IEND":
+            return ""
+        at = end
+    return f"PNG: it ends at byte {len(content)}, within the chunk at byte {at} or before the last."
+
+
+class _Jpeg:
+    def __init__(self, content: bytes) -> None:
+        self.content, self.interval, self.sequential = content, 0, False
+        self.first: dict[int, int] = {}  # AC table -> symbol of its first code, which is all zeros
+        array = np.frombuffer(content, np.uint8)
+        # Within entropy-coded data FF00 is the byte FF, and FF may be repeated before a marker.
+        self.markers = np.flatnonzero((array[:-1] == 0xFF) & (array[1:] != 0) & (array[1:] != 0xFF))
+
+    def damage(self) -> str:
+        content, at = self.content, 2
+        while at + 1 < len(content):
+            while content[at : at + 2] == b"\xff\xff":
+                at += 1
+            if content[at] != 0xFF:
+                return f"JPEG: a marker is missing at byte {at}."
+            code, at = content[at + 1 : at + 2], at + 2
+            if code == bytes([_END]):
+                return ""
+            size = int.from_bytes(content[at : at + 2])
+            if not code or code[0] not in _SEGMENTS or size < 2 or at + size > len(content):
+                return f"JPEG: marker FF{code.hex().upper()} at byte {at - 2} is damaged or out of place."
+            segment, at = content[at + 2 : at + size], at + size
+            self._remember(code[0], segment)
+            if code[0] == _SCAN:
+                end, wrong = self._entropy_coded(at)
+                if wrong := wrong or self._zeros(segment, at, end):
+                    return wrong
+                at = end
+        return f"JPEG: it ends at byte {len(content)} without its end marker."
+
+    def _remember(self, code: int, segment: bytes) -> None:
+        if code == _INTERVAL:
+            self.interval = int.from_bytes(segment[:2])
+        elif code == _TABLES:
+            while len(segment) > 17:
+                if segment[0] >> 4:
+                    self.first[segment[0] & 15] = segment[17]
+                segment = segment[17 + sum(segment[1:17]) :]
+        elif code in _SEGMENTS and code <= 0xCF and code != 0xCC:
+            self.sequential = code in _SEQUENTIAL
+
+    def _entropy_coded(self, at: int) -> tuple[int, str]:
+        """Byte of the first marker behind the entropy-coded data at `at`, and the damage before it or ""."""
+        wanted = 0
+        for place in self._markers_from(at):
+            code = self.content[place + 1]
+            if not _RESTART <= code < _RESTART + 8:
+                return place, ""
+            if not self.interval or code != _RESTART + wanted:
+                return place, f"JPEG: restart marker FF{code:02X} at byte {place} is out of order."
+            wanted = (wanted + 1) % 8
+        return len(self.content), ""
+
+    def _markers_from(self, at: int) -> Iterator[int]:
+        yield from self.markers[np.searchsorted(self.markers, at) :].tolist()
+
+    def _zeros(self, scan: bytes, at: int, end: int) -> str:
+        """Zeros decode to the first symbol of each table, again and again.
+
+        Where that ends a block they are a flat area; else each coefficient is the smallest of its category, which no
+        picture has in block after block.
+        """
+        tables = {self.first.get(scan[2 + 2 * one] & 15, 0) for one in range(scan[0]) if 2 + 2 * one < len(scan)}
+        if not self.sequential or tables <= {0}:
+            return ""
+        place = self.content.find(bytes(ZEROS), at, end)
+        return f"JPEG: {ZEROS} or more bytes from byte {place} are zeros." if place >= 0 else ""
