@@ -27,6 +27,7 @@ from gangline_dataloader.store.write import SHARD_TOKENS
 BYTES = "bytes"
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", TEMPLATE)  # a tokenizer.json, as transformers puts them
 RULES_VERSION = 2  # of --clean and --replace, raised where one of them decides otherwise: a killed call begins again
+CODEC_OPTIONS = ("--tokenizer ", "--end-of-text ")  # as messages name them
 TIKTOKEN, TOKENIZERS = ENGINES = ("tiktoken", "tokenizers")
 
 
@@ -63,7 +64,7 @@ class Settings:
     def codec(self, engine: str = TOKENIZERS) -> TextCodec:
         """Text to tokens, by one of ENGINES: the tokens are the same. Raises UserError."""
         if self.tokenizer == BYTES:
-            return ByteCodec(self.end_of_text)
+            return ByteCodec(self.end_of_text, CODEC_OPTIONS)
         path = Path(self.tokenizer).expanduser()
         about = path.stat() if path.exists() else None
         return _codec(self.tokenizer, self.end_of_text, engine, about and (about.st_mtime_ns, about.st_size))
@@ -131,7 +132,7 @@ class Settings:
 
 @cache
 def _codec(tokenizer: str, end_of_text: str | None, engine: str, version: tuple[int, int] | None) -> TextCodec:
-    codec = TokenizerCodec(tokenizer, end_of_text, "replace")
+    codec = TokenizerCodec(tokenizer, end_of_text, "replace", CODEC_OPTIONS)
     return (fast(codec) if engine == TIKTOKEN else None) or codec
 
 
