@@ -87,6 +87,11 @@ class Settings:
 
     def check(self) -> None:
         """Raises UserError for what has no meaning."""
+        if not self.field:
+            raise UserError(
+                "--field '' must be the name of a field.", "Rows of JSONL and Parquet hold their text in it."
+            )
+        self.codec()
         self.template()
         if self.begin_of_text is not None:
             self.beginning()
