@@ -405,6 +405,18 @@ def test_what_is_made_is_made_on_a_disk(words, texts, tmp_path, monkeypatch):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["prepare", "{texts}"], ["prepare", "--pack", "32"], ["tokenizer", "--vocab-size", "300"], ["export", "{texts}"]],
+)
+def test_empty_out_is_named(words, texts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=r"^--out '' must be a path"):
+        commands.main([*(word.format(texts=texts) for word in words), "--out", ""])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_odd_bytes_become_text_or_are_counted(tmp_path, make_store):
     folder = tmp_path / "odd"
     folder.mkdir()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gangline import UserError
-from gangline_dataloader.commands import refuse_url
+from gangline_dataloader.commands import check_out
 from gangline_dataloader.packing.pack_plan import PackPlan, make, planned
 from gangline_dataloader.prepare import cluster
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
@@ -104,7 +104,7 @@ def parser(known: Settings | None = None) -> argparse.ArgumentParser:
 def run(argv: Sequence[str]) -> int:
     """Prepare and print a report."""
     asked = parser().parse_args(list(argv))
-    refuse_url(asked.out)
+    check_out(asked.out)
     known = made_by(asked.out) if asked.append else Settings()
     if asked.append:
         asked = parser(known).parse_args(list(argv))
