@@ -20,8 +20,10 @@ import pytest
 
 from gangline.errors import UserError
 from gangline_dataloader import commands
+from gangline_dataloader.prepare import run
 from gangline_dataloader.prepare.clean import cleaned
 from gangline_dataloader.prepare.prepare_plan import WORK
+from gangline_dataloader.prepare.settings import Settings
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import VALIDATION, read
 
@@ -333,6 +335,40 @@ def test_wrong_option_is_refused_before_the_estimate(options, tmp_path, capsys, 
     assert error.value.exit_code == 2
     assert capsys.readouterr().out == ""
     assert not out.parent.exists()
+
+
+def test_call_that_fails_before_its_first_part_leaves_nothing(tmp_path, make_store):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "one"}\n')
+    (folder / "b.jsonl").write_text('{"body": "two"}\n')
+    before, out = sorted(tmp_path.rglob("*")), tmp_path / "new" / "deep" / "out"
+
+    def call(**settings) -> None:
+        run.prepare([str(folder)], out, Settings(**settings), 1, lambda *progress: None)
+
+    for settings in ({"field": "nope"}, {}):  # in the first row, and in the second file of a task
+        with pytest.raises(UserError, match="has no field"):
+            call(**settings)
+        assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(UserError, match="has no field"):
+        call(task_bytes=1)
+    assert (out / WORK / "task-000000.json").exists(), "a finished part is kept for the next call"
+    out = make_store(folder / "a.jsonl", validation=0)
+    before = contents(out)
+    with pytest.raises(UserError, match=r"b\.jsonl, line 1, has no field"):
+        commands.main(["prepare", str(folder / "b.jsonl"), "--out", str(out), "--append"])
+    assert contents(out) == before
+
+
+def test_call_refused_by_another_leaves_the_plan_of_the_other(texts, tmp_path):
+    out = tmp_path / "out"
+    (out / WORK).mkdir(parents=True)
+    with run.alone(out):
+        (out / WORK / "plan.json").write_text("{}")  # it has just begun
+        with pytest.raises(UserError, match="is at work"):
+            commands.main(["prepare", str(texts), "--out", str(out)])
+    assert (out / WORK / "plan.json").exists()
 
 
 def test_append_can_drop_the_language_of_a_store(tmp_path):
