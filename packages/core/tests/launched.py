@@ -7,6 +7,7 @@ torchrun ... launched.py RUN_DIR agent TARGET [ARGS as JSON]                    
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import sys
@@ -83,6 +84,16 @@ def end(how: str) -> None:
         sys.exit(7)
     print("about to go", flush=True)
     os.kill(os.getpid(), signal.Signals[how])
+
+
+def truncate_mapped(run_dir: str, path: str, shorter: bool) -> int:
+    """Map a file and read it after it was truncated, or else end by the same signal."""
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        if shorter:
+            os.truncate(path, 10)
+            print(mapped[-1])
+    os.kill(os.getpid(), signal.SIGBUS)
+    return 0
 
 
 def refuse(run_dir: str) -> int:

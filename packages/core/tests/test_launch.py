@@ -23,12 +23,14 @@ from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
 from gangline.ending import read_ending
 from gangline.errors import PeerFailed, UserError
-from gangline.launch import Sidecar, forkserver, guard, sidecars
+from gangline.launch import Sidecar, changed_data, forkserver, guard, sidecars
 from gangline.launch.config import LocalLaunch, gpus, processes
 from gangline.launch.failures import lost_peer
 from gangline.launch.local import start
 from gangline.launch.output import Copied
+from gangline.rundir import RunDirectory
 from gangline.testing.pool import close_all
+from gangline.testing.runs import small_run
 
 HERE = Path(__file__).parent
 
@@ -190,6 +192,39 @@ def test_the_rank_that_was_killed_is_named(run_dir, capsys, culprit):
     assert said.startswith(f"train: rank {culprit} failed first: it was killed by SIGKILL")
     assert "| about to go\n" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("shorter", [True, False])
+def test_sigbus_names_the_data_file_that_was_truncated(run_dir, capsys, shorter):
+    texts = run_dir / "texts"
+    texts.mkdir()
+    for name in "abc":
+        (texts / name).write_bytes(b"text\n" * 10_000)
+    made = run_dir / "made"
+    RunDirectory.create(small_run(f"run.dir={made}", f"data.path={texts}")).unlock()
+    assert start(made, 1, target="launched:truncate_mapped", args=(str(texts / "b"), shorter)) == 1
+    said = capsys.readouterr().err
+    assert "train: rank 0 failed first: it was killed by SIGBUS; a mapped file was truncated" in said
+    changed = f"  Data files that changed since the start: {texts / 'b'} (10 bytes now)\n"
+    assert (changed in said) == shorter
+    assert ("  No file of the run's data has changed since the start.\n" in said) == (not shorter)
+
+
+def test_sigbus_without_a_run_to_look_at_is_reported(run_dir, capsys):
+    path = run_dir / "file"
+    path.write_bytes(b"text\n" * 10_000)
+    assert start(run_dir, 1, target="launched:truncate_mapped", args=(str(path), True)) == 1
+    said = capsys.readouterr().err
+    assert "failed first: it was killed by SIGBUS; a mapped file was truncated" in said
+    assert "since the start" not in said
+
+
+def test_search_for_changed_data_ends_in_time(run_dir, monkeypatch):
+    monkeypatch.setattr(changed_data, "SECONDS", 0.2)
+    monkeypatch.setattr(changed_data, "_search", lambda run_dir, stop: time.sleep(2))
+    before = time.monotonic()
+    assert changed_data.changed_data(run_dir) == ""
+    assert time.monotonic() - before < 1
 
 
 def test_a_rank_that_hears_nothing_of_it_is_killed_soon(run_dir, capsys):

@@ -81,6 +81,9 @@ def test_ranges_in_words():
     assert words(PositiveInt | None) == "at least 1"
     assert words(list[ShareBelowOne]) == "each at least 0 and less than 1"
     assert words(Annotated[int, AtLeast(1), LessThan(9)] | Literal["auto"]) == "at least 1 and less than 9"
+    assert words(Annotated[int, AtLeast(1), AtMost(1_000_000)]) == "at least 1 and at most 1000000"
+    assert words(Annotated[float, MoreThan(1234567.5), LessThan(2.5e6)]) == "more than 1234567.5 and less than 2500000"
+    assert words(Annotated[float, AtLeast(1e-9)]) == "at least 1e-09"
     assert words(str) == ""
     assert choices(Literal[0, 1] | None) == ["0", "1"]
     assert choices(Annotated[str, OneOf({"a": 1})]) == ["a"]

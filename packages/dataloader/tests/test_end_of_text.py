@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from gangline.data import open_codec
 from gangline.data.config import TextConfig
+from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.store.manifest import read
@@ -66,3 +67,29 @@ def test_tokenizer_without_an_end_of_text_is_reported(texts, tmp_path, capsys):
     assert "no end of text" not in capsys.readouterr().out
     run = small_run("data=tokens", f"data.path={tmp_path / 'named'}")
     assert run.data.notices(run) == TextConfig(tokenizer=path, separator=DEEP).notices(run) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--tokenizer", "nosuch.json"], "--tokenizer nosuch.json cannot be read."),
+        (["--tokenizer", "{texts}/file-00.txt"], "--tokenizer {texts}/file-00.txt is not a tokenizer.json."),
+        (["--end-of-text", "<|nope|>"], "--end-of-text <|nope|> is not one byte."),
+        (["--tokenizer", "{path}", "--end-of-text", "<|nope|>"], "--end-of-text <|nope|> is no token of {path}."),
+    ],
+)
+def test_wrong_tokenizer_names_options_of_prepare(words, what, texts, tmp_path):
+    places = {"texts": texts, "path": tokenizer(tmp_path / "vocabulary", DEEP)}
+    with pytest.raises(UserError) as error:
+        commands.main(
+            ["prepare", str(texts), "--out", str(tmp_path / "out"), *(word.format(**places) for word in words)]
+        )
+    assert error.value.what == what.format(**places)
+    assert "data." not in str(error.value)
+
+
+def test_word_without_tokens_names_option_of_prepare(texts, make_store, tmp_path):
+    made = Tokenizer(models.WordLevel({"word": 0}, "<absent>"))
+    made.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match=r"^--tokenizer \S+ has no tokens for"):
+        make_store(texts, tokenizer=str(tmp_path / "tokenizer.json"))

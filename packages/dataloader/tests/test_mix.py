@@ -124,7 +124,7 @@ def test_a_run_longer_than_its_capped_sources_is_refused_with_the_numbers(stores
         (("data.weights={web: 1, code: 1, wbe: 1}",), "no source wbe"),
         (("data.epochs={cod: 1}",), "no source cod"),
         (("data.epochs={code: 0}",), "at least 1"),
-        (("data.epochs={code: 1000000000000000000}",), "at most 1e+06"),
+        (("data.epochs={code: 1000000000000000000}",), "at most 1000000"),
         ((f"data.stages=[{{from: {10**30}, weights: {{web: 1, code: 1}}}}]",), "must be more than 0"),
         (("data.stages=[{from: 0, weights: {web: 1, code: 1}}]",), "must be more than 0"),
         (("data.stages=[{from: 5, weight: {web: 1, code: 1}}]",), "is no stage"),

@@ -8,6 +8,7 @@ import io
 import json
 import lzma
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,8 +21,10 @@ import pytest
 from gangline.data import FilePart, TextFile
 from gangline.errors import UserError
 from gangline_dataloader import commands
+from gangline_dataloader.prepare import run
 from gangline_dataloader.prepare.clean import cleaned
 from gangline_dataloader.prepare.prepare_plan import WORK
+from gangline_dataloader.prepare.settings import Settings
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import VALIDATION, read
 
@@ -174,7 +177,7 @@ def test_parquet_with_two_columns_of_a_name_is_refused(tmp_path, make_store):
 
 def test_empty_name_of_a_field_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
-    with pytest.raises(UserError, match="has no field ''"):
+    with pytest.raises(UserError, match="--field '' must be the name of a field"):
         commands.main(["prepare", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "s"), "--field="])
 
 
@@ -303,6 +306,90 @@ def test_mistakes_are_told_before_anything_is_written(words, why, texts, tmp_pat
     assert not out.exists()
 
 
+WRONG = {
+    "--confidence 0.9": "--confidence 0.9 has no meaning without --language.",
+    "--language ''": "--language '' has an empty name.",
+    "--language en,": "--language 'en,' has an empty name.",
+    "--language EN": "--language EN: no language EN.",
+    "--language en --confidence 1.5": "--confidence 1.5 is no probability.",
+    "--near 2": "--near 2.0 is no resemblance.",
+    "--validation 1": "--validation 1.0 is not a fraction.",
+    "--clean magic": "--clean magic: no rule magic.",
+    "--clean ''": "--clean '' has an empty name.",
+    "--replace name": "--replace name: no kind name.",
+    "--replace ''": "--replace '' has an empty name.",
+    "--tokenizer nosuch.json": "--tokenizer nosuch.json cannot be read.",
+    "--field ''": "--field '' must be the name of a field.",
+    "--field nope": "{texts}/rows.jsonl, line 1, has no field 'nope'.",
+    "--chat --chat-template t.jinja": "{texts}/a.csv holds no conversations.",
+    "--cluster local --slurm partition": "--slurm partition: expected KEY=VALUE.",
+}
+
+
+@pytest.mark.parametrize("options", WRONG)
+def test_wrong_option_is_refused_before_the_estimate(options, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("t.jinja").write_text("{{ messages }}")
+    folder, out = tmp_path / "in", tmp_path / "new" / "out"
+    folder.mkdir()
+    (folder / "a.csv").write_text("a,b\n")
+    (folder / "rows.jsonl").write_text('{"text": "one", "messages": [{"role": "user", "content": "one"}]}\n')
+    with pytest.raises(UserError) as error:
+        commands.main(["prepare", str(folder), "--out", str(out), *shlex.split(options)])
+    assert error.value.what == WRONG[options].format(texts=folder)
+    assert error.value.exit_code == 2
+    assert capsys.readouterr().out == ""
+    assert not out.parent.exists()
+
+
+def test_call_that_fails_before_its_first_part_leaves_nothing(tmp_path, make_store):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "one"}\n')
+    (folder / "b.jsonl").write_text('{"body": "two"}\n')
+    before, out = sorted(tmp_path.rglob("*")), tmp_path / "new" / "deep" / "out"
+
+    def call(**settings) -> None:
+        run.prepare([str(folder)], out, Settings(**settings), 1, lambda *progress: None)
+
+    for settings in ({"field": "nope"}, {}):  # in the first row, and in the second file of a task
+        with pytest.raises(UserError, match="has no field"):
+            call(**settings)
+        assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(UserError, match="has no field"):
+        call(task_bytes=1)
+    assert (out / WORK / "task-000000.json").exists(), "a finished part is kept for the next call"
+    out = make_store(folder / "a.jsonl", validation=0)
+    before = contents(out)
+    with pytest.raises(UserError, match=r"b\.jsonl, line 1, has no field"):
+        commands.main(["prepare", str(folder / "b.jsonl"), "--out", str(out), "--append"])
+    assert contents(out) == before
+
+
+def test_call_refused_by_another_leaves_the_plan_of_the_other(texts, tmp_path):
+    out = tmp_path / "out"
+    (out / WORK).mkdir(parents=True)
+    with run.alone(out):
+        (out / WORK / "plan.json").write_text("{}")  # it has just begun
+        with pytest.raises(UserError, match="is at work"):
+            commands.main(["prepare", str(texts), "--out", str(out)])
+    assert (out / WORK / "plan.json").exists()
+
+
+def test_append_can_drop_the_language_of_a_store(tmp_path):
+    (tmp_path / "a.txt").write_text("The harbour was quiet in the morning, and the boats lay still between the stones.")
+    (tmp_path / "b.txt").write_text("Der Hafen war am Morgen still, und die Boote lagen ruhig zwischen den Steinen.")
+    out = tmp_path / "out"
+    common = ["--out", str(out), "--validation", "0", "--workers", "1"]
+    sure = ["--language", "en", "--confidence", "0.6", "--replace", "email"]
+    assert commands.main(["prepare", str(tmp_path / "a.txt"), *common, *sure]) == 0
+    more = ["prepare", str(tmp_path / "b.txt"), "--append", *common]
+    assert commands.main([*more, "--confidence", "0.7"]) == 0
+    assert read(out).documents == 1
+    assert commands.main([*more, "--language", "all", "--replace", "none"]) == 0
+    assert read(out).documents == 2
+
+
 def test_what_a_document_names_is_on_the_disk_before_it(texts, tmp_path, monkeypatch):
     """A loss of power may lose what was not flushed, also a name that its directory was not flushed for."""
     written: dict[int, str] = {}  # inodes whose content may be lost
@@ -356,6 +443,18 @@ def test_what_is_made_is_made_on_a_disk(words, texts, tmp_path, monkeypatch):
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match=r"--out s3://bucket/store is a URL"):
         commands.main([*(word.format(texts=texts) for word in words), "--out", "s3://bucket/store"])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["prepare", "{texts}"], ["prepare", "--pack", "32"], ["tokenizer", "--vocab-size", "300"], ["export", "{texts}"]],
+)
+def test_empty_out_is_named(words, texts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=r"^--out '' must be a path"):
+        commands.main([*(word.format(texts=texts) for word in words), "--out", ""])
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -14,8 +14,10 @@ from gangline.config.validation import validation_sets
 from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
+from gangline_dataloader.packing.pack_plan import PackedRows
 from gangline_dataloader.sources import build
 from gangline_dataloader.sources.split import held_out_of
+from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import VALIDATION
 
 
@@ -113,20 +115,52 @@ def settled(store: Path, *words: str, data: str = "tokens"):
 
 
 @pytest.mark.parametrize("data", ["tokens", "mix"])
-@pytest.mark.parametrize("apart", [False, True])
-def test_a_whole_store_may_be_a_validation_set(store, tmp_path, data, apart):
-    """Also one of which prepare held a part out."""
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+@pytest.mark.parametrize("share", ["0.3", "0"])
+def test_whole_store_as_validation_set_has_all_windows(store, tmp_path, data, packing, share):
+    """Those of what prepare held out of it, too."""
     path = tmp_path / "more"
-    prepared(letters(tmp_path / "b", "b"), "--out", path, "--validation", "0.3" if apart else "0")
-    named = f"path: {path}" if data == "tokens" else f"sources: {{one: {path}}}"
-    run = settled(store, f"validate.sets.more={{{named}, validation_fraction: 1}}", data=data)
+    prepared(letters(tmp_path / "b", "b"), "--out", path, "--validation", share, "--pack", "16")
+    named = f"path: {path}" if data == "tokens" else f"sources: {{one: {path}, two: {store}}}"
+    named = f"{named}, packing: {packing}, validation_fraction: 1"
+    run = settled(store, f"validate.sets.more={{{named}}}", data=data)
     check(run)
-    config = validation_sets(run)["more"]
-    whole = getattr(build, data)(config, run, "validation")
-    assert whole.length() == whole.stores[0].rows(16)
-    assert rows_of(whole) == set(range(whole.length()))
+    whole = getattr(build, data)(validation_sets(run)["more"], run, "validation")
+    folders = [path, *([path / VALIDATION] if share != "0" else []), *([store] if data == "mix" else [])]
+    assert [each.folder for each in whole.stores] == folders
+    rows = [
+        PackedRows(each, 16).up_to[-1] if packing == "best_fit" else each.rows(16) for each in map(LocalTokens, folders)
+    ]
+    assert all(rows)
+    assert whole.length() == sum(rows)
+    place = whole.rows(np.arange(whole.length()))
+    shown = set(zip(place.source.tolist(), place.row.tolist(), strict=True))
+    assert shown == {(number, row) for number, count in enumerate(rows) for row in range(count)}
+    assert all(whole.sample(i)["tokens"].shape == (17,) for i in range(whole.length()))
     (problem,) = problems(settled(path, "data.validation_fraction=1", data=data))
     assert "leaves no sequences to train on" in problem.what
+
+
+@pytest.mark.parametrize("data", ["tokens", "mix"])
+def test_whole_store_without_its_validation_part_is_refused(store, tmp_path, data):
+    path = tmp_path / "more"
+    prepared(letters(tmp_path / "b", "b"), "--out", path, "--validation", "0.3")
+    (path / VALIDATION / "manifest.json").unlink()
+    named = f"path: {path}" if data == "tokens" else f"sources: {{one: {path}}}"
+    run = settled(store, f"validate.sets.more={{{named}, validation_fraction: 1}}", data=data)
+    (problem,) = problems(run)
+    assert f"{path}/{VALIDATION} is missing or incomplete" in problem.what
+
+
+def test_whole_store_with_a_short_validation_part_is_read(store, tmp_path):
+    path = tmp_path / "more"
+    prepared(letters(tmp_path / "b", "b"), "--out", path, "--validation", "0.1")
+    config = f"validate.sets.more={{path: {path}, validation_fraction: 1}}"
+    T = LocalTokens(path / VALIDATION).total
+    run = settled(store, config, f"batch.sequence_length={T}")
+    check(run)
+    whole = build.tokens(validation_sets(run)["more"], run, "validation")
+    assert whole.length() == LocalTokens(path).rows(T) > 0
 
 
 def test_a_fraction_that_has_no_effect_is_reported(store, tmp_path):

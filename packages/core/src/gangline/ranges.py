@@ -32,6 +32,11 @@ class Range(ABC):
     def __str__(self) -> str: ...
 
 
+def _digits(number: float) -> str:
+    """Return a number as people type it: 1000000, where `:g` would round it to 1e+06."""
+    return str(number) if isinstance(number, int) else f"{number:.15g}"
+
+
 @dataclass(frozen=True)
 class AtLeast(Range):
     """value >= number"""
@@ -42,7 +47,7 @@ class AtLeast(Range):
         return value >= self.number
 
     def __str__(self) -> str:
-        return f"at least {self.number:g}"
+        return f"at least {_digits(self.number)}"
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class MoreThan(Range):
         return value > self.number
 
     def __str__(self) -> str:
-        return f"more than {self.number:g}"
+        return f"more than {_digits(self.number)}"
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class AtMost(Range):
         return value <= self.number
 
     def __str__(self) -> str:
-        return f"at most {self.number:g}"
+        return f"at most {_digits(self.number)}"
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ class LessThan(Range):
         return value < self.number
 
     def __str__(self) -> str:
-        return f"less than {self.number:g}"
+        return f"less than {_digits(self.number)}"
 
 
 @dataclass(frozen=True)

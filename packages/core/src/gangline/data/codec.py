@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # mean nothing else, and come before the eos_token beside it, which may be the end of an answer (<|im_end|>).
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>")
 ENDS = ("</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
+OPTIONS = ("data.tokenizer=", "data.separator=")  # how messages name them; the value follows
 
 
 class TextCodec(ABC):
@@ -54,14 +55,17 @@ class TextCodec(ABC):
 
 
 class ByteCodec(TextCodec):
-    """One token for each byte. Raises UserError for a separator that is not one byte."""
+    """One token for each byte. Raises UserError for a separator that is not one byte.
+
+    options  names of the options of the tokenizer and the separator, as messages write them before the value
+    """
 
     vocab_size, identity, dtype = 256, "bytes", np.dtype(np.uint8)
 
-    def __init__(self, separator: str | None) -> None:
+    def __init__(self, separator: str | None, options: tuple[str, str] = OPTIONS) -> None:
         encoded = (separator or "\0").encode()
         if len(encoded) != 1:
-            raise UserError(f"data.separator={separator} is not one byte.", "Without a tokenizer a token is a byte.")
+            raise UserError(f"{options[1]}{separator} is not one byte.", "Without a tokenizer a token is a byte.")
         self.separator = encoded[0]
 
     def encode_file(self, content: bytes, name: str) -> np.ndarray:
@@ -78,13 +82,15 @@ class ByteCodec(TextCodec):
 class TokenizerCodec(TextCodec):
     """A tokenizer.json, without the special tokens, truncation, padding and dropout of merges that it may have.
 
-    pieces  splits a long text
+    pieces   splits a long text
+    options  as of ByteCodec
     Raises UserError for a file that cannot be read, a separator that is no token, and text that is not UTF-8.
     """
 
-    def __init__(self, path: str, separator: str | None, errors: str) -> None:
-        content = _read(path)
-        self.tokenizer = _tokenizer(path, content)
+    def __init__(self, path: str, separator: str | None, errors: str, options: tuple[str, str] = OPTIONS) -> None:
+        self.option = f"{options[0]}{path}"  # for messages
+        content = _read(path, self.option)
+        self.tokenizer = _tokenizer(self.option, content)
         self.path, self.errors, self.pieces = path, errors, TextPieces(self.tokenizer, content)
         self.vocab_size = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self.identity = blake2b(content, digest_size=8).hexdigest()
@@ -92,7 +98,7 @@ class TokenizerCodec(TextCodec):
         names = _ends_of_text(path) if separator is None else (separator,)
         found = [id for name in names if (id := self.tokenizer.token_to_id(name)) is not None]
         if separator is not None and not found:
-            raise UserError(f"data.separator={separator} is no token of {path}.")
+            raise UserError(f"{options[1]}{separator} is no token of {path}.")
         self.separator = found[0] if found else None
 
     def encode_file(self, content: bytes, name: str) -> np.ndarray:
@@ -133,7 +139,7 @@ class TokenizerCodec(TextCodec):
         try:
             yield
         except Exception as error:  # the library raises bare Exception, as for a word that its vocabulary lacks
-            raise UserError(f"data.tokenizer={self.path} has no tokens for {what}.", str(error)) from error
+            raise UserError(f"{self.option} has no tokens for {what}.", str(error)) from error
 
 
 def open_codec(tokenizer: str | None, separator: str | None, errors: str = "replace") -> TextCodec:
@@ -145,18 +151,18 @@ def open_codec(tokenizer: str | None, separator: str | None, errors: str = "repl
     return ByteCodec(separator) if tokenizer is None else TokenizerCodec(tokenizer, separator, errors)
 
 
-def _read(path: str) -> bytes:
+def _read(path: str, option: str) -> bytes:
     try:
         return Path(path).expanduser().read_bytes()
     except OSError as error:
         raise UserError(
-            f"data.tokenizer={path} cannot be read.",
+            f"{option} cannot be read.",
             error.strerror or str(error),
             "Name a tokenizer.json.",
         ) from error
 
 
-def _tokenizer(path: str, content: bytes) -> Tokenizer:
+def _tokenizer(option: str, content: bytes) -> Tokenizer:
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
@@ -164,7 +170,7 @@ def _tokenizer(path: str, content: bytes) -> Tokenizer:
         opened = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exception
         raise UserError(
-            f"data.tokenizer={path} is not a tokenizer.json.",
+            f"{option} is not a tokenizer.json.",
             str(error).splitlines()[0],
             "It is the file that `Tokenizer.save` of the tokenizers package writes.",
         ) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from gangline.ending import EXIT_REQUEUE
 from gangline.errors import PeerFailed, UserError
+from gangline.launch.changed_data import changed_data
 from gangline.launch.output import log_path
 from gangline.launch.signals import name_of
 from gangline.run_files import open_regular, read_regular
@@ -27,6 +29,10 @@ EXIT_STOPPED = 3  # a verdict ended the run; the message says which
 
 # What gloo and NCCL say when the other end is gone. gloo raises plain RuntimeErrors.
 _LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL")
+_HINTS = {
+    "SIGKILL": "; the system may have run out of memory",
+    "SIGBUS": "; a mapped file was truncated or cannot be read, or /dev/shm or a disk is full",
+}
 _TAIL_BYTES = 1 << 16  # of a log, from its end
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
@@ -161,6 +167,8 @@ def report(failure: RankFailure, logs: Path) -> str:
     if failure.kind == "lost":
         return f"train: {failure.what}\nThe logs: {logs}\nTo continue:  {again}\n"
     end = "" if failure.trace else _tail(log_path(logs, failure.rank))
+    if failure.what == how_it_ended(-signal.SIGBUS) and (changed := changed_data(logs.parent)):
+        end = f"  {changed}\n{end}"
     log = f"Its log: {log_path(logs, failure.rank)}\n"
     return f"train: rank {failure.rank} failed first: {failure.what}\n{failure.trace}{end}{log}To continue:  {again}\n"
 
@@ -199,5 +207,4 @@ def how_it_ended(exit_code: int) -> str:
     if exit_code >= 0:
         return f"it lost its connection to the other ranks, or ended with exit code {exit_code}"
     name = name_of(-exit_code)
-    hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
-    return f"it was killed by {name}{hint}"
+    return f"it was killed by {name}{_HINTS.get(name, '')}"

@@ -27,8 +27,10 @@ def main(argv: Sequence[str]) -> int:
     return 0 if asked is None else int(import_module(f"{__name__}.{asked[0]}").run(asked[1]))
 
 
-def refuse_url(out: str) -> None:
-    """Raises UserError where `--out` is no place on this machine: it would become a directory of that name."""
+def check_out(out: str) -> None:
+    """Raises UserError where `--out` is empty, which would be this directory, or a URL, which would become one."""
+    if not out:
+        raise UserError("--out '' must be a path.", "It is empty: a variable of the shell may be unset.")
     if "://" in out:
         raise UserError(
             f"--out {out} is a URL.",

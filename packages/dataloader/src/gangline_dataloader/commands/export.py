@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangline import UserError
-from gangline_dataloader.commands import refuse_url
+from gangline_dataloader.commands import check_out
 from gangline_dataloader.store.foreign.megatron import write
 from gangline_dataloader.store.local import LocalTokens
 
@@ -20,7 +20,7 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("store", metavar="DIR")
     words.add_argument("--out", required=True, metavar="NAME", help="two files, NAME.bin and NAME.idx")
     asked = words.parse_args(list(argv))
-    refuse_url(asked.out)
+    check_out(asked.out)
     store, out = LocalTokens(asked.store), Path(asked.out).expanduser()
     out = out.with_suffix("") if out.suffix in (".bin", ".idx") else out
     if store.masked:

@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from gangline import UserError
-from gangline_dataloader.commands import refuse_url
+from gangline_dataloader.commands import check_out
 from gangline_dataloader.packing.pack_plan import PackPlan, make, planned
 from gangline_dataloader.prepare import cluster
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
+from gangline_dataloader.prepare.documents import check_first_row
 from gangline_dataloader.prepare.inputs import Input, listing
 from gangline_dataloader.prepare.prepare_plan import PreparePlan
 from gangline_dataloader.prepare.private import KINDS
@@ -23,6 +24,7 @@ from gangline_dataloader.prepare.settings import BYTES, ENGINES, TIKTOKEN, Setti
 from gangline_dataloader.store.durable import writing_to
 from gangline_dataloader.store.manifest import FILE, TEMPLATE, VALIDATION, Manifest, read
 
+ALL, NONE = "all", "none"  # of --language; of --clean and --replace: no names
 MB = 1e6
 SPEED = 30 * MB  # bytes of text a second and core with byte tokens, cleaning included; a tenth of it with a tokenizer
 
@@ -54,13 +56,13 @@ def parser(known: Settings | None = None) -> argparse.ArgumentParser:
     what = "how a conversation becomes text (default: chat_template.jinja or tokenizer_config.json by the tokenizer)"
     words.add_argument("--chat-template", default=default.chat_template, metavar="FILE", help=what)
     rules = f"rules, in order: {', '.join(RULES)}; or none (default: {','.join(DEFAULT)})"
-    words.add_argument("--clean", default=",".join(default.clean) or "none", metavar="RULES", help=rules)
+    words.add_argument("--clean", default=",".join(default.clean) or NONE, metavar="RULES", help=rules)
     codes = "keep documents in these languages alone: ISO 639 codes, as en,de (default: all)"
-    words.add_argument("--language", default=",".join(default.languages), metavar="CODES", help=codes)
-    sure = "how sure of the language, from 0 to 1 (default: %(default)s)"
-    words.add_argument("--confidence", type=float, default=default.confidence, metavar="P", help=sure)
+    words.add_argument("--language", default=",".join(default.languages) or ALL, metavar="CODES", help=codes)
+    sure = f"how sure of the language, from 0 to 1 (default: {default.confidence})"
+    words.add_argument("--confidence", type=float, metavar="P", help=sure)
     kinds = f"put fixed words in the place of these: {', '.join(KINDS)} (default: none)"
-    words.add_argument("--replace", default=",".join(default.private), metavar="KINDS", help=kinds)
+    words.add_argument("--replace", default=",".join(default.private) or NONE, metavar="KINDS", help=kinds)
     what = "keep documents that were there before"
     words.add_argument("--keep-doubles", action="store_true", default=not default.exact, help=what)
     near = (
@@ -102,40 +104,32 @@ def parser(known: Settings | None = None) -> argparse.ArgumentParser:
 def run(argv: Sequence[str]) -> int:
     """Prepare and print a report."""
     asked = parser().parse_args(list(argv))
-    refuse_url(asked.out)
+    check_out(asked.out)
     if asked.inputs or not asked.pack:
         check_not_a_part(Path(asked.out).expanduser())
+    known = made_by(asked.out) if asked.append else Settings()
     if asked.append:
-        asked = parser(made_by(asked.out)).parse_args(list(argv))
+        asked = parser(known).parse_args(list(argv))
     if asked.workers < 1:
         raise UserError(f"--workers {asked.workers}: expected 1 or more.")
     if asked.cluster is None and (asked.tasks is not None or asked.slurm):
         raise UserError("--tasks and --slurm have no meaning without --cluster.")
     if asked.tasks is not None and asked.tasks < 1:
         raise UserError(f"--tasks {asked.tasks}: expected 1 or more.")
+    if bare := [one for one in asked.slurm if "=" not in one]:
+        raise UserError(f"--slurm {bare[0]}: expected KEY=VALUE.")
     if wrong := [T for T in asked.pack if not 0 < T < 1 << 24]:
         raise UserError(f"--pack {wrong[0]}: expected the tokens of a sequence.")
     if asked.pack and not asked.inputs:
         read(asked.out)  # a store that is there: a slip in its name would else make one of what no INPUT stands for
         print("\n".join(plan_all(asked.out, asked.pack)))
         return 0
-    settings = Settings(
-        tokenizer=asked.tokenizer,
-        end_of_text=asked.end_of_text,
-        begin_of_text=asked.begin_of_text,
-        field=("messages" if asked.chat else "text") if asked.field is None else asked.field,
-        chat=asked.chat,
-        chat_template=asked.chat_template,
-        clean=() if asked.clean == "none" else tuple(asked.clean.split(",")),
-        languages=tuple(filter(None, asked.language.split(","))),
-        confidence=asked.confidence,
-        private=tuple(filter(None, asked.replace.split(","))),
-        exact=not asked.keep_doubles,
-        near=asked.near,
-        validation=asked.validation,
-    )
-    files = listing(asked.inputs, asked.out, print)
-    print(estimate(files, settings, asked.workers, asked.out), flush=True)
+    settings = settings_of(asked, known)
+    settings.check()
+    notes: list[str] = []
+    files = listing(asked.inputs, asked.out, notes.append)
+    check_first_row(files, settings.field, settings.chat)
+    print("\n".join([*notes, estimate(files, settings, asked.workers, asked.out)]), flush=True)
     if asked.cluster is None:
         prepare(asked.inputs, asked.out, settings, asked.workers, _progress, asked.tokenise_with, asked.append)
     elif jobs := on_cluster(asked, settings):
@@ -149,11 +143,47 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
+def settings_of(asked: argparse.Namespace, known: Settings) -> Settings:
+    """Return what the options say; `known`: the default of --confidence. Raises UserError for an empty list."""
+    languages = _listed("--language", asked.language, ALL)
+    if asked.confidence is not None and not languages:
+        raise UserError(
+            f"--confidence {asked.confidence:g} has no meaning without --language.",
+            "It says how sure the classifier must be that a document is in one of those languages.",
+            f"--language en --confidence {asked.confidence:g}",
+        )
+    return Settings(
+        tokenizer=asked.tokenizer,
+        end_of_text=asked.end_of_text,
+        begin_of_text=asked.begin_of_text,
+        field=("messages" if asked.chat else "text") if asked.field is None else asked.field,
+        chat=asked.chat,
+        chat_template=asked.chat_template,
+        clean=_listed("--clean", asked.clean, NONE),
+        languages=languages,
+        confidence=known.confidence if asked.confidence is None else asked.confidence,
+        private=_listed("--replace", asked.replace, NONE),
+        exact=not asked.keep_doubles,
+        near=asked.near,
+        validation=asked.validation,
+    )
+
+
+def _listed(option: str, text: str, nothing: str) -> tuple[str, ...]:
+    """Return the names in a list with commas; `nothing` stands for none. Raises UserError for an empty name."""
+    names = () if text == nothing else tuple(text.split(","))
+    if not all(names):
+        raise UserError(
+            f"{option} {text!r} has an empty name.",
+            "Names are separated by commas, without spaces.",
+            f"For no names:  {option} {nothing}",
+        )
+    return names
+
+
 def on_cluster(asked: argparse.Namespace, settings: Settings) -> list[str]:
     """Carry it out by datatrove; the jobs of Slurm that will, none where all is done."""
     options = dict(one.partition("=")[::2] for one in asked.slurm)
-    if wrong := [one for one in asked.slurm if "=" not in one]:
-        raise UserError(f"--slurm {wrong[0]}: expected KEY=VALUE.")
     tasks = asked.tasks or (100 if asked.cluster == "slurm" else asked.workers)
     jobs: list[str] = []
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gangline import UserError
-from gangline_dataloader.commands import refuse_url
+from gangline_dataloader.commands import check_out
 from gangline_dataloader.prepare.clean import DEFAULT, cleaned
 from gangline_dataloader.prepare.documents import NotText, documents
 from gangline_dataloader.prepare.inputs import Input, listing
@@ -34,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("--out", required=True, metavar="FILE", help="the tokenizer.json")
     words.add_argument("--field", default="text", help="of JSONL and Parquet (default: %(default)s)")
     asked = words.parse_args(list(argv))
-    refuse_url(asked.out)
+    check_out(asked.out)
     out = Path(asked.out).expanduser()
     if asked.vocab_size < LEAST:
         raise UserError(f"--vocab-size {asked.vocab_size}: expected {LEAST} or more, one for each byte and the end.")

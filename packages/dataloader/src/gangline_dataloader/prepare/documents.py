@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -59,6 +59,13 @@ def documents(file: Input, field: str, chat: bool = False) -> Iterator[TextDocum
                 raise NotText(file.path)
             text, invalid = replace_invalid(content)
             yield TextDocument(text, file.name, invalid=invalid)
+
+
+def check_first_row(files: Sequence[Input], field: str, chat: bool) -> None:
+    """Read the first row of the first file with rows; with `chat` refuse a file without rows. Raises UserError."""
+    rows = [file for file in files if chat or file.kind != "text"]
+    for file in sorted(rows, key=lambda file: file.kind != "text")[:1]:
+        next(documents(file, field, chat), None)
 
 
 def _remote(path: str) -> BinaryIO:

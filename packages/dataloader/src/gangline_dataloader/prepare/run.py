@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
@@ -26,10 +27,10 @@ from gangline.data import LEARNT_RULE, special_tokens
 from gangline.launch import die_with
 from gangline_dataloader.prepare import assemble, choice, known, prepare_plan as plans, task
 from gangline_dataloader.prepare.inputs import listing
-from gangline_dataloader.prepare.prepare_plan import SUBMITTED, WORK, PreparePlan
+from gangline_dataloader.prepare.prepare_plan import PLAN, SUBMITTED, WORK, PreparePlan
 from gangline_dataloader.prepare.settings import RULES_VERSION, TIKTOKEN, Settings
 from gangline_dataloader.store.durable import writing_to
-from gangline_dataloader.store.manifest import FILE, TEMPLATE, Manifest, read, store_around
+from gangline_dataloader.store.manifest import FILE, TEMPLATE, VALIDATION, Manifest, read, store_around
 
 Progress = Callable[[str, int, int], None]  # (stage, done, in all)
 
@@ -75,10 +76,30 @@ def undertake(
         return
     if append:
         fits(read(folder), settings, folder)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with alone(folder):
-            carry(plans.begun(folder, identity, settings, engine, files, append))
+            try:
+                carry(plans.begun(folder, identity, settings, engine, files, append))
+            except BaseException:
+                remove_unused(folder, made)
+                raise
+
+
+def remove_unused(folder: Path, made: Sequence[Path]) -> None:
+    """Remove the plan of a call that failed before it wrote a part, and the directories `made` for it."""
+    work = folder / WORK
+    parts = any(path.name != PLAN for path in work.rglob("*"))
+    if (folder / FILE).exists():  # a validation part of a killed call is known by the plan
+        marks = (folder / VALIDATION).exists() and not read(folder).held_out
+    else:  # next to other files the plan marks a folder of prepare's own
+        marks = any(path != work for path in folder.iterdir())
+    if not parts and not marks:
+        shutil.rmtree(work, ignore_errors=True)
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ BESIDE = ("tokenizer_config.json", "special_tokens_map.json", TEMPLATE)  # a tok
 # Version of --clean, --language and --replace: raised where one of them decides otherwise. Plans and stores record it:
 # a killed call restarts, and a store is not appended to. 1: stores that record none. 2: characters are composed last.
 RULES_VERSION = 2
+CODEC_OPTIONS = ("--tokenizer ", "--end-of-text ")  # as messages name them
 TIKTOKEN, TOKENIZERS = ENGINES = ("tiktoken", "tokenizers")
 
 
@@ -70,7 +71,7 @@ class Settings:
     def codec(self, engine: str = TOKENIZERS) -> TextCodec:
         """Text to tokens, by one of ENGINES: the tokens are the same. Raises UserError."""
         if self.tokenizer == BYTES:
-            return ByteCodec(self.end_of_text)
+            return ByteCodec(self.end_of_text, CODEC_OPTIONS)
         path = Path(self.tokenizer).expanduser()
         about = path.stat() if path.exists() else None
         return _codec(self.tokenizer, self.end_of_text, engine, about and (about.st_mtime_ns, about.st_size))
@@ -93,6 +94,11 @@ class Settings:
 
     def check(self) -> None:
         """Raises UserError for what has no meaning."""
+        if not self.field:
+            raise UserError(
+                "--field '' must be the name of a field.", "Rows of JSONL and Parquet hold their text in it."
+            )
+        self.codec()
         self.template()
         if self.begin_of_text is not None:
             self.beginning()
@@ -137,7 +143,7 @@ class Settings:
 
 @cache
 def _codec(tokenizer: str, end_of_text: str | None, engine: str, version: tuple[int, int] | None) -> TextCodec:
-    codec = TokenizerCodec(tokenizer, end_of_text, "replace")
+    codec = TokenizerCodec(tokenizer, end_of_text, "replace", CODEC_OPTIONS)
     return (fast(codec) if engine == TIKTOKEN else None) or codec
 
 

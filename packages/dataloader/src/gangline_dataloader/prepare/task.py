@@ -107,7 +107,17 @@ def work(folder: Path, number: int, files: Sequence[Input], settings: Settings, 
     """
     if finished(folder, number):
         return
-    mine, (tokens, _, _, note) = tag(), paths(folder, number)
+    mine = tag()
+    try:
+        _work(folder, number, mine, files, settings, engine)
+    except BaseException:
+        for torn in folder.glob(f".*{mine}.part"):
+            torn.unlink(missing_ok=True)
+        raise
+
+
+def _work(folder: Path, number: int, mine: str, files: Sequence[Input], settings: Settings, engine: str) -> None:
+    tokens, _, _, note = paths(folder, number)
     encode = DocumentEncoder(settings, engine)
     counts: dict[str, Count] = {}
     writer = NpyWriter(tokens, dtype_for(encode.codec.vocab_size), mine)

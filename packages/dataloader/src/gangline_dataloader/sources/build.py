@@ -14,8 +14,9 @@ from gangline_dataloader.sources.changing import (
 )
 from gangline_dataloader.sources.codec import codec
 from gangline_dataloader.sources.infill import infill_of
+from gangline_dataloader.sources.joined import joined
 from gangline_dataloader.sources.mixture import mixture
-from gangline_dataloader.sources.split import SplitRows, split_rows
+from gangline_dataloader.sources.split import SplitRows, parts_of_split
 from gangline_dataloader.sources.windows import MakeReader, SampleOrder, WindowSource
 
 if TYPE_CHECKING:
@@ -33,26 +34,27 @@ def tokens(config: TokensConfig, run: Run, split: Split, reader: MakeReader | No
     path, vocabulary = config.path or "", run.model.vocab_size
     best_fit = config.packing == "best_fit"
     option, cache = "data.path", config.remote_cache()
-    rows = split_rows(
+    parts = parts_of_split(
         "tokens", path, split, T, config.validation_fraction, option, vocabulary, best_fit, config.column, cache
     )
     span = None if config.shuffle_span is None else max(1, config.shuffle_span // T)
+    rows = sum(part.count for part in parts)
     order: SampleOrder
     if config.order == "text":
-        order = TextOrder(rows.count, run.seed, split)
+        order = TextOrder(rows, run.seed, split)
     else:
-        order = SingleOrder(Ingredient(rows.name, rows.count, span), run.seed, split)
+        order = SingleOrder(Ingredient(parts[0].name, rows, span), run.seed, split)
     return (GrowingPackedSource if best_fit else GrowingWindowSource)(
-        [rows],
-        order,
-        codec(rows.store),
+        parts,
+        joined(order, [parts]),
+        codec(parts[0].store),
         sequence_length=T,
         documents=config.documents,
         identity=(config.order, run.seed, split, span, *deciding(config)),
-        samples=rows.count,
+        samples=rows,
         reach=span or 0,
         make_reader=reader,
-        infill=infill_of(config, [rows.store], run.seed, split),
+        infill=infill_of(config, [one.store for one in parts], run.seed, split),
     )
 
 
@@ -66,10 +68,11 @@ def parts_of(config: TokensConfig, run: Run) -> list[SplitRows]:
 
 def mix(config: MixConfig, run: Run, split: Split) -> WindowSource:
     """A weighted mixture of stores. Raises UserError for stores and weights that make none."""
-    parts, order = mixture(config, run, split)
+    groups, order = mixture(config, run, split)
+    parts = [part for group in groups for part in group]
     return (MixedPackedSource if config.packing == "best_fit" else MixedWindowSource)(
         parts,
-        order,
+        joined(order, groups),
         codec(parts[0].store),
         sequence_length=run.batch.sequence_length,
         documents=config.documents,

@@ -19,9 +19,9 @@ class GrowingSource(WindowSource, ABC):
     def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
         if fingerprint == self.fingerprint():
             return True
-        (part,) = self.parts
         if not isinstance(self.order, SingleOrder) or fingerprint != self.fingerprint_of(state):
             return False
+        (part,) = self.parts
         if not part.holds(state["parts"][0]):
             return False
         self.change_order(self.order.after(state["order"], cursor))

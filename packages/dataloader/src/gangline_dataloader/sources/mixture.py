@@ -19,7 +19,7 @@ from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, RowPlace
 from gangline_dataloader.sources.infill import infill_of
 from gangline_dataloader.sources.present import missing
 from gangline_dataloader.sources.room import within
-from gangline_dataloader.sources.split import SplitRows, split_rows
+from gangline_dataloader.sources.split import SplitRows, parts_of_split
 from gangline_dataloader.store.manifest import Manifest
 from gangline_dataloader.store.stored import StoreTokens
 
@@ -77,12 +77,14 @@ def deciding(mixture: MixtureOrder) -> dict[str, Any]:
     return {"sources": sources, "stages": stages}
 
 
-def mixture(config: MixConfig, run: Run, split: Split) -> tuple[list[SplitRows], TrainOrder | HeldOutOrder]:
-    """The parts in order of name, so that it does not matter in which order they were written, and their order."""
+def mixture(config: MixConfig, run: Run, split: Split) -> tuple[list[list[SplitRows]], TrainOrder | HeldOutOrder]:
+    """The parts of each source in order of name, so that it does not matter in which order they were written, and the
+    order of the sources.
+    """
     T = run.batch.sequence_length
     best_fit = config.packing == "best_fit"
-    parts = [
-        split_rows(
+    groups = [
+        parts_of_split(
             name,
             folder,
             split,
@@ -94,16 +96,17 @@ def mixture(config: MixConfig, run: Run, split: Split) -> tuple[list[SplitRows],
         )
         for name, folder in sorted(config.sources.items())
     ]
-    agree(parts)
+    agree([part for parts in groups for part in parts])
     _known(config.epochs, config.sources, "data.epochs", whole=False)
-    stages = stages_of(config, parts)
+    rows = {parts[0].name: sum(part.count for part in parts) for parts in groups}
+    stages = stages_of(config, rows)
     held_out = split == "validation"
     span = None if config.shuffle_span is None else max(1, config.shuffle_span // T)
     ingredients = [
-        Ingredient(one.name, one.count, span, 1 if held_out else config.epochs.get(one.name)) for one in parts
+        Ingredient(name, count, span, 1 if held_out else config.epochs.get(name)) for name, count in rows.items()
     ]
     order = MixtureOrder(ingredients, stages[:1] if held_out else stages, run.seed, split)
-    return parts, HeldOutOrder(order) if held_out else TrainOrder(order)
+    return groups, HeldOutOrder(order) if held_out else TrainOrder(order)
 
 
 def agree(parts: list[SplitRows]) -> None:
@@ -131,12 +134,12 @@ def _manifest(part: SplitRows) -> Manifest:
     return part.store.manifest
 
 
-def stages_of(config: MixConfig, parts: list[SplitRows]) -> list[WeightStage]:
-    """The weights from the first sample on, and those that follow. Raises UserError."""
-    names = [one.name for one in parts]
+def stages_of(config: MixConfig, rows: Mapping[str, int]) -> list[WeightStage]:
+    """The weights from the first sample on, and those that follow; `rows` of each source. Raises UserError."""
+    names = list(rows)
     if config.weights:
         _known(config.weights, names, "data.weights")
-    weights = config.weights or {one.name: float(one.count) for one in parts}
+    weights = config.weights or {name: float(count) for name, count in rows.items()}
     stages = [_stage(0, weights, names, "data.weights")]
     for number, given in enumerate(config.stages):
         option = f"data.stages[{number}]"
@@ -200,7 +203,8 @@ def problems(config: MixConfig, run: Run) -> list[Problem]:
     training = config is run.data
     for split in [*(["train"] if training else []), *(["validation"] if run.validate.every else [])]:
         try:
-            parts, order = mixture(config, run, split)  # type: ignore[arg-type]
+            groups, order = mixture(config, run, split)  # type: ignore[arg-type]
+            parts = [part for group in groups for part in group]
             infill_of(config, [one.store for one in parts], run.seed, split)  # type: ignore[arg-type]
             read += parts
         except UserError as error:

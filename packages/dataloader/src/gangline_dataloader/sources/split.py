@@ -98,6 +98,40 @@ def held_out_of(up_to: np.ndarray, share: float) -> np.ndarray:
     return np.diff(held, prepend=0)
 
 
+def parts_of_split(
+    name: str,
+    folder: str,
+    split: Split,
+    sequence_length: int,
+    validation_fraction: float,
+    option: str,
+    vocab_size: int | None = None,
+    best_fit: bool = False,
+    column: str | None = None,
+    cache: RemoteCache | None = None,
+) -> list[SplitRows]:
+    """Return `split_rows`, and, where a whole store is a validation set, behind it what prepare held out of the store.
+
+    Raises UserError as `split_rows`, and where the part that was held out is missing.
+    """
+    how = (option, vocab_size, best_fit, column, cache)
+    one = split_rows(name, folder, split, sequence_length, validation_fraction, *how)
+    held_out = one.store.manifest.held_out if isinstance(one.store, StoreTokens) else False
+    if validation_fraction != 1 or held_out is False or not (held_out or _lies_apart(folder, cache)):
+        return [one]
+    rest = split_rows(f"{name}/{VALIDATION}", folder, "validation", sequence_length, 0, *how, may_be_short=True)
+    return [one, rest] if rest.count else [one]
+
+
+def _lies_apart(folder: str, cache: RemoteCache | None) -> bool:
+    """Whether what was held out of a store has a folder of its own."""
+    if is_remote(folder):
+        assert cache is not None, "options of a source name a cache"
+        there = f"{folder.rstrip('/')}/{VALIDATION}"
+        return Remote(there, cache.deadline).small(FILE, optional=True) is not None
+    return (Path(folder).expanduser() / VALIDATION / FILE).exists()
+
+
 def split_rows(
     name: str,
     folder: str,
@@ -109,24 +143,25 @@ def split_rows(
     best_fit: bool = False,
     column: str | None = None,
     cache: RemoteCache | None = None,
+    may_be_short: bool = False,
 ) -> SplitRows:
     """One split of the store in `folder`, which `option` names; with a `vocab_size` it may be a file of others.
 
     best_fit  rows are those of the store's plan, instead of T tokens after T tokens
     column    of a table of others that holds the tokens
     cache     for a store behind a URL
+    may_be_short  no sequence is no mistake
     Raises UserError where it cannot be read, is too short for one sequence, or there is no plan.
     """
     root = Path(folder).expanduser()
     held_out = root / VALIDATION
     whole_set = validation_fraction == 1  # all of it is a validation set, whatever was held out of it
-    apart = not whole_set and (held_out / FILE).exists()
+    apart = not whole_set and _lies_apart(folder, cache)
     store: Tokens
     if is_remote(folder):
         assert cache is not None, "options of a source name a cache"
         plans = (plan_of(sequence_length),) if best_fit else ()
         there = f"{folder.rstrip('/')}/{VALIDATION}"
-        apart = not whole_set and Remote(there, cache.deadline).small(FILE, optional=True) is not None
         store = RemoteTokens(there if apart and split == "validation" else folder, cache.files(), cache.deadline, plans)
     elif vocab_size is not None and is_foreign(root):
         store = opened(root, vocab_size, column)
@@ -155,7 +190,7 @@ def split_rows(
     elif split == "validation":
         first, counts = first + counts, held
     some = counts > 0
-    if not some.any():
+    if not some.any() and not may_be_short:
         whole = int(up_to[-1])
         raise UserError(
             f"{option}={folder} is too short.",

@@ -1,0 +1,86 @@
+"""Local data files of a run that changed since its ranks were started: the usual reason for a SIGBUS. Torch-free."""
+
+from __future__ import annotations
+
+import glob
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from gangline.events import read_events
+
+SECONDS = 3.0  # limit of the search: a corpus may have millions of files, and a file system may have stopped answering
+NAMED = 3  # files in a message
+CACHE = "cache"  # option with a folder that many runs write to while they read from it
+
+
+def changed_data(run_dir: Path) -> str:
+    """Return a line that names the data files that changed since the newest launch, or says that none did.
+
+    Empty where that is not known: the data is not in local files, or the search takes longer than SECONDS.
+    """
+    lines: list[str] = []
+    stop = time.monotonic() + SECONDS
+    search = threading.Thread(target=lambda: lines.append(_search(run_dir, stop)), daemon=True)
+    search.start()
+    search.join(SECONDS)
+    return lines[0] if lines else ""
+
+
+def _search(run_dir: Path, stop: float) -> str:
+    try:
+        launches = [line["time"] for line in read_events(run_dir) if line.get("event") == "launch"]
+        since = datetime.fromisoformat(launches[-1]).timestamp()
+        paths = _local_paths(run_dir)
+    except Exception:  # the report of a failure must not fail
+        return ""
+    looked, changed = 0, []
+    for path in _files_below(paths):
+        if time.monotonic() > stop:
+            break
+        with suppress(OSError):
+            about = os.stat(path)
+            looked += 1
+            if max(about.st_mtime, about.st_ctime) > since:  # the second cannot be set back
+                changed.append(f"{path} ({about.st_size} bytes now)")
+    else:
+        if looked and not changed:
+            return "No file of the run's data has changed since the start."
+    more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
+    return f"Data files that changed since the start: {', '.join(changed[:NAMED])}{more}" if changed else ""
+
+
+def _local_paths(run_dir: Path) -> list[str]:
+    """Files and folders that the options of the data and of the validation sets name."""
+    from gangline.config.validation import read_sets
+    from gangline.rundir import RunDirectory
+
+    run = RunDirectory.open(run_dir).run()
+    found: dict[str, None] = {}
+    for config in (run.data, *read_sets(run)[0].values()):
+        for name in config.file_options:
+            if name != CACHE:
+                found.update(dict.fromkeys(_texts(getattr(config, name, None))))
+    return [os.path.expanduser(text) for text in found if text and "://" not in text]
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    items: Iterable[Any] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for item in items for text in _texts(item)]
+
+
+def _files_below(paths: Iterable[str]) -> Iterator[str]:
+    for path in paths:
+        for there in [path] if os.path.exists(path) else glob.glob(path, recursive=True):
+            if not os.path.isdir(there):
+                yield there
+            for folder, folders, files in os.walk(there):
+                folders.sort()
+                yield from (os.path.join(folder, file) for file in sorted(files))
