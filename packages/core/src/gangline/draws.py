@@ -97,8 +97,13 @@ def fill(
         for each in zip(*given, strict=True):
             draw(*each)
     else:
-        with ThreadPoolExecutor(threads) as pool:  # numpy lets other threads run while it draws
-            list(pool.map(draw, *given))
+        # numpy lets other threads run while it draws. One thread for each: torch would copy with as many again.
+        kept = torch.get_num_threads()
+        try:
+            with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                list(pool.map(draw, *given))
+        finally:
+            torch.set_num_threads(kept)  # threads that begin later have what was set last
     if flat.data_ptr() != out.data_ptr():  # the box could not be seen as a matrix: what was filled is a copy
         out.detach().copy_(flat.view(out.shape))
 
