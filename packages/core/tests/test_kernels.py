@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,3 +51,10 @@ def test_kernels_that_cannot_be_launched_are_left_out(driver):
     with pytest.warns(UserWarning, match="Failed to find C compiler.*plain operators.*Install gcc"):
         assert not kernels.takes_kernels(on_gpu(0))
     assert not kernels.takes_kernels(on_gpu(0)), "with one warning"
+
+
+def test_interpreted_tests_are_skipped_without_triton(monkeypatch):
+    """It is a dependency on Linux alone."""
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(pytest.skip.Exception, match="triton"):
+        run_interpreted(Path("none.py"))
