@@ -171,3 +171,12 @@ def test_threads_draw_the_numbers_of_one(monkeypatch):
             assert later.submit(torch.get_num_threads).result() == 3
     finally:
         torch.set_num_threads(kept)
+
+
+def test_threads_fill_what_inference_mode_made(monkeypatch):
+    monkeypatch.setattr(draws, "ALONE", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    shape = (3 * BLOCK_ROWS, 5)
+    with torch.inference_mode():
+        found = whole(shape)
+    assert torch.equal(found, whole(shape))

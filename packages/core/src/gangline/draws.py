@@ -89,7 +89,8 @@ def fill(
         else:
             drawn = generator.random((count, width), dtype=np.float32) * 2 - 1
         drawn *= np.float32(scale)
-        flat[start:stop] = torch.from_numpy(drawn[rows[start:stop] - first, columns])
+        with torch.inference_mode(flat.is_inference()):  # each thread has a mode of its own
+            flat[start:stop] = torch.from_numpy(drawn[rows[start:stop] - first, columns])
 
     given = blocks.tolist(), starts.tolist(), [*starts[1:].tolist(), len(rows)]
     threads = min(torch.get_num_threads(), len(blocks))
