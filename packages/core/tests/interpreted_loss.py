@@ -75,3 +75,14 @@ def test_the_whole_loss_is_the_same(kernels, monkeypatch):
 def test_float64_has_the_plain_operators(kernels):
     assert not takes_kernels(torch.zeros(1, dtype=torch.float64))
     assert not takes_kernels(torch.zeros(1, device="meta"))
+
+
+def test_infinite_logits_have_the_plain_log_sum_exp(kernels, monkeypatch):
+    """Also where a whole block of a row, or all of it, is minus infinity."""
+    logits = torch.randn(5, 9001)
+    logits[0, :8192] = logits[1, 8192:] = logits[2] = -float("inf")
+    logits[3, 7] = float("inf")
+    logits[4] -= 1000
+    found = loss.log_sum_exp(logits)
+    monkeypatch.delenv("TRITON_INTERPRET")
+    torch.testing.assert_close(found, loss.log_sum_exp(logits), rtol=1e-6, atol=1e-6)

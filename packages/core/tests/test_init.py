@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from gangline import draws
 from gangline.draws import BLOCK_ROWS, fill, uniforms
 from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise, shards_of, whole_model
@@ -144,3 +147,36 @@ def test_a_parameter_without_a_rule_is_named():
     _, plan = plan_decoder(CONFIG)
     with pytest.raises(LookupError, match=r"no Init for parameter 'blocks.0.mystery.weight'"):
         initialise([Shard("model/blocks.0.mystery.weight", (2,), torch.float32, (0,), torch.empty(2))], plan, 0)
+
+
+def test_threads_draw_the_numbers_of_one(monkeypatch):
+    """Each with one thread of its own: as many again for every thread exceed what a container may have."""
+    used, own = [], draws.key_of
+
+    def key_of(*parts):
+        used.append((threading.get_ident(), torch.get_num_threads()))
+        return own(*parts)
+
+    shape, kept = (5 * BLOCK_ROWS + 3, 40), torch.get_num_threads()
+    alone = whole(shape)
+    monkeypatch.setattr(draws, "ALONE", 1)
+    monkeypatch.setattr(draws, "key_of", key_of)
+    torch.set_num_threads(3)
+    try:
+        assert torch.equal(whole(shape), alone)
+        assert {count for _, count in used} == {1}
+        assert threading.get_ident() not in {thread for thread, _ in used}
+        assert torch.get_num_threads() == 3
+        with ThreadPoolExecutor(1) as later:
+            assert later.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(kept)
+
+
+def test_threads_fill_what_inference_mode_made(monkeypatch):
+    monkeypatch.setattr(draws, "ALONE", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    shape = (3 * BLOCK_ROWS, 5)
+    with torch.inference_mode():
+        found = whole(shape)
+    assert torch.equal(found, whole(shape))

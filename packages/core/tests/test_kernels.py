@@ -2,10 +2,59 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from gangline.model import kernels
 from gangline.testing.interpreted import run_interpreted
 
 
 def test_kernels_of_the_loss():
     run_interpreted(Path(__file__).with_name("interpreted_loss.py"))
+
+
+class NoCompiler:
+    """Triton's driver on a machine without a C compiler."""
+
+    @property
+    def active(self):
+        raise RuntimeError("Failed to find C compiler.")
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Triton's driver, which launches; what is known of it is forgotten before and after."""
+    runtime = pytest.importorskip("triton.runtime")
+    monkeypatch.setattr(runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=object())))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    kernels._launches.cache_clear()
+    yield partial(monkeypatch.setattr, runtime, "driver")
+    kernels._launches.cache_clear()
+
+
+def on_gpu(index: int) -> SimpleNamespace:
+    return SimpleNamespace(dtype=torch.bfloat16, is_cuda=True, device=torch.device("cuda", index))
+
+
+def test_kernels_run_on_the_current_gpu_alone(driver):
+    assert kernels.takes_kernels(on_gpu(0))
+    assert not kernels.takes_kernels(on_gpu(1)), "Triton would launch on GPU 0 with addresses of GPU 1"
+
+
+def test_kernels_that_cannot_be_launched_are_left_out(driver):
+    driver(NoCompiler())
+    with pytest.warns(UserWarning, match="Failed to find C compiler.*plain operators.*Install gcc"):
+        assert not kernels.takes_kernels(on_gpu(0))
+    assert not kernels.takes_kernels(on_gpu(0)), "with one warning"
+
+
+def test_interpreted_tests_are_skipped_without_triton(monkeypatch):
+    """It is a dependency on Linux alone."""
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(pytest.skip.Exception, match="triton"):
+        run_interpreted(Path("none.py"))

@@ -353,3 +353,15 @@ def test_weight_decay_shrinks_matrices_and_stacks_of_them(name, shape, found):
 def test_a_matrix_that_is_mapped_has_two_sides(name, shape, found):
     """Of (channels, 1, taps) each channel would be a matrix of one row."""
     assert is_mapped(name, shape) == found
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fused", "foreach"])
+def test_adamw_counts_in_float32_whatever_the_default_dtype(deterministic):
+    """In bfloat16 300 + 1 is 300: the bias corrections would stay those of step 300."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        optimizer = adamw_of(Pieces(values(0), cut=False), deterministic)
+    finally:
+        torch.set_default_dtype(default)
+    assert {step.dtype for group in optimizer._groups for step in group._steps} == {torch.float32}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gangline_moe.dispatch.permute import Combine, Permute, permutation
+from gangline_moe.dispatch.permute import MOST, Combine, Permute, permutation
 
 
 @pytest.mark.parametrize(("tokens", "k", "experts", "width"), [(1, 1, 1, 1), (7, 2, 4, 33), (12, 3, 5, 2050)])
@@ -33,3 +33,19 @@ def test_a_rank_without_rows(monkeypatch):
     assert not y.any()
     assert not dx.any()
     assert not dweight.any()
+
+
+def test_many_experts_of_a_token_have_the_plain_operators(monkeypatch):
+    """With expert choice their number changes from batch to batch, and a kernel is compiled for each."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from gangline_moe.dispatch import permute_triton
+
+    calls = []
+    for name in ("gathered", "gathered_gradients"):
+        own = getattr(permute_triton, name)
+        monkeypatch.setattr(permute_triton, name, lambda *a, own=own: calls.append(a[-1].shape[1]) or own(*a))
+    for k in (MOST, MOST + 1):
+        made = permutation(torch.arange(k).expand(3, k), k)
+        rows, weight = torch.randn(3 * k, 4, requires_grad=True), torch.rand(3, k, requires_grad=True)
+        Combine.apply(rows, weight, made).sum().backward()
+    assert calls == [MOST, MOST]

@@ -40,3 +40,13 @@ def test_they_give_what_the_plain_operators_give(kernels, monkeypatch, form, gra
 def test_numbers_near_nothing_have_the_smallest_scale(kernels):
     found = kernels.quantise(torch.full((16, 16), 2.0**-130).bfloat16(), Format.E4M3, Grain.TENSOR, torch.float32)
     assert found.scale.item() == 2.0**-126
+
+
+@pytest.mark.parametrize("grain", list(Grain))
+def test_float32_is_not_rounded_to_bfloat16_first(kernels, monkeypatch, grain):
+    x = torch.randn(33, 270)
+    ours = kernels.quantise(x, Format.E4M3, grain, torch.float32)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    plain = quantise(x, Format.E4M3, grain)
+    assert torch.equal(ours.scale, plain.scale)
+    assert torch.equal(ours.values.to(torch.float8_e4m3fn).float(), plain.values.float())

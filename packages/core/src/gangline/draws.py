@@ -89,7 +89,8 @@ def fill(
         else:
             drawn = generator.random((count, width), dtype=np.float32) * 2 - 1
         drawn *= np.float32(scale)
-        flat[start:stop] = torch.from_numpy(drawn[rows[start:stop] - first, columns])
+        with torch.inference_mode(flat.is_inference()):  # each thread has a mode of its own
+            flat[start:stop] = torch.from_numpy(drawn[rows[start:stop] - first, columns])
 
     given = blocks.tolist(), starts.tolist(), [*starts[1:].tolist(), len(rows)]
     threads = min(torch.get_num_threads(), len(blocks))
@@ -97,8 +98,13 @@ def fill(
         for each in zip(*given, strict=True):
             draw(*each)
     else:
-        with ThreadPoolExecutor(threads) as pool:  # numpy lets other threads run while it draws
-            list(pool.map(draw, *given))
+        # numpy lets other threads run while it draws. One thread for each: torch would copy with as many again.
+        kept = torch.get_num_threads()
+        try:
+            with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                list(pool.map(draw, *given))
+        finally:
+            torch.set_num_threads(kept)  # threads that begin later have what was set last
     if flat.data_ptr() != out.data_ptr():  # the box could not be seen as a matrix: what was filled is a copy
         out.detach().copy_(flat.view(out.shape))
 

@@ -17,14 +17,15 @@ BLOCK, WARPS = 8192, 8  # logits of a row at a time, and the warps that share th
 @triton.jit
 def _log_sum_exp(logits, found, V, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    largest, total = -float("inf"), 0.0
+    largest, total, base = -float("inf"), 0.0, 0.0
     for start in range(0, V, BLOCK):
         column = start + tl.arange(0, BLOCK)
         x = tl.load(logits + row * stride + column, column < V, other=-float("inf")).to(tl.float32)
         larger = tl.maximum(largest, tl.max(x, 0))
-        total = total * tl.exp(largest - larger) + tl.sum(tl.exp(x - larger), 0)
+        base = tl.where(tl.abs(larger) == float("inf"), 0.0, larger)  # infinity less infinity is NaN
+        total = total * tl.exp(largest - base) + tl.sum(tl.exp(x - base), 0)
         largest = larger
-    tl.store(found + row, largest + tl.log(total))
+    tl.store(found + row, base + tl.log(total))
 
 
 @triton.jit

@@ -68,7 +68,7 @@ class _Group:
         self.averages = [torch.zeros_like(x, requires_grad=False) for x in self.tensors]
         self.squares = [torch.zeros_like(x, requires_grad=False) for x in self.tensors]
         # On the device for the fused kernel alone: the others read them on the host.
-        self._steps = [torch.zeros((), device=x.device if fused else "cpu") for x in self.tensors]
+        self._steps = [torch.zeros((), dtype=torch.float32, device=x.device if fused else "cpu") for x in self.tensors]
 
     def count(self, steps: int) -> None:
         """So many have been done."""

@@ -13,6 +13,8 @@ from torch.autograd.function import once_differentiable
 
 from gangline.model import takes_kernels
 
+MOST = 16  # experts of a token: kernels are compiled for each number, with the body of a loop for each expert
+
 
 @dataclass(frozen=True)
 class Permutation:
@@ -90,7 +92,7 @@ class Combine(torch.autograd.Function):
     def backward(ctx, dy_ND: Tensor):
         rows_AD, weight_Nk = ctx.saved_tensors
         made: Permutation = ctx.made
-        if takes_kernels(rows_AD):
+        if _takes_kernels(rows_AD, made):
             from gangline_moe.dispatch import permute_triton
 
             return *permute_triton.gathered_gradients(dy_ND, rows_AD.contiguous(), made.place_Nk, weight_Nk), None
@@ -110,7 +112,7 @@ class Combine(torch.autograd.Function):
 
 def gathered(rows_AD: Tensor, made: Permutation, weight_Nk: Tensor | None) -> Tensor:
     """(N, D): Σ_j weight[n, j] · rows[place[n, j]], one j after another."""
-    if takes_kernels(rows_AD):
+    if _takes_kernels(rows_AD, made):
         from gangline_moe.dispatch import permute_triton
 
         return permute_triton.gathered(rows_AD, made.place_Nk, weight_Nk)
@@ -128,6 +130,14 @@ def gathered(rows_AD: Tensor, made: Permutation, weight_Nk: Tensor | None) -> Te
             total.addcmul_(row.to(kind), weight_Nk[:, j : j + 1])
     assert total is not None
     return total.to(rows_AD.dtype)
+
+
+def _takes_kernels(rows_AD: Tensor, made: Permutation) -> bool:
+    """Return whether the Triton kernels run: for up to MOST experts of a token.
+
+    Expert choice changes that number from batch to batch; a pair of kernels for 128 takes half a minute to compile.
+    """
+    return made.place_Nk.shape[1] <= MOST and takes_kernels(rows_AD)
 
 
 def _column(rows_AD: Tensor, made: Permutation, j: int) -> tuple[Tensor, Tensor, Tensor | None]:

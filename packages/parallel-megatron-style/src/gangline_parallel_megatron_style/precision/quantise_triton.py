@@ -23,7 +23,7 @@ TILES = {Grain.TENSOR: (128, 128, 8), Grain.ROW: (128, 128, 8), Grain.TILE: (64,
 @triton.jit
 def _tile(x, m, f, M, F, stride_m, stride_f):
     there = (m < M)[:, None] & (f < F)[None, :]
-    return tl.load(x + m[:, None] * stride_m + f[None, :] * stride_f, there, other=0.0).to(tl.bfloat16).to(tl.float32)
+    return tl.load(x + m[:, None] * stride_m + f[None, :] * stride_f, there, other=0.0).to(tl.float32)
 
 
 @triton.jit
