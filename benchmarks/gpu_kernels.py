@@ -104,9 +104,9 @@ def adamw(place: Place) -> str:
     count = place.sized(1 << 24, 1 << 10)
     weights, grads, ones, twos = ([torch.randn(count, device=place.device) for _ in range(32)] for _ in range(4))
     twos = [x.square_() for x in twos]
-    steps = [torch.zeros((), device=place.device) for _ in weights]
     said = []
     for fused in (True, False):
+        steps = [torch.zeros((), device=place.device if fused else "cpu") for _ in weights]
         seconds = place.seconds(
             lambda: adamw(
                 weights,
@@ -114,7 +114,7 @@ def adamw(place: Place) -> str:
                 ones,
                 twos,
                 [],
-                steps,
+                steps,  # noqa: B023
                 fused=fused,  # noqa: B023
                 foreach=not fused,  # noqa: B023
                 amsgrad=False,

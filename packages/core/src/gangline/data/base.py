@@ -119,7 +119,7 @@ class DataSource(ABC):
         """Nats a token of a model that knows only how frequent each token is, or None where nobody counted."""
         return None
 
-    def tokenizer(self) -> str | None:
+    def tokenizer_identity(self) -> str | None:
         """What changes with the tokenizer, its end of text included; None where nobody knows what tokens mean."""
         return None
 

@@ -98,7 +98,7 @@ class TextSource(DataSource):
         p = counts[counts > 0] / len(self.tokens)
         return float(-(p * np.log(p)).sum())
 
-    def tokenizer(self) -> str:
+    def tokenizer_identity(self) -> str:
         return f"{self.codec.identity}, end of text {self.codec.separator}"
 
     def encode(self, text: str) -> list[int]:

@@ -104,13 +104,13 @@ def held_out_sources(run: Run) -> dict[str, DataSource]:
     if not run.validate.every:
         return {}
     own = build_source(run, "validation")
-    sources, tokenizer = {"": own}, own.tokenizer()
+    sources, tokenizer = {"": own}, own.tokenizer_identity()
     for name, config in validation_sets(run).items():
         try:
             sources[name] = build_source(replace(run, data=config), "validation")
         except UserError as error:
             raise UserError(f"validate.sets.{name}: {error.what}", *error.details) from error
-        theirs = sources[name].tokenizer()
+        theirs = sources[name].tokenizer_identity()
         if None not in (tokenizer, theirs) and theirs != tokenizer:
             raise UserError(
                 f"validate.sets.{name} has another tokenizer than the data that the run learns.",

@@ -283,7 +283,7 @@ class WindowSource(DataSource, ABC):
         of = f" of {', '.join(self.names)}" if len(self.names) > 1 else ""
         return f"{documents}{tokens / 1e6:.4g} M tokens{of}, a vocabulary of {max(s.vocab_size for s in self.stores)}"
 
-    def tokenizer(self) -> str | None:
+    def tokenizer_identity(self) -> str | None:
         return None if self.codec is None else f"{self.codec.identity}, end of text {self.codec.separator}"
 
     def encode(self, text: str) -> list[int] | None:

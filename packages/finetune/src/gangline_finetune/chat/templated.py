@@ -136,7 +136,7 @@ class TemplatedSource(DataSource, ABC):
     def fingerprint(self) -> str:
         return self._fingerprint
 
-    def tokenizer(self) -> str:
+    def tokenizer_identity(self) -> str:
         return f"{self.codec.identity}, end of text {self.codec.separator}"
 
     def encode(self, text: str) -> list[int]:
