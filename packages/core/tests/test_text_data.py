@@ -452,3 +452,17 @@ def test_settings_without_sense_are_refused(corpus, wrong, said):
 def test_a_separator_that_the_vocabulary_lacks_is_refused(corpus, vocabulary):
     (found,) = problems(TextConfig(path=str(corpus), tokenizer=str(vocabulary), separator="<end>"), vocab_size=300)
     assert "<end> is no token of" in found
+
+
+def test_a_file_stays_on_its_side_when_the_first_file_of_another_folder_comes(tmp_path):
+    (tmp_path / "texts" / "en").mkdir(parents=True)
+    for number in range(60):
+        (tmp_path / "texts" / "en" / f"{number}.txt").write_text("text")
+    for asked in (tmp_path / "texts", tmp_path / "texts" / "**" / "*.txt"):
+        before = {part.file.path for part in split(listing(str(asked)), 0.1, "validation")}
+        (tmp_path / "texts" / "fr").mkdir(exist_ok=True)
+        (tmp_path / "texts" / "fr" / "0.txt").write_text("texte")
+        after = {part.file.path for part in split(listing(str(asked)), 0.1, "validation")}
+        assert before
+        assert before == after - {str(tmp_path / "texts" / "fr" / "0.txt")}
+        (tmp_path / "texts" / "fr" / "0.txt").unlink()

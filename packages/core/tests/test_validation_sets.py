@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from gangline.config.check import check
 from gangline.config.paths import rooted
 from gangline.config.serial import from_dict, to_dict
 from gangline.config.validation import validation_sets
+from gangline.data.corpus import listing, split
 from gangline.errors import UserError
 from gangline.testing.runs import small_run
 
@@ -98,3 +100,26 @@ def test_a_set_with_another_tokenizer_is_refused(runs, corpora):
     printed = runs.train(*words, "validate.sets={b: {separator: x}}", code=2)
     assert "validate.sets.b has another tokenizer than the data that the run learns" in printed
     assert "end of text 120" in printed
+
+
+def test_held_out_text_that_changed_between_two_starts_is_refused_and_a_set_is_noted(runs, corpora):
+    words = ("run.dir=changed", f"data.path={corpora}/many", "data.validation_fraction=0.1", "validate.every=3")
+    (corpora / "many").mkdir()
+    for number in range(60):
+        (corpora / "many" / f"{number}.txt").write_text(f"page {number} of the best of times. " * 8)
+    other = corpora / "set.txt"
+    other.write_text("it was the worst of times. " * 20)
+    runs.train(*words, f"validate.sets={{s: {{path: {other}, validation_fraction: 1}}}}")
+    parts = split(listing(f"{corpora}/many"), 0.1, "validation")
+    assert 0 < len(parts) < 60
+    other.write_text("it was the spring of hope. " * 20)
+    assert "validate.sets.s is not what it was" in runs.train("resume=changed", "run.steps=9", "track=[console,jsonl]")
+    assert "is not what it was" not in runs.train("resume=changed", "run.steps=10", "track=[console,jsonl]")
+    held = Path(parts[0].file.path)
+    kept = held.read_text()
+    held.write_text(kept.upper())
+    assert "what this run holds out of its data for validation is not what it was" in runs.train(
+        "resume=changed", "run.steps=12", code=2
+    )
+    held.write_text(kept)
+    runs.train("resume=changed", "run.steps=12")

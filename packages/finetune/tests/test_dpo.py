@@ -96,7 +96,9 @@ def test_a_resume_asks_the_model_that_the_run_began_with(runs):
     (kept,) = (path for path in (runs.directory / "parted").glob("first-model-*.npy") if len(numpy.load(path)) == 32)
     for spoil in (lambda: kept.write_bytes(b""), lambda: numpy.save(kept, numpy.zeros((3, 2))), kept.unlink):
         spoil()
-        assert "began with" in runs.refused("resume=parted", "run.steps=6")
+        said = runs.refused("resume=parted", "run.steps=6")
+        assert "began with" in said
+    assert "validate.sets.NAME=null" in said
 
 
 def test_two_ranks_learn_what_one_does(runs):

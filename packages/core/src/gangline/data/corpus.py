@@ -63,9 +63,19 @@ def listing(path: str | list[str] | None, mend: str = "data.path=null takes the 
         root = sysconfig.get_path("stdlib")
         return _files(_walk(root, skip=NOT_LIBRARY, suffix=".py"), path, root)
     found: list[str] = []
-    for one in [path] if isinstance(path, str) else path:
-        found += _expand(os.path.expanduser(one), mend)
-    return _files(found, path)
+    asked = [os.path.expanduser(one) for one in ([path] if isinstance(path, str) else path)]
+    for one in asked:
+        found += _expand(one, mend)
+    return _files(found, path, os.path.commonpath([os.path.abspath(_root(one)) for one in asked]) if asked else None)
+
+
+def _root(path: str) -> str:
+    """The folder that a path names files below: their names are from there, whatever files are in it."""
+    if os.path.isdir(path):
+        return path
+    while glob.has_magic(path) and not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path if os.path.isdir(path) else os.path.dirname(path)
 
 
 def _expand(path: str, mend: str) -> list[str]:

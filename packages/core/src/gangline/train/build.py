@@ -37,6 +37,7 @@ from gangline.train.agree import same_data
 from gangline.train.batches import Batches
 from gangline.train.begin_with_weights import begin_with_weights
 from gangline.train.callbacks import attach, code_of
+from gangline.train.held_out import check_held_out
 from gangline.train.recompute_and_compile import finisher
 from gangline.train.report import Reporter
 from gangline.train.restore import restore
@@ -137,6 +138,7 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
         with events.phase("restore"):
             if not begin_with_weights(session):
                 restore(session)
+            check_held_out(session)
             leave_out_base(session)
     return session
 

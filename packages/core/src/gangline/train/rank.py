@@ -98,6 +98,8 @@ def train(s: Session) -> int:
         s.directory.add_provenance("data", provenance_of(s.source, s.cursor))
         sets = {name: provenance_of(held_out.source) for name, held_out in s.validation_sets.items()}
         s.directory.add_provenance("validation_sets", sets)
+        if s.validation is not None:
+            s.directory.add_provenance("validation", provenance_of(s.validation.source))
     s.reporter.describe["data"] = s.source.describe()
     s.reporter.begin(s.run, str(s.directory.path), s.step, s.attempt, s.mesh.world)
     with errors_reported(s, began, first):

@@ -69,6 +69,13 @@ class PreferenceSource(TemplatedSource):
             self.first = np.load(kept if kept.exists() or inherited is None else inherited)
             if self.first.shape != (self.length(), 2):
                 raise ValueError(f"it holds {self.first.shape}")
+        except FileNotFoundError as error:
+            raise UserError(
+                "the model that this run began with was not asked about some pairs of data=preferences.",
+                f"There is no {kept}: the pairs have changed since, or are of a set that was added.",
+                "Restore the pairs, and leave an added set out:  validate.sets.NAME=null",
+                f"Or start again:  train from={model.directory}",
+            ) from error
         except (OSError, ValueError, EOFError) as error:
             raise UserError(
                 f"{kept} cannot be read.",

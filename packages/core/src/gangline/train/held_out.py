@@ -1,0 +1,44 @@
+"""Whether a run that goes on validates on the samples that it validated on."""
+
+from __future__ import annotations
+
+import shlex
+
+from gangline.errors import UserError
+from gangline.train.session import Session
+
+
+def check_held_out(session: Session) -> None:
+    """Compare validation data with that of the last start; of rank 0, after the checkpoint is loaded.
+
+    Raises UserError where what the run holds out of its own data changed and the rest did not. Adds a note where
+    both changed, as a store that grew does, and for a set that changed.
+    """
+    if session.comms.rank != 0 or not session.step:
+        return
+    facts = session.directory.read_provenance()
+    before = facts.get("validation", {}).get("fingerprint")
+    if session.validation is not None and before is not None:
+        source = session.validation.source
+        if (now := source.fingerprint()) != before:
+            if not session.other_data:
+                path = shlex.quote(str(session.directory.path))
+                raise UserError(
+                    "what this run holds out of its data for validation is not what it was.",
+                    f"fingerprint {before} at the last start, {now} now ({source.describe()})",
+                    "Restore those files: losses before and after would be of other samples.",
+                    f"To go on from its weights and optimizer state as a new run:  train from={path} weights={path}",
+                )
+            session.notes.append(changed("the held-out part of the data", before, now, session.step))
+    for name, batches in session.validation_sets.items():
+        before = facts.get("validation_sets", {}).get(name, {}).get("fingerprint")
+        if before is not None and (now := batches.source.fingerprint()) != before:
+            session.notes.append(changed(f"validate.sets.{name}", before, now, session.step))
+
+
+def changed(what: str, before: str, now: str, step: int) -> str:
+    """Return the note."""
+    return (
+        f"{what} is not what it was (fingerprint {before} before, {now} now): its losses up to step {step} and from "
+        "there on are of other samples"
+    )
