@@ -183,7 +183,6 @@ def test_a_mixture_may_change_from_the_next_sample_on(stores):
     [
         (WEB, "data.stages=[{from: 99, weights: {web: 0, code: 1}}]"),
         ("data.weights={web: 0.6, code: 0.4}",),
-        (WEB, "data.epochs={code: 1}"),
     ],
 )
 def test_but_not_what_the_run_has_read(stores, changed):
@@ -191,6 +190,23 @@ def test_but_not_what_the_run_has_read(stores, changed):
     first = mixed(two, WEB)
     with pytest.raises(UserError, match="would change samples that the run has read"):
         mixed(two, *changed).continues(first.fingerprint(), 100, first.state(100))
+
+
+def test_a_cap_on_epochs_may_change_where_it_was_not_reached_and_is_not_yet(stores):
+    two = {name: stores[name] for name in ("web", "code")}
+    first = mixed(two, WEB)
+    mixture = first.order.mixture
+    (code,) = (number for number, one in enumerate(mixture.ingredients) if one.name == "code")
+    rows = mixture.ingredients[code].rows
+    cursor = 4 * rows  # three in ten of them are of code: its first epoch is over
+    assert 1.05 < mixture.used(cursor)[code] / rows < 2
+    for epochs in (2, 9):
+        later = mixed(two, WEB, f"data.epochs={{code: {epochs}}}")
+        assert later.continues(first.fingerprint(), cursor, json.loads(json.dumps(first.state(cursor))))
+        for i in range(cursor - 50, cursor):
+            assert later.sample(i)["tokens"].tobytes() == first.sample(i)["tokens"].tobytes()
+    with pytest.raises(UserError, match=r"data\.epochs of code would change samples"):
+        mixed(two, WEB, "data.epochs={code: 1}").continues(first.fingerprint(), cursor, first.state(cursor))
 
 
 def test_a_store_that_grew_needs_its_weights_named(stores, tmp_path, make_store):

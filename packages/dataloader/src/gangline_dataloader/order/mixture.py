@@ -160,15 +160,30 @@ class MixtureOrder:
         """The order of a run whose sources had these sizes up to sample `cursor`: each has its own rows from its next
         epoch on. The stages before it are what they were.
         """
-        named = [
-            replace(one, sizes=tuple((s, n) for s, n in sizes.get(one.name, ())) or None) for one in self.ingredients
-        ]
-        given = MixtureOrder(named, self.stages, *self.key).used(cursor).tolist()
+        before = self._with(sizes, {})
         now = [
             replace(one, sizes=grown(one.sizes, one.rows, n)) if one.sizes else one
-            for one, n in zip(named, given, strict=True)
+            for one, n in zip(before.ingredients, before.used(cursor).tolist(), strict=True)
         ]
         return MixtureOrder(now, self.stages, *self.key)
+
+    def dealt_alike(
+        self, sizes: Mapping[str, Sequence[Sequence[int]]], epochs: Mapping[str, int | None], cursor: int
+    ) -> bool:
+        """Whether up to sample `cursor` the sources would have given the same with these caps on their epochs."""
+        one, other = self._with(sizes, {}), self._with(sizes, epochs)
+        return [p for p in one.phases if p.start < cursor] == [p for p in other.phases if p.start < cursor]
+
+    def _with(self, sizes: Mapping[str, Sequence[Sequence[int]]], epochs: Mapping[str, int | None]) -> MixtureOrder:
+        named = [
+            replace(
+                one,
+                sizes=tuple((s, n) for s, n in sizes.get(one.name, ())) or None,
+                epochs=epochs.get(one.name, one.epochs),
+            )
+            for one in self.ingredients
+        ]
+        return MixtureOrder(named, self.stages, *self.key)
 
     def _make_table(self, phase: int, block: int) -> tuple[np.ndarray, np.ndarray]:
         return self._deal(self.phases[phase], block)

@@ -53,10 +53,11 @@ class MixedSource(WindowSource, ABC):
         now, was = self.order.deciding, state["order"]
         before = [stage for stage in was["stages"] if stage[0] < cursor]
         after = [stage for stage in now["stages"] if stage[0] < cursor]
-        caps = [name for name, (_, epochs) in was["sources"].items() if now["sources"][name][1] != epochs]
-        if before != after or caps:
-            raise _of_the_past(cursor, before, after, caps, was["sources"])
         sizes = {name: [[0, had]] if isinstance(had, int) else had for name, (had, _) in was["sources"].items()}
+        epochs = {name: epochs for name, (_, epochs) in was["sources"].items()}
+        caps = [name for name in epochs if now["sources"][name][1] != epochs[name]]
+        if before != after or (caps and not self.order.mixture.dealt_alike(sizes, epochs, cursor)):
+            raise _of_the_past(cursor, before, after, caps, was["sources"])
         order = self.order.after(sizes, cursor)
         self.change_order(order)
         self.samples = order.samples
