@@ -116,6 +116,7 @@ def test_every_token_and_document_is_where_it_was(form, tmp_path):
     assert np.array_equal(out, np.stack([TOKENS[s : s + 40] for s in starts]))
     assert np.array_equal(store.ends(0, store.total), ENDS)
     assert [store.document_of(t) for t in (0, 4, 5, 95, 96, 397, 706)] == [0, 0, 1, 2, 3, 4, 6]
+    assert store.documents_in(4, 97) == [0, 1, 2, 3]
     assert store.identity == opened(path, 200, column).identity
     with pytest.raises(UserError, match="has token"):
         opened(path, 150, column).windows(np.array([0]), len(TOKENS), np.empty((1, len(TOKENS)), store.dtype))
@@ -391,6 +392,22 @@ def test_two_columns_of_one_name_are_refused(suffix, asked, tmp_path):
             writer.write_table(table)
     with pytest.raises(UserError, match="has 2 columns called tokens"):
         opened(path, 200, asked)
+
+
+EMPTY_ROWS = [[1, 2], [], [3], None, [], [], [], [4, 5], [], [], [6]]  # a batch of three has no tokens
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".parquet"])
+@pytest.mark.parametrize("column", ["with nulls", "without nulls"])
+def test_documents_after_empty_rows_have_the_numbers_of_their_rows(suffix, column, tmp_path):
+    rows = EMPTY_ROWS if column == "with nulls" else [row or [] for row in EMPTY_ROWS]
+    for name in ("a", "b"):
+        write_table(tmp_path / f"{name}{suffix}", {"tokens": rows})
+    store = opened(tmp_path, 200)
+    assert [store.document_of(t) for t in range(12)] == [0, 0, 2, 7, 7, 10, 11, 11, 13, 18, 18, 21]
+    assert store.ends(0, 12).tolist() == [2, 3, 5, 6, 8, 9, 11, 12], "no empty documents to keep apart"
+    assert store.documents == 22
+    assert store.documents_in(1, 10) == [0, 2, 7, 10, 11, 13, 18], "those that have tokens there"
 
 
 def write_table(path: Path, columns: dict, rows: int = 3) -> Path:

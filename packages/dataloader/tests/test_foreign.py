@@ -80,6 +80,19 @@ def test_a_run_reads_them(write, tmp_path):
     assert said == [] if write is megatron else "where documents end" in said[0]
 
 
+def test_megatron_documents_after_empty_ones_keep_their_numbers(tmp_path):
+    path, lengths = tmp_path / "train.bin", [0, 2, 0, 0, 3, 1, 0]
+    index = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 7, 7)  # the sequences 4 and 5 are one document
+    pointers = (np.cumsum(lengths) - lengths) * 4
+    index += np.array(lengths, "<i4").tobytes() + pointers.astype("<i8").tobytes()
+    path.with_suffix(".idx").write_bytes(index + np.array([0, 1, 2, 3, 4, 6, 7], "<i8").tobytes())
+    path.write_bytes(np.arange(6, dtype="<i4").tobytes())
+    store = opened(path, 200)
+    assert [store.document_of(t) for t in range(6)] == [1, 1, 4, 4, 4, 4]
+    assert store.ends(0, 6).tolist() == [2, 6]
+    assert (store.documents, store.documents_in(0, 6)) == (6, [1, 4])
+
+
 def lie(at: int, form: str, value: int):
     def change(path: Path) -> None:
         index = path.with_suffix(".idx")

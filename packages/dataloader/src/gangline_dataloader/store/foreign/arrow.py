@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class _Mask:
 
 
 class ArrowTokens(ForeignTokens):
-    """The rows of a column, one behind another."""
+    """The rows of a column, one behind another. A row without tokens has a number, as the others do, and no end."""
 
     def __init__(
         self,
@@ -63,6 +63,9 @@ class ArrowTokens(ForeignTokens):
         vocab_size: int,
         watched: WatchedFiles,
     ) -> None:
+        rows = np.cumsum([0, *(one.rows for one in parts)])
+        self.documents_before = np.array([first for first, one in zip(rows, parts, strict=False) if one.tokens])
+        parts = [one for one in parts if one.tokens]
         self.name, self._parts, self.watched = str(path), parts, watched
         digest = blake2b(repr([(one.tokens, one.rows) for one in parts]).encode(), digest_size=16)
         for file in files:
@@ -73,9 +76,10 @@ class ArrowTokens(ForeignTokens):
             vocab_size=vocab_size,
             end_of_text=None,
             identity=digest.hexdigest(),
-            documents=sum(one.rows for one in parts),
-            keep=KEPT if files[0].suffix == ".parquet" else None,
+            documents=int(rows[-1]),
+            keep=(keep := KEPT if files[0].suffix == ".parquet" else None),
         )
+        self._row_ends = lru_cache(keep)(self._open_row_ends)
 
     def open(self, shard: int) -> np.ndarray:
         part = self._parts[shard]
@@ -86,8 +90,15 @@ class ArrowTokens(ForeignTokens):
         return found
 
     def open_ends(self, shard: int) -> np.ndarray:
-        ends = _ends(self._parts[shard].column())
-        return ends[np.diff(ends, prepend=0) > 0]  # an empty row is no document
+        ends = self.ends_with_empty(shard)
+        filled = np.diff(ends, prepend=0) > 0
+        return ends if filled.all() else ends[filled]
+
+    def ends_with_empty(self, shard: int) -> np.ndarray:
+        return self._row_ends(shard)
+
+    def _open_row_ends(self, shard: int) -> np.ndarray:
+        return _ends(self._parts[shard].column())
 
 
 def opened(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
@@ -113,9 +124,9 @@ def opened(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
         except OSError as error:
             raise UserError(f"{file} cannot be read.", error.strerror or str(error)) from error
         dtypes.add(_dtype(file, kind))
-        parts += [part for part in found if part.tokens]
+        parts += found
         masks += beside
-    if not parts:
+    if not any(part.tokens for part in parts):
         raise UserError(f"{path} holds no tokens.")
     if len(dtypes) > 1:
         raise UserError(
