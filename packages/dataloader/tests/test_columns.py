@@ -17,7 +17,7 @@ from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
 from gangline_dataloader.store import watch
-from gangline_dataloader.store.foreign import opened
+from gangline_dataloader.store.foreign import arrow as arrow_tokens, opened
 from gangline_dataloader.store.local import LocalTokens
 
 RNG = np.random.default_rng(0)
@@ -116,6 +116,7 @@ def test_every_token_and_document_is_where_it_was(form, tmp_path):
     assert np.array_equal(out, np.stack([TOKENS[s : s + 40] for s in starts]))
     assert np.array_equal(store.ends(0, store.total), ENDS)
     assert [store.document_of(t) for t in (0, 4, 5, 95, 96, 397, 706)] == [0, 0, 1, 2, 3, 4, 6]
+    assert store.documents_in(4, 97) == [0, 1, 2, 3]
     assert store.identity == opened(path, 200, column).identity
     with pytest.raises(UserError, match="has token"):
         opened(path, 150, column).windows(np.array([0]), len(TOKENS), np.empty((1, len(TOKENS)), store.dtype))
@@ -391,6 +392,77 @@ def test_two_columns_of_one_name_are_refused(suffix, asked, tmp_path):
             writer.write_table(table)
     with pytest.raises(UserError, match="has 2 columns called tokens"):
         opened(path, 200, asked)
+
+
+EMPTY_ROWS = [[1, 2], [], [3], None, [], [], [], [4, 5], [], [], [6]]  # a batch of three has no tokens
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".parquet"])
+@pytest.mark.parametrize("column", ["with nulls", "without nulls"])
+def test_documents_after_empty_rows_have_the_numbers_of_their_rows(suffix, column, tmp_path):
+    rows = EMPTY_ROWS if column == "with nulls" else [row or [] for row in EMPTY_ROWS]
+    for name in ("a", "b"):
+        write_table(tmp_path / f"{name}{suffix}", {"tokens": rows})
+    store = opened(tmp_path, 200)
+    assert [store.document_of(t) for t in range(12)] == [0, 0, 2, 7, 7, 10, 11, 11, 13, 18, 18, 21]
+    assert store.ends(0, 12).tolist() == [2, 3, 5, 6, 8, 9, 11, 12], "no empty documents to keep apart"
+    assert store.documents == 22
+    assert store.documents_in(1, 10) == [0, 2, 7, 10, 11, 13, 18], "those that have tokens there"
+
+
+def write_table(path: Path, columns: dict, rows: int = 3) -> Path:
+    """In record batches or row groups of so many rows."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pa.table(columns)
+    if path.suffix == ".parquet":
+        parquet.write_table(table, path, row_group_size=rows, write_statistics=path.stem != "no-statistics")
+        return path
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return path
+
+
+PADDED = {
+    "attention_mask": ([1, 1, 0], [1, 1, 1]),
+    "loss_mask": ([False, True, True], [True] * 3),
+    "completion_mask": ([0, 1, 1], [1, 1, 1]),
+    "labels": ([-100, 6, 7], [5, 6, 7]),
+}
+
+
+@pytest.mark.parametrize("beside", PADDED)
+@pytest.mark.parametrize("name", ["a.arrow", "a.parquet", "no-statistics.parquet"])
+@pytest.mark.parametrize("column", [None, "input_ids"])
+def test_rows_with_padding_in_a_mask_next_to_them_are_refused(beside, name, column, tmp_path):
+    """In the last of several batches; without the padding, and without the column, they are read."""
+    untrained, trained = PADDED[beside]
+    tokens = [[5, 6, 7]] * 8
+    path = write_table(tmp_path / name, {"input_ids": tokens, beside: [trained] * 7 + [untrained]})
+    with pytest.raises(UserError, match=rf"{name}: column {beside} has .* next to input_ids") as refused:
+        opened(path, 200, column)
+    said = str(refused.value)
+    assert f"row['{beside}']" in said
+    assert f"remove_columns('{beside}')" in said
+    for columns in ({beside: [trained] * 8}, {}):
+        assert opened(write_table(path, {"input_ids": tokens, **columns}), 200, column).total == 24
+
+
+def test_labels_that_are_no_lists_do_not_refuse_rows(tmp_path):
+    """A class for each row, and lists of texts."""
+    for labels in ([-1, 0], [["a"], []], [[[-1]], [[0]]]):
+        path = write_table(tmp_path / "a.parquet", {"input_ids": [[5, 6, 7]] * 2, "labels": labels})
+        assert opened(path, 200).total == 6
+
+
+@pytest.mark.parametrize("name", ["a.arrow", "no-statistics.parquet"])
+@pytest.mark.parametrize("row", [0, 10, 19])
+def test_padding_of_a_large_table_is_found_in_a_probe(name, row, tmp_path, monkeypatch):
+    monkeypatch.setattr(arrow_tokens, "PROBED", 8)
+    mask = [[1, 1, 1] for _ in range(20)]
+    mask[row] = [1, 0, 0]
+    path = write_table(tmp_path / name, {"input_ids": [[5, 6, 7]] * 20, "attention_mask": mask})
+    with pytest.raises(UserError, match="column attention_mask has"):
+        opened(path, 200)
 
 
 def test_an_exported_store_is_the_same_tokens_and_documents(texts, make_store, tmp_path):

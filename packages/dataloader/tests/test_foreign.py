@@ -80,6 +80,19 @@ def test_a_run_reads_them(write, tmp_path):
     assert said == [] if write is megatron else "where documents end" in said[0]
 
 
+def test_megatron_documents_after_empty_ones_keep_their_numbers(tmp_path):
+    path, lengths = tmp_path / "train.bin", [0, 2, 0, 0, 3, 1, 0]
+    index = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 7, 7)  # the sequences 4 and 5 are one document
+    pointers = (np.cumsum(lengths) - lengths) * 4
+    index += np.array(lengths, "<i4").tobytes() + pointers.astype("<i8").tobytes()
+    path.with_suffix(".idx").write_bytes(index + np.array([0, 1, 2, 3, 4, 6, 7], "<i8").tobytes())
+    path.write_bytes(np.arange(6, dtype="<i4").tobytes())
+    store = opened(path, 200)
+    assert [store.document_of(t) for t in range(6)] == [1, 1, 4, 4, 4, 4]
+    assert store.ends(0, 6).tolist() == [2, 6]
+    assert (store.documents, store.documents_in(0, 6)) == (6, [1, 4])
+
+
 def lie(at: int, form: str, value: int):
     def change(path: Path) -> None:
         index = path.with_suffix(".idx")
@@ -147,9 +160,50 @@ def test_raw_tokens_of_uint32_are_read_where_they_are_named(tmp_path):
         assert "data.column=:uint32" in str(error.value)
     store = opened(path, 100_000, ":uint32")
     assert np.array_equal(store.shard(0), tokens)
-    assert opened(path, 100_000, ":uint16").total == 10_000
     with pytest.raises(UserError, match="has no columns"):
         opened(path, 100_000, "tokens")
+
+
+@pytest.mark.parametrize("column", [":int32", ":uint32", ":int64"])
+def test_raw_tokens_of_a_named_dtype_are_read(column, tmp_path):
+    path, tokens = tmp_path / "train.bin", RNG.integers(0, 100_000, 5000)
+    tokens.astype(column[1:]).tofile(path)
+    store = opened(path, 100_000, column)
+    assert np.array_equal(store.shard(0), tokens)
+    (-tokens).astype(column[1:]).tofile(path)
+    store, out = opened(path, 100_000, column), np.empty((1, 5000), column[1:])
+    with pytest.raises(UserError, match=r"has token (-|4294)"):
+        store.windows(np.array([0]), 5000, out)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "column"),
+    [("int64", None), ("int64", ":uint16"), ("int64", ":uint32"), ("int64", ":int32"), ("uint32", ":uint16")],
+)
+def test_raw_tokens_of_a_wider_dtype_than_named_are_refused(dtype, column, tmp_path):
+    """Read as named, every second token would be 0."""
+    path = tmp_path / "train.bin"
+    for tokens in (RNG.integers(0, 50_257, 5001), RNG.integers(0, 300, 100_000)):
+        tokens.astype(dtype).tofile(path)
+        with pytest.raises(UserError, match=rf"train\.bin seems to hold {dtype} tokens") as refused:
+            opened(path, 50_304, column)
+        lines = str(refused.value).splitlines()
+        assert f"data.column=:{dtype}" in lines[-1]
+        assert "almost 0" in lines[1]
+        assert np.array_equal(opened(path, 50_304, f":{dtype}").shard(0), tokens)
+
+
+def test_raw_tokens_that_seem_wider_are_read_when_rewritten_as_int64(tmp_path):
+    """A false alarm: every second token is small."""
+    path, tokens = tmp_path / "train.bin", np.stack([RNG.integers(0, 50_257, 500), np.zeros(500, int)], 1).reshape(-1)
+    tokens.astype("<u2").tofile(path)
+    with pytest.raises(UserError, match="seems to hold uint32") as refused:
+        opened(path, 50_304, ":uint16")
+    assert f"np.fromfile('{path}', '<u2').astype('<i8').tofile(" in str(refused.value)
+    np.fromfile(path, "<u2").astype("<i8").tofile(path)
+    assert np.array_equal(opened(path, 50_304, ":int64").shard(0), tokens)
+    tokens[:-1].astype("<u2").tofile(path)  # uint32 tokens would have an even number of halves
+    assert opened(path, 50_304, ":uint16").total == len(tokens) - 1
 
 
 def test_raw_tokens_of_uint16_are_read_unnamed(tmp_path):
@@ -163,8 +217,9 @@ def test_raw_tokens_of_uint16_are_read_unnamed(tmp_path):
 def test_an_npy_file_with_another_name_is_refused(tmp_path):
     with (tmp_path / "train.bin").open("wb") as file:
         np.save(file, TOKENS.astype("<u2"))
-    with pytest.raises(UserError, match=r"is a \.npy file"):
-        opened(tmp_path / "train.bin", 200)
+    for column in (None, ":uint16", ":int64"):
+        with pytest.raises(UserError, match=r"is a \.npy file"):
+            opened(tmp_path / "train.bin", 200, column)
 
 
 @pytest.mark.parametrize("write", [llm_c, llama, megatron])

@@ -197,3 +197,49 @@ def test_a_sample_without_image_and_text_is_refused(tmp_path):
     path = write_tar(tmp_path / "a.tar", [*SAMPLES, ("009.webp", b"w"), ("009.json", b"{}")])
     with pytest.raises(UserError, match=r"sample 009 has no image .*\n.*\.webp, \.json"):
         listed(str(path))
+
+
+def write_folder(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_tar(folder / name)
+    return folder
+
+
+def test_tar_files_with_capitals_are_read(tmp_path):
+    write_folder(tmp_path, "0.tar", "1.TAR", "2.Tar")
+    (tmp_path / "readme.md").write_text("three shards")
+    (tmp_path / "empty").mkdir()
+    found = listed(str(tmp_path))
+    assert [path.name for path in found.files] == ["0.tar", "1.TAR", "2.Tar"]
+    assert len(found) == 18
+
+
+@pytest.mark.parametrize("name", ["2.tar.gz", "2.tgz", "2.TAR.GZ", "2.tar.zst", "2.tar.bz2", "2.txz"])
+def test_compressed_tar_files_are_refused_by_name(name, tmp_path):
+    """Also alone in a folder, and as data.path."""
+    write_folder(tmp_path / "with", "0.tar", name)
+    write_folder(tmp_path / "alone", name)
+    for path in (tmp_path / "with", tmp_path / "alone", tmp_path / "alone" / name):
+        with pytest.raises(UserError, match=r"compressed tar file") as refused:
+            listed(str(path))
+        assert name in str(refused.value)
+        assert "0.tar" not in str(refused.value)
+
+
+def test_folders_with_tar_files_in_a_folder_are_refused_by_name(tmp_path):
+    write_folder(tmp_path / "with", "0.tar", "sub/3.tar", "deep/er/4.tar.gz", ".hidden/5.tar")
+    write_folder(tmp_path / "alone", "train/0.tar", "val/1.tar")
+    for folder, below in (("with", ("sub", "deep/er")), ("alone", ("train", "val"))):
+        with pytest.raises(UserError, match="in folders") as refused:
+            listed(str(tmp_path / folder))
+        for name in below:
+            assert f"data.path={tmp_path / folder / name}" in str(refused.value)
+        assert "hidden" not in str(refused.value)
+
+
+def test_a_folder_of_many_unread_tar_files_names_a_few(tmp_path):
+    write_folder(tmp_path, *(f"{number:03d}.tar.gz" for number in range(50)))
+    with pytest.raises(UserError, match="50 compressed tar files") as refused:
+        listed(str(tmp_path))
+    assert len(str(refused.value)) < 1000

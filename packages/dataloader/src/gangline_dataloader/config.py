@@ -95,7 +95,7 @@ class TokensConfig(SequenceConfig):
 
     path: str | None = None  # a store's directory; or Megatron-LM's or nanoGPT's .bin, MDS, Arrow or Parquet (or DIR/*)
     column: str | None = (
-        None  # with the tokens, of MDS, Arrow or Parquet (MDS bytes: NAME:DTYPE; .bin: :DTYPE); null: the usual
+        None  # column of tokens (MDS bytes: NAME:DTYPE; .bin: :uint16, :uint32, :int32 or :int64); null: the usual one
     )
     shuffle_span: PositiveInt | None = None  # tokens that the shuffle reaches over; null: the whole corpus
     order: Literal["shuffled", "text"] = "shuffled"  # text: as data=text visits the same tokens, to compare the two

@@ -5,6 +5,7 @@ The members of all files are listed when the source is built: one look at each h
 
 from __future__ import annotations
 
+import os
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from gangline_dataloader.store.watch import WatchedFiles
 
 KINDS = {"jpg": "image", "jpeg": "image", "png": "image", "txt": "text"}
 PIECES = 16  # of a file, of 4 KiB each, whose bytes are part of the identity
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst", ".tar.lz4")
+NAMED = 8  # files and folders in a message
 AGAIN = "Copy or write the file again."
 
 
@@ -81,10 +84,9 @@ def _piece(file: BinaryIO, at: int, size: int) -> bytes:
 def listed(folder: str) -> ImageTexts:
     """Every sample of a tar file, or of the tar files of a folder.
 
-    Raises UserError where there is none, a file is damaged, or a sample has no image or no text.
+    Raises UserError where there is none or some would be left out, a file is damaged, or a sample has no image or text.
     """
-    root = Path(folder).expanduser()
-    files = sorted(root.glob("*.tar")) if root.is_dir() else [root]
+    files = _tar_files(Path(folder).expanduser(), folder)
     if not files:
         raise UserError(f"data.path={folder} holds no tar files.", "WebDataset keeps samples in NAME.tar.")
     number, images, texts, watched = [], [], [], WatchedFiles()
@@ -98,6 +100,37 @@ def listed(folder: str) -> ImageTexts:
     if not number:
         raise UserError(f"data.path={folder} holds no images.")
     return ImageTexts(files, np.array(number), np.array(images, np.int64), np.array(texts, np.int64), watched)
+
+
+def _tar_files(root: Path, given: str) -> list[Path]:
+    """Return the tar files of a path. Raises UserError for compressed ones, and for folders in it that have some."""
+    files = sorted(root.iterdir()) if root.is_dir() else [root]
+    if compressed := [one.name for one in files if one.name.lower().endswith(COMPRESSED)]:
+        held = f"{len(compressed)} compressed tar files" if len(compressed) > 1 else "a compressed tar file"
+        raise UserError(
+            f"data.path={given} has {held}: {', '.join(_few(compressed))}.",
+            "Samples are read by their place in the file, which compression hides.",
+            "Decompress first, for example `gunzip NAME.tar.gz`, or move such files out of the folder.",
+        )
+    if not root.is_dir():
+        return files
+    below = []
+    for place, folders, names in os.walk(root):
+        folders[:] = sorted(one for one in folders if not one.startswith("."))
+        if Path(place) != root and any(name.lower().endswith((".tar", *COMPRESSED)) for name in names):
+            below.append(f"data.path={place}")
+    if below:
+        raise UserError(
+            f"data.path={given} has tar files in folders in it.",
+            "A folder is read without the folders in it; these would be left out.",
+            "Move all tar files into one folder, or give one of:",
+            *(f"  {one}" for one in _few(below)),
+        )
+    return [one for one in files if one.suffix.lower() == ".tar"]
+
+
+def _few(names: list[str]) -> list[str]:
+    return names if len(names) <= NAMED else [*names[:NAMED], f"and {len(names) - NAMED} more"]
 
 
 def _members(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:

@@ -87,8 +87,6 @@ def held(source: WindowSource, numbers: np.ndarray) -> list[HeldDocument]:
         store, pieces = source.stores[k], source.pieces(k, stored)
         documents: set[int] = set()
         for start, stop in pieces:
-            first, last = store.document_of(start), store.document_of(stop - 1)
-            if first is not None and last is not None:
-                documents.update(range(first, last + 1))
+            documents.update(store.documents_in(start, stop))
         found.append(HeldDocument(number, source.names[k], epoch, row, pieces[0][0], sorted(documents)))
     return found

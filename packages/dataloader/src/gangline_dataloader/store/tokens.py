@@ -63,6 +63,11 @@ class Tokens(ABC):
         """The number of the document that a token is in, counted from 0; None where nobody knows."""
         return None
 
+    def documents_in(self, start: int, stop: int) -> list[int]:
+        """Return the numbers of the documents with tokens in [start, stop), ascending; none if they are unknown."""
+        first, last = self.document_of(start), self.document_of(stop - 1)
+        return [] if first is None or last is None else list(range(first, last + 1))
+
     def up_to(self) -> np.ndarray:
         """(S,) int64: tokens up to the end of each shard that more may be put behind; others are one shard."""
         return np.array([self.total], np.int64)

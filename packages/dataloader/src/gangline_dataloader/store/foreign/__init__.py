@@ -29,7 +29,8 @@ def has_columns(path: str | Path) -> bool:
 def opened(path: str | Path, vocab_size: int, column: str | None = None) -> ForeignTokens:
     """The tokens in a file or folder; one that is not below `vocab_size` is refused when it is read.
 
-    column  of MDS, Arrow and Parquet: its name, and for raw bytes NAME:DTYPE, of a raw .bin :DTYPE; None: the usual one
+    column  of MDS, Arrow and Parquet: its name, and for raw bytes NAME:DTYPE; of a raw .bin :DTYPE (uint16, uint32,
+            int32, int64); None: the usual one
     Raises UserError where it, or the index beside it, is not what it says.
     """
     from gangline_dataloader.store.foreign import arrow, mds, megatron, plain

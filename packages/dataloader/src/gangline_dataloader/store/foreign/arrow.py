@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from gangline import UserError
-from gangline_dataloader.store.foreign.columns import chosen
+from gangline_dataloader.store.foreign.columns import UNTRAINED, check_trained, chosen
 from gangline_dataloader.store.foreign.splits import files_of, is_pattern
 from gangline_dataloader.store.foreign.vector import ForeignTokens, sample
 from gangline_dataloader.store.watch import WatchedFiles
 
 KEPT = 32  # row groups of Parquet that are decoded at once
+PROBED = 1 << 22  # rows times tokens of masks up to which all are looked at, and not only three parts
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,23 @@ class _Part:
     column: Callable[[], Any]
 
 
+@dataclass(frozen=True)
+class _Mask:
+    """A part of a column that may say which tokens are not to be trained on.
+
+    lowest  reads its lowest value; None: it has no values
+    values  how many are read for that; 0 if the file's statistics have it
+    """
+
+    file: Path
+    tokens: str
+    name: str
+    values: int
+    lowest: Callable[[], float | None]
+
+
 class ArrowTokens(ForeignTokens):
-    """The rows of a column, one behind another."""
+    """The rows of a column, one behind another. A row without tokens has a number, as the others do, and no end."""
 
     def __init__(
         self,
@@ -47,6 +63,9 @@ class ArrowTokens(ForeignTokens):
         vocab_size: int,
         watched: WatchedFiles,
     ) -> None:
+        rows = np.cumsum([0, *(one.rows for one in parts)])
+        self.documents_before = np.array([first for first, one in zip(rows, parts, strict=False) if one.tokens])
+        parts = [one for one in parts if one.tokens]
         self.name, self._parts, self.watched = str(path), parts, watched
         digest = blake2b(repr([(one.tokens, one.rows) for one in parts]).encode(), digest_size=16)
         for file in files:
@@ -57,9 +76,10 @@ class ArrowTokens(ForeignTokens):
             vocab_size=vocab_size,
             end_of_text=None,
             identity=digest.hexdigest(),
-            documents=sum(one.rows for one in parts),
-            keep=KEPT if files[0].suffix == ".parquet" else None,
+            documents=int(rows[-1]),
+            keep=(keep := KEPT if files[0].suffix == ".parquet" else None),
         )
+        self._row_ends = lru_cache(keep)(self._open_row_ends)
 
     def open(self, shard: int) -> np.ndarray:
         part = self._parts[shard]
@@ -70,8 +90,15 @@ class ArrowTokens(ForeignTokens):
         return found
 
     def open_ends(self, shard: int) -> np.ndarray:
-        ends = _ends(self._parts[shard].column())
-        return ends[np.diff(ends, prepend=0) > 0]  # an empty row is no document
+        ends = self.ends_with_empty(shard)
+        filled = np.diff(ends, prepend=0) > 0
+        return ends if filled.all() else ends[filled]
+
+    def ends_with_empty(self, shard: int) -> np.ndarray:
+        return self._row_ends(shard)
+
+    def _open_row_ends(self, shard: int) -> np.ndarray:
+        return _ends(self._parts[shard].column())
 
 
 def opened(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
@@ -85,25 +112,66 @@ def opened(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
         raise UserError(f"{path} needs pyarrow.", "", "pip install 'gangline-dataloader[parquet]'") from error
     files = _files(path)
     parts: list[_Part] = []
+    masks: list[_Mask] = []
     dtypes, watched = set(), WatchedFiles()
     for file in files:
         try:
             watched.add(file, None)
             table = _parquet if file.suffix == ".parquet" else _stream
-            found, kind = table(file, column)
+            found, kind, beside = table(file, column)
         except pyarrow.ArrowException as error:
             raise UserError(f"{file} cannot be read.", str(error).splitlines()[0]) from error
         except OSError as error:
             raise UserError(f"{file} cannot be read.", error.strerror or str(error)) from error
         dtypes.add(_dtype(file, kind))
-        parts += [part for part in found if part.tokens]
-    if not parts:
+        parts += found
+        masks += beside
+    if not any(part.tokens for part in parts):
         raise UserError(f"{path} holds no tokens.")
     if len(dtypes) > 1:
         raise UserError(
             f"{path} has tokens of {' and '.join(sorted(map(str, dtypes)))}.", "All have to be of one dtype."
         )
+    for mask in _probed(masks):
+        try:
+            lowest = mask.lowest()
+        except (pyarrow.ArrowException, OSError) as error:
+            raise UserError(
+                f"{mask.file} cannot be read.", f"Column {mask.name}: {str(error).splitlines()[0]}"
+            ) from error
+        check_trained(str(mask.file), mask.tokens, mask.name, lowest)
     return ArrowTokens(path, files, parts, dtypes.pop(), vocab_size, watched)
+
+
+def _probed(masks: list[_Mask]) -> list[_Mask]:
+    """Those whose lowest value is known or cheap to read; of large columns the first, middle and last part."""
+    known, unknown = [one for one in masks if not one.values], [one for one in masks if one.values]
+    if sum(one.values for one in unknown) > PROBED:
+        by_name = [[one for one in unknown if one.name == name] for name in UNTRAINED]
+        unknown = [some[at] for some in by_name if some for at in sorted({0, len(some) // 2, len(some) - 1})]
+    return known + unknown
+
+
+def _mask_names(schema: Any, column: str) -> list[str]:
+    """Columns of lists of numbers that may say which tokens are not to be trained on."""
+    from pyarrow import types
+
+    def is_mask(kind: Any) -> bool:
+        if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+            return False
+        inner = kind.value_type
+        return types.is_integer(inner) or types.is_floating(inner) or types.is_boolean(inner)
+
+    names = [one for one in UNTRAINED if one != column and schema.names.count(one) == 1]
+    return [one for one in names if is_mask(schema.field(one).type)]
+
+
+def _lowest(read: Callable[[], Any]) -> float | None:
+    import pyarrow.compute as compute
+
+    values = read()
+    values.validate(full=True)
+    return compute.min_max(values.flatten())["min"].as_py()
 
 
 def _files(path: Path) -> list[Path]:
@@ -119,7 +187,7 @@ def _files(path: Path) -> list[Path]:
     return files_of(path)
 
 
-def _stream(file: Path, asked: str | None) -> tuple[list[_Part], Any]:
+def _stream(file: Path, asked: str | None) -> tuple[list[_Part], Any, list[_Mask]]:
     """An Arrow stream, or an Arrow file, mapped. Raises ArrowInvalid where a length reaches beyond its buffer."""
     import pyarrow
     from pyarrow import ipc
@@ -137,37 +205,54 @@ def _stream(file: Path, asked: str | None) -> tuple[list[_Part], Any]:
     for values in (batch.column(column) for batch in batches):
         values.validate(full=True)  # pyarrow reads what stands behind the buffers of a file that lies about a length
         parts.append(_Part(file, len(_values(str(file), values)), len(values), partial(_same, values)))
-    return parts, reader.schema.field(column).type
+    masks = [
+        _Mask(file, column, name, part.tokens, partial(_lowest, partial(_same, batch.column(name))))
+        for name in _mask_names(reader.schema, column)
+        for part, batch in zip(parts, batches, strict=True)
+        if part.tokens
+    ]
+    return parts, reader.schema.field(column).type, masks
 
 
 def _same(values: Any) -> Any:
     return values
 
 
-def _parquet(file: Path, asked: str | None) -> tuple[list[_Part], Any]:
+def _parquet(file: Path, asked: str | None) -> tuple[list[_Part], Any, list[_Mask]]:
     """A row group is a part; how many values it has stands in the file's own statistics."""
     import pyarrow.parquet as parquet
 
     table = parquet.ParquetFile(file)
     column = chosen(str(file), table.schema_arrow.names, asked)
-    kind = table.schema_arrow.field(column).type
+    kind, beside = table.schema_arrow.field(column).type, _mask_names(table.schema_arrow, column)
 
-    def read(group: int) -> Any:
-        found = parquet.ParquetFile(file).read_row_group(group, columns=[column]).column(column)
-        return found.combine_chunks()
+    def read(group: int, name: str) -> Any:
+        return parquet.ParquetFile(file).read_row_group(group, columns=[name]).column(name).combine_chunks()
 
-    parts = []
+    parts, masks = [], []
     for group in range(table.metadata.num_row_groups):
         about = table.metadata.row_group(group)
         leaves = [about.column(n) for n in range(about.num_columns)]
-        leaves = [one for one in leaves if f"{one.path_in_schema}.".startswith(f"{column}.")]
         # Empty and absent rows may count as values, and a name with a dot may stand for a field of another column.
-        if len(leaves) == 1 and leaves[0].statistics is not None and leaves[0].statistics.null_count == 0:
-            tokens = leaves[0].num_values
+        counted = _statistics(leaves, column)
+        if counted is not None and counted.null_count == 0:
+            tokens = counted.num_values
         else:
-            tokens = len(_values(str(file), read(group)))
-        parts.append(_Part(file, tokens, about.num_rows, partial(read, group)))
-    return parts, kind
+            tokens = len(_values(str(file), read(group, column)))
+        parts.append(_Part(file, tokens, about.num_rows, partial(read, group, column)))
+        for name in beside if tokens else []:
+            known = _statistics(leaves, name)
+            if known is not None and known.has_min_max:
+                masks.append(_Mask(file, column, name, 0, partial(_same, known.min)))
+            else:
+                masks.append(_Mask(file, column, name, tokens, partial(_lowest, partial(read, group, name))))
+    return parts, kind, masks
+
+
+def _statistics(leaves: list[Any], column: str) -> Any:
+    """Return a row group's statistics of a column; None where it has none, or its name stands for several leaves."""
+    found = [one for one in leaves if f"{one.path_in_schema}.".startswith(f"{column}.")]
+    return found[0].statistics if len(found) == 1 else None
 
 
 def _dtype(file: Path, kind: Any) -> np.dtype:

@@ -1,4 +1,4 @@
-"""Which column of a table holds the tokens."""
+"""Which column of a table holds the tokens, and which ones say that some tokens are not to be trained on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from gangline import UserError
 
 USUAL = ("input_ids", "tokens")
+# A value up to this one says that the loss leaves a token out: 0 of a mask, -100 (torch's ignore_index) of labels.
+UNTRAINED = {"attention_mask": 0, "loss_mask": 0, "completion_mask": 0, "assistant_masks": 0, "labels": -1}
 
 
 def chosen(name: str, columns: Sequence[str], asked: str | None) -> str:
@@ -33,3 +35,17 @@ def _once(name: str, columns: Sequence[str], column: str) -> str:
             "Write the file again with a name for each.",
         )
     return column
+
+
+def check_trained(name: str, tokens: str, beside: str, lowest: float | None) -> None:
+    """Raise UserError if the lowest value of the column `beside` marks padding, or tokens outside of the loss."""
+    if lowest is None or not lowest <= UNTRAINED[beside]:  # NaN is no value
+        return
+    kept = f"[t for t, m in zip(row['{tokens}'], row['{beside}']) if m > {UNTRAINED[beside]}]"
+    raise UserError(
+        f"{name}: column {beside} has {int(lowest)} next to {tokens}: padding, or tokens outside of the loss.",
+        f"A run trains on every token of {tokens}.",
+        "Write the rows again without these tokens, with Hugging Face datasets:",
+        f"  ds.map(lambda row: {{'{tokens}': {kept}}}, remove_columns=ds.column_names)",
+        f"Or, to train on every token, without the column: ds.remove_columns('{beside}')",
+    )

@@ -52,6 +52,8 @@ class MdsTokens(ForeignTokens):
         self, folder: Path, layouts: list[_ShardLayout], dtype: np.dtype, vocab_size: int, watched: WatchedFiles
     ) -> None:
         self.name, self._layouts, self._dtype, self.watched = str(folder), layouts, dtype, watched
+        samples = np.cumsum([0, *(len(one.count) for one in layouts)])
+        self.documents_before = samples[:-1]
         self._compared: set[int] = set()  # shards that have the hash of the index
         digest = blake2b((folder / INDEX).read_bytes() + str(dtype).encode(), digest_size=16)
         for one in layouts:
@@ -62,7 +64,7 @@ class MdsTokens(ForeignTokens):
             vocab_size=vocab_size,
             end_of_text=None,
             identity=digest.hexdigest(),
-            documents=sum(len(one.count) for one in layouts),
+            documents=int(samples[-1]),
             keep=KEPT,
         )
 

@@ -52,8 +52,7 @@ def opened(file: Path, vocab_size: int) -> Vector:
         raise lies(f"The boundaries of its documents do not ascend from 0 to {sequences}.")
     if nbytes != starts[-1] * itemsize:
         raise lies(f"It says {starts[-1]} tokens, {starts[-1] * itemsize} bytes, and {file.name} has {nbytes}.")
-    ends = starts[first[1:]]
-    return Vector(file, dtype, 0, int(starts[-1]), vocab_size, ends[np.diff(ends, prepend=0) > 0])
+    return Vector(file, dtype, 0, int(starts[-1]), vocab_size, starts[first[1:]])
 
 
 def write(out: Path, store: StoreTokens) -> None:

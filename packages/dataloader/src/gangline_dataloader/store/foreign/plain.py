@@ -1,6 +1,6 @@
 """nanoGPT's .bin: uint16 tokens and nothing else. llm.c's: 256 int32 before them, [magic, version, tokens, 0, ...].
 
-Forks of nanoGPT with more than 65,536 tokens write uint32 into a file that looks the same: data.column=:uint32 says so.
+Forks of nanoGPT write wider tokens into a file that looks the same: data.column=:uint32, :int32 or :int64 says so.
 """
 
 from __future__ import annotations
@@ -14,24 +14,28 @@ from gangline_dataloader.store.foreign.vector import PROBE, Vector, seem_wide, s
 
 HEADER = 1024  # bytes
 MAGIC = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # (magic, version) of llm.c: tokens of GPT-2, of Llama 3
-DTYPES = {":uint16": "<u2", ":uint32": "<u4"}  # as data.column names them
+DTYPES = {":uint16": "<u2", ":uint32": "<u4", ":int32": "<i4", ":int64": "<i8"}  # as data.column names them
 NUMPY = b"\x93NUMPY"
 
 
 def opened(file: Path, vocab_size: int, column: str | None) -> Vector:
     """The tokens of a file. Raises UserError where it has another size than its header says, or no clear dtype."""
     if column not in (None, *DTYPES):
-        raise UserError(f"data.column={column}: {file} has no columns.", "", f"data.column={' or '.join(DTYPES)}")
+        raise UserError(
+            f"data.column={column}: {file} has no columns.",
+            "For a .bin file data.column gives the dtype of the tokens.",
+            f"One of {', '.join(f'data.column={one}' for one in DTYPES)}.",
+        )
     size = size_of(file)
     with file.open("rb") as stream:
         head = np.frombuffer(stream.read(HEADER), "<i4") if size >= HEADER else np.zeros(3, "<i4")
     magic, version, tokens = head[:3].tolist()
     if magic not in {known for known, _ in MAGIC}:
-        raw = _raw(file, vocab_size) if column is None else DTYPES[column]
+        raw = _raw(file, size, vocab_size, column)
         itemsize = np.dtype(raw).itemsize
         if size % itemsize:
             raise UserError(
-                f"{file} has {size} bytes, which is no number of uint{8 * itemsize} tokens.", "It may be torn."
+                f"{file} has {size} bytes, which is no number of {np.dtype(raw).name} tokens.", "It may be torn."
             )
         return Vector(file, raw, 0, size // itemsize, vocab_size, None)
     dtype = MAGIC.get((magic, version))
@@ -45,18 +49,39 @@ def opened(file: Path, vocab_size: int, column: str | None) -> Vector:
     return Vector(file, dtype, HEADER, tokens, vocab_size, None)
 
 
-def _raw(file: Path, vocab_size: int) -> str:
-    """dtype of tokens without a header. Raises UserError where it may be uint32: read as uint16 half would be zeros."""
+def _raw(file: Path, size: int, vocab_size: int, column: str | None) -> str:
+    """Return the dtype of tokens without a header.
+
+    Raises UserError if the dtype may be wider than `column` says: read as it says, every second token would be 0.
+    """
     with file.open("rb") as stream:
-        content = stream.read(PROBE)
-    if content.startswith(NUMPY):
+        content = np.frombuffer(stream.read(PROBE), np.uint8)
+    if content[: len(NUMPY)].tobytes() == NUMPY:
         raise UserError(f"{file} is a .npy file.", "Its header would be read as tokens.", "Write `array.tofile(FILE)`.")
-    if seem_wide(np.frombuffer(content, np.uint8), 4) or vocab_size > 1 << 16:
+    raw = DTYPES[column or ":uint16"]
+    if seem_wide(content, 8) and np.dtype(raw).itemsize < 8 and not size % 8:
+        raise _seems_wider(file, "int64", raw, column)
+    if column is not None:
+        if seem_wide(content, 4) and np.dtype(raw).itemsize < 4 and not size % 4:
+            raise _seems_wider(file, "uint32", raw, column)
+    elif seem_wide(content, 4) or vocab_size > 1 << 16:
         raise UserError(
             f"{file} does not say whether its tokens are uint16 or uint32.",
             f"uint16 holds 65536 tokens, and model.vocab_size={vocab_size}."
             if vocab_size > 1 << 16
             else "Every second uint16 is almost 0, as in uint32 tokens.",
-            "data.column=:uint32, or :uint16",
+            "data.column=:uint32, or :uint16, :int32 or :int64",
         )
-    return DTYPES[":uint16"]
+    return raw
+
+
+def _seems_wider(file: Path, seems: str, raw: str, column: str | None) -> UserError:
+    given, times = np.dtype(raw), np.dtype(seems).itemsize // np.dtype(raw).itemsize
+    said = f"data.column={column} says" if column else "without data.column they are read as"
+    return UserError(
+        f"{file} seems to hold {seems} tokens, and {said} {given.name}.",
+        f"Read as {given.name}, {times - 1} of {times} tokens are almost 0.",
+        f"If they are {given.name} nevertheless, write them as int64, and read NEW.bin with data.column=:int64:",
+        f"  np.fromfile('{file}', '{raw}').astype('<i8').tofile('NEW.bin')",
+        f"Otherwise: data.column=:{seems}",
+    )

@@ -27,11 +27,13 @@ class ForeignTokens(Sharded, ABC):
     Nobody wrote down a checksum or a vocabulary: the identity is a hash of sizes and of some pieces of each file, so
     that a change between them is not seen, and each token is held against the model's vocabulary when it is read.
 
-    watched  its files, as they were when it was opened
+    watched           its files, as they were when it was opened
+    documents_before  (shards,) number of the first document of each, empty ones counted
     """
 
     ranged = True
     watched: WatchedFiles
+    documents_before: np.ndarray
 
     def look_again(self) -> None:
         self.watched.look()
@@ -57,27 +59,34 @@ class ForeignTokens(Sharded, ABC):
         if self.documents is None:
             return None
         shard = int(np.searchsorted(self._starts, token, side="right")) - 1
-        before = sum(len(self.ends_of(earlier)) for earlier in range(shard))
-        return before + int(np.searchsorted(self.ends_of(shard), token - self._starts[shard], side="right"))
+        inside = np.searchsorted(self.ends_with_empty(shard), token - self._starts[shard], side="right")
+        return int(self.documents_before[shard]) + int(inside)
 
-    def ends_of(self, shard: int) -> np.ndarray:
+    def documents_in(self, start: int, stop: int) -> list[int]:
+        places = [start, *self.ends(start, stop - 1).tolist()]
+        return [number for number in map(self.document_of, places) if number is not None]
+
+    def ends_with_empty(self, shard: int) -> np.ndarray:
+        """Return the ends of all documents of a shard, empty ones too; formats that have these override it."""
         found = self.shard_ends(shard)
         return np.empty(0, np.int64) if found is None else found
 
 
 class Vector(ForeignTokens):
-    """Tokens of one file from some byte on, mapped; `ends` of its documents where somebody knows them."""
+    """Tokens of one file from some byte on, mapped; `ends` of its documents, empty ones too, where they are known."""
 
     def __init__(
         self, file: Path, dtype: str, offset: int, length: int, vocab_size: int, ends: np.ndarray | None
     ) -> None:
         if not length:
             raise UserError(f"{file} holds no tokens.")
-        self.file, self.name, self.offset, self._ends = file, str(file), offset, ends
+        self.file, self.name, self.offset, self._all_ends = file, str(file), offset, ends
+        self._ends = None if ends is None else ends[np.diff(ends, prepend=0) > 0]
+        self.documents_before = np.zeros(1, np.int64)
         self.watched = WatchedFiles()
         self.watched.add(file, None)
         digest = blake2b(f"{dtype} {offset} {length}".encode(), digest_size=16)
-        digest.update(b"" if ends is None else ends.tobytes())
+        digest.update(b"" if self._ends is None else self._ends.tobytes())
         sample(file, digest, PIECES_OF_IDENTITY)
         super().__init__(
             [length],
@@ -94,6 +103,9 @@ class Vector(ForeignTokens):
 
     def open_ends(self, shard: int) -> np.ndarray | None:
         return self._ends
+
+    def ends_with_empty(self, shard: int) -> np.ndarray:
+        return np.empty(0, np.int64) if self._all_ends is None else self._all_ends
 
 
 def sample(file: Path, digest: blake2b, pieces: int) -> None:
