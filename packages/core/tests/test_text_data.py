@@ -442,6 +442,7 @@ def test_text_that_a_vocabulary_cannot_spell_is_refused(tmp_path, corpus):
     [
         ({"validation_fraction": 0.0}, "leaves no text to validate on"),
         ({"separator": "--"}, "is not one byte"),
+        ({"separator": ""}, "data.separator= is not one byte"),
     ],
 )
 def test_settings_without_sense_are_refused(corpus, wrong, said):
@@ -450,5 +451,7 @@ def test_settings_without_sense_are_refused(corpus, wrong, said):
 
 
 def test_a_separator_that_the_vocabulary_lacks_is_refused(corpus, vocabulary):
-    (found,) = problems(TextConfig(path=str(corpus), tokenizer=str(vocabulary), separator="<end>"), vocab_size=300)
-    assert "<end> is no token of" in found
+    for separator in ("<end>", ""):
+        data = TextConfig(path=str(corpus), tokenizer=str(vocabulary), separator=separator)
+        (found,) = problems(data, vocab_size=300)
+        assert f"data.separator={separator} is no token of" in found

@@ -61,6 +61,8 @@ class Settings:
             if item.name in known:
                 value = known[item.name]
                 values[item.name] = tuple(value) if isinstance(value, list) else value
+        if not values.get("end_of_text"):  # '' meant byte 0, before it was refused
+            values.pop("end_of_text", None)
         return cls(**values)
 
     @property
