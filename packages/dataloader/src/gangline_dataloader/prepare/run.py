@@ -55,6 +55,18 @@ def prepare(
     return read(Path(out).expanduser())
 
 
+@dataclass(frozen=True)
+class OlderIdentity:
+    """How a store records a call that was prepared before names and sources were part of its identity.
+
+    hash     `Settings.identity_without_names`
+    sources  the words of the command line; with the paths of the files they give the names
+    """
+
+    hash: str
+    sources: frozenset[str]
+
+
 def undertake(
     words: Sequence[str],
     out: str | Path,
@@ -69,10 +81,11 @@ def undertake(
     settings.check()
     files = listing(words, out)
     identity = settings.identity(files)
-    if already(folder, identity, append):
+    older = OlderIdentity(settings.identity_without_names(files), frozenset(file.source for file in files))
+    if already(folder, identity, append, older):
         if (folder / WORK).exists():
             with alone(folder):
-                plans.forget(folder, identity)
+                plans.forget(folder, (identity, older.hash))
         return
     if append:
         fits(read(folder), settings, folder)
@@ -194,20 +207,20 @@ def alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def already(folder: Path, identity: str, append: bool) -> Manifest | None:
+def already(folder: Path, identity: str, append: bool, older: OlderIdentity) -> Manifest | None:
     """The manifest where the same call has been carried out. Raises UserError where something else lies there."""
     if not folder.exists() and not append:
         return None
     if (folder / FILE).exists() or append:
         found = read(folder)
-        if made_by(folder, identity):
+        if made_by(folder, identity) or (made_by(folder, older.hash) and older.sources <= found.sources.keys()):
             return found
         if append:
             return None
         raise UserError(
             f"{folder} holds another token store.",
             f"It was made of {', '.join(found.sources) or 'something else'}.",
-            "Other inputs or options make another store, and so do inputs that have changed.",
+            "Other inputs or options make another store, and so do inputs that changed or are named differently.",
             "Name another --out, or delete it; --append puts what is not there yet behind it.",
         )
     if not folder.is_dir() or (any(folder.iterdir()) and not (folder / WORK).is_dir()):
