@@ -124,6 +124,25 @@ def test_killed_and_called_again_it_gives_the_bytes_of_an_undisturbed_call(texts
     assert contents(out) == contents(undisturbed)
 
 
+def end_second_task(store: Path, identity: str, stage: int, number: int) -> None:
+    """The work of a worker, ended in task 1 as the system does where memory runs out."""
+    if (stage, number) == (0, 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    run.do(store, identity, stage, number)
+
+
+def test_worker_killed_by_the_system_is_one_message(texts, make_store, tmp_path, monkeypatch):
+    settings, out = Settings(task_bytes=20_000), tmp_path / "out"
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "do", end_second_task)
+        with pytest.raises(UserError, match=r"a worker of 2 ended .* \(out of memory\?\)") as error:
+            run.prepare([str(texts)], out, settings, 2, lambda *words: None)
+    assert "fewer --workers" in str(error.value)
+    assert error.value.exit_code == 1
+    run.prepare([str(texts)], out, settings, 1, lambda *words: None)
+    assert contents(out) == contents(make_store(texts, task_bytes=20_000))
+
+
 def test_every_form_gives_the_same_documents(tmp_path, make_store):
     """Text, JSONL, and both compressed."""
     wanted = [f"Text number {n}, with an ö and a\nnewline." for n in range(5)]

@@ -16,6 +16,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -32,6 +33,7 @@ from gangline_dataloader.prepare.settings import RULES_VERSION, TIKTOKEN, Settin
 from gangline_dataloader.store.durable import writing_to
 from gangline_dataloader.store.manifest import FILE, TEMPLATE, VALIDATION, Manifest, read, store_around
 
+EXIT_FAILURE = 1  # no mistake of the user's: as of a run that lost a rank
 Progress = Callable[[str, int, int], None]  # (stage, done, in all)
 
 
@@ -174,13 +176,25 @@ def carry_out(plan: PreparePlan, workers: int, progress: Progress) -> None:
 
 @contextmanager
 def processes(workers: int) -> Iterator[ProcessPoolExecutor | None]:
-    """A pool of so many, which are started as there is work; None for one."""
+    """A pool of so many, which are started as there is work; None for one.
+
+    Raises UserError, with the exit code of a failure, where a worker ended before its work did.
+    """
     if workers <= 1:
         yield None
         return
     pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=die_with, initargs=(os.getpid(),))
     try:
         yield pool
+    except BrokenProcessPool as error:
+        pool.shutdown(wait=False, cancel_futures=True)
+        ended = UserError(
+            f"a worker of {workers} ended before its work did (out of memory?).",
+            "The system ends a process with SIGKILL where memory runs out. What was prepared so far stays.",
+            "Type the same command to continue; fewer --workers need less memory, and the bytes are the same.",
+        )
+        ended.exit_code = EXIT_FAILURE
+        raise ended from error
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
