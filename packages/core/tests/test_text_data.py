@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -356,9 +357,7 @@ def test_missing_and_empty_corpora_are_refused_with_the_reason(tmp_path):
             source(TextConfig(path=str(tmp_path / path)))
 
 
-def test_an_unreadable_corpus_is_refused_with_the_reason(tmp_path):
-    (tmp_path / "secret.txt").write_text("secret " * 100)
-    (tmp_path / "secret.txt").chmod(0)
+def test_an_unreadable_corpus_is_refused_with_the_reason():
     code = (
         "import os, sys; sys.path[:0] = [sys.argv[1]]\n"
         "from test_text_data import *\n"
@@ -366,16 +365,17 @@ def test_an_unreadable_corpus_is_refused_with_the_reason(tmp_path):
         "os.geteuid() or os.setuid(65534)\n"  # root reads everything
         "print(UserError.of(data.check(run)))"
     )
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents:
-        if parent.owner() == tmp_path.owner() and parent.stat().st_mode & 0o077 == 0:
-            parent.chmod(0o755)
-    told = subprocess.run(
-        [sys.executable, "-c", code, str(Path(__file__).parent), str(tmp_path / "secret.txt")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    with TemporaryDirectory() as folder:  # not below pytest's own, which each session beside this one closes to others
+        Path(folder).chmod(0o755)
+        secret = Path(folder, "secret.txt")
+        secret.write_text("secret " * 100)
+        secret.chmod(0)
+        told = subprocess.run(
+            [sys.executable, "-c", code, str(Path(__file__).parent), str(secret)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     assert "cannot be read" in told.stdout
     assert "Permission denied" in told.stdout
 
@@ -442,6 +442,7 @@ def test_text_that_a_vocabulary_cannot_spell_is_refused(tmp_path, corpus):
     [
         ({"validation_fraction": 0.0}, "leaves no text to validate on"),
         ({"separator": "--"}, "is not one byte"),
+        ({"separator": ""}, "data.separator= is not one byte"),
     ],
 )
 def test_settings_without_sense_are_refused(corpus, wrong, said):
@@ -450,8 +451,10 @@ def test_settings_without_sense_are_refused(corpus, wrong, said):
 
 
 def test_a_separator_that_the_vocabulary_lacks_is_refused(corpus, vocabulary):
-    (found,) = problems(TextConfig(path=str(corpus), tokenizer=str(vocabulary), separator="<end>"), vocab_size=300)
-    assert "<end> is no token of" in found
+    for separator in ("<end>", ""):
+        data = TextConfig(path=str(corpus), tokenizer=str(vocabulary), separator=separator)
+        (found,) = problems(data, vocab_size=300)
+        assert f"data.separator={separator} is no token of" in found
 
 
 def test_a_file_stays_on_its_side_when_the_first_file_of_another_folder_comes(tmp_path):

@@ -450,14 +450,18 @@ def test_plan_that_did_not_grow_with_its_store_is_named(two, capsys):
     prepared("--out", store, "--pack", "8")
     kept = contents(store)
     prepared(second, "--out", store, "--append")
+    whole = contents(store)
     assert commands.main(["verify", str(store)]) == 0
-    (store / "pack-8.json").write_bytes(kept["pack-8.json"])
-    assert commands.main(["verify", str(store)]) == 1
-    assert f"pack-8.json: it plans 1 of 2 shards; to plan all:  gangline data prepare --out {store} --pack 8" in (
-        capsys.readouterr().out
-    )
-    prepared("--out", store, "--pack", "8")
-    assert commands.main(["verify", str(store)]) == 0
+    for finish in (("--pack", "8"), (second, "--append")):  # the latter is the call that was killed before its plans
+        (store / "pack-8.json").write_bytes(kept["pack-8.json"])
+        assert commands.main(["verify", str(store)]) == 1
+        assert (
+            "pack-8.json: it plans 1 of 2 shards, as where an --append was killed before its end: the same call "
+            f"finishes it; to plan all:  gangline data prepare --out {store} --pack 8"
+        ) in capsys.readouterr().out
+        prepared(*finish, "--out", store)
+        assert commands.main(["verify", str(store)]) == 0
+        assert contents(store) == whole
 
 
 @pytest.mark.parametrize("every", [25, pytest.param(1, marks=pytest.mark.nightly)])

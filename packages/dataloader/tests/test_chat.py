@@ -128,6 +128,22 @@ def test_answers_of_weight_0_are_read_and_not_trained_on(tokenizer, tmp_path):
     assert said == "None, 7 times.<|im_end|>"
 
 
+def test_conversation_with_another_weight_is_no_duplicate(tokenizer, tmp_path):
+    """Within one call, and of a store that it is appended to."""
+    rows = [talk(7), talk(7), talk(7), talk(7)]
+    rows[1][2]["weight"] = rows[3][2]["weight"] = 0
+    (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps({"messages": one}) for one in rows))
+    folder = prepared(tmp_path / "chats.jsonl", "--tokenizer", str(tokenizer), "--validation", "0")
+    count = read(folder).report["by_source"][str(tmp_path / "chats.jsonl")]
+    assert (count["kept"], count["dropped"]) == (2, {"double": 2})
+    rows[0][4]["weight"] = 0
+    (tmp_path / "more.jsonl").write_text("\n".join(json.dumps({"messages": one}) for one in rows))
+    words = ["prepare", str(tmp_path / "more.jsonl"), "--out", str(folder), "--append", "--workers", "1"]
+    assert commands.main([*words, "--validation", "0"]) == 0
+    count = read(folder).report["by_source"][str(tmp_path / "more.jsonl")]
+    assert (count["kept"], count["dropped"]) == (1, {"double": 3})
+
+
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_run_counts_only_what_is_to_be_learnt(chats, tokenizer, packing, apart):

@@ -13,6 +13,7 @@ from gangline.data.config import TextConfig
 from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
+from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.manifest import read
 
 DEEP = "<｜end▁of▁sentence｜>"
@@ -75,6 +76,7 @@ def test_tokenizer_without_an_end_of_text_is_reported(texts, tmp_path, capsys):
         (["--tokenizer", "nosuch.json"], "--tokenizer nosuch.json cannot be read."),
         (["--tokenizer", "{texts}/file-00.txt"], "--tokenizer {texts}/file-00.txt is not a tokenizer.json."),
         (["--end-of-text", "<|nope|>"], "--end-of-text <|nope|> is not one byte."),
+        (["--end-of-text", ""], "--end-of-text  is not one byte."),
         (["--tokenizer", "{path}", "--end-of-text", "<|nope|>"], "--end-of-text <|nope|> is no token of {path}."),
     ],
 )
@@ -93,3 +95,15 @@ def test_word_without_tokens_names_option_of_prepare(texts, make_store, tmp_path
     made.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match=r"^--tokenizer \S+ has no tokens for"):
         make_store(texts, tokenizer=str(tmp_path / "tokenizer.json"))
+
+
+def test_store_of_an_empty_end_of_text_may_be_appended_to(texts, make_store, tmp_path):
+    """It meant byte 0, before it was refused."""
+    store = make_store(texts)
+    document = json.loads((store / "manifest.json").read_text())
+    document.pop("checksum")
+    document["report"]["settings"]["end_of_text"] = ""
+    (store / "manifest.json").write_text(json.dumps(with_checksum(document)))
+    (tmp_path / "more.txt").write_text("more")
+    words = ["prepare", str(tmp_path / "more.txt"), "--out", str(store), "--append", "--validation", "0"]
+    assert commands.main([*words, "--workers", "1"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,21 @@ def test_a_file_that_is_no_regular_one_is_refused(command, folder):
     os.mkfifo(folder / "pipe")
     with pytest.raises(UserError, match="pipe is no regular file"):
         LISTINGS[command](folder)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+@pytest.mark.parametrize("command", LISTINGS)
+def test_input_that_is_no_regular_file_is_refused(command, kind, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    path = folder / "other"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/null")
+    else:
+        server = socket.socket(socket.AF_UNIX)
+        server.bind("other")
+        server.close()
+    for named in (path, folder / "*"):
+        with pytest.raises(UserError, match=f"other is a {kind}, not a regular file"):
+            LISTINGS[command](named)

@@ -23,8 +23,10 @@ from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.prepare import run
 from gangline_dataloader.prepare.clean import cleaned
+from gangline_dataloader.prepare.inputs import listing
 from gangline_dataloader.prepare.prepare_plan import WORK
 from gangline_dataloader.prepare.settings import Settings
+from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import VALIDATION, read
 
@@ -120,6 +122,25 @@ def test_killed_and_called_again_it_gives_the_bytes_of_an_undisturbed_call(texts
         assert not (out / "manifest.json").exists()
     assert commands.main(["prepare", str(texts), "--out", str(out), "--workers", "2"]) == 0
     assert contents(out) == contents(undisturbed)
+
+
+def end_second_task(store: Path, identity: str, stage: int, number: int) -> None:
+    """The work of a worker, ended in task 1 as the system does where memory runs out."""
+    if (stage, number) == (0, 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    run.do(store, identity, stage, number)
+
+
+def test_worker_killed_by_the_system_is_one_message(texts, make_store, tmp_path, monkeypatch):
+    settings, out = Settings(task_bytes=20_000), tmp_path / "out"
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "do", end_second_task)
+        with pytest.raises(UserError, match=r"a worker of 2 ended .* \(out of memory\?\)") as error:
+            run.prepare([str(texts)], out, settings, 2, lambda *words: None)
+    assert "fewer --workers" in str(error.value)
+    assert error.value.exit_code == 1
+    run.prepare([str(texts)], out, settings, 1, lambda *words: None)
+    assert contents(out) == contents(make_store(texts, task_bytes=20_000))
 
 
 def test_every_form_gives_the_same_documents(tmp_path, make_store):
@@ -273,6 +294,47 @@ def test_an_out_that_holds_something_else_is_left_alone(texts, make_store, tmp_p
     with pytest.raises(UserError, match="another token store"):
         commands.main(["prepare", str(texts), "--out", str(store), "--keep-doubles"])
     assert contents(store) == before
+
+
+def test_inputs_named_differently_make_another_store(texts, tmp_path):
+    """Names decide what is held out, and the report has the words."""
+    (texts.parent / "idn").mkdir()
+    folder = (texts / "deep").rename(texts.parent / "idn" / "en")
+    out, words = tmp_path / "out", ["--validation", "0.3", "--workers", "1"]
+    assert commands.main(["prepare", str(folder.parent), "--out", str(out), *words]) == 0
+    before = contents(out)
+    for named in (str(folder), str(folder.parent) + os.sep):
+        with pytest.raises(UserError, match="another token store") as error:
+            commands.main(["prepare", named, "--out", str(out), *words])
+        assert "named differently" in str(error.value)
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_store_of_an_older_identity_is_recognised_by_its_words(append, texts, tmp_path, make_store):
+    """Names and sources of files were not part of it."""
+    (tmp_path / "first.txt").write_text("first")
+    out = make_store(tmp_path / "first.txt", validation=0) if append else tmp_path / "out"
+    words = ["--out", str(out), "--validation", "0.3", "--workers", "1", *(["--append"] if append else [])]
+    assert commands.main(["prepare", str(texts / "deep"), *words]) == 0
+    document = json.loads((out / "manifest.json").read_text())
+    document.pop("checksum")
+    call = document["report"]["appended"][0] if append else document["report"]
+    call["identity"] = Settings(validation=0.3).identity_without_names(listing([str(texts / "deep")]))
+    (out / "manifest.json").write_text(json.dumps(with_checksum(document)))
+    (out / WORK).mkdir()
+    (out / WORK / "plan.json").write_text(json.dumps({"identity": call["identity"]}))
+    before = contents(out)
+    assert commands.main(["prepare", str(texts / "deep"), *words]) == 0
+    assert not (out / WORK).exists()
+    before.pop(f"{WORK}/plan.json")
+    assert contents(out) == before
+    if append:
+        assert commands.main(["prepare", str(texts / "deep" / "*.txt"), *words]) == 0
+        assert len(read(out).report["appended"]) == 2
+    else:
+        with pytest.raises(UserError, match="another token store"):
+            commands.main(["prepare", str(texts / "deep" / "*.txt"), *words])
 
 
 def test_a_store_inside_the_folder_of_its_texts_is_no_input_of_itself(texts, capsys):

@@ -63,9 +63,13 @@ class ByteCodec(TextCodec):
     vocab_size, identity, dtype = 256, "bytes", np.dtype(np.uint8)
 
     def __init__(self, separator: str | None, options: tuple[str, str] = OPTIONS) -> None:
-        encoded = (separator or "\0").encode()
+        encoded = ("\0" if separator is None else separator).encode()
         if len(encoded) != 1:
-            raise UserError(f"{options[1]}{separator} is not one byte.", "Without a tokenizer a token is a byte.")
+            raise UserError(
+                f"{options[1]}{separator} is not one byte.",
+                "Without a tokenizer a token is a byte.",
+                "Name one byte, or leave the option out for byte 0.",
+            )
         self.separator = encoded[0]
 
     def encode_file(self, content: bytes, name: str) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 import sysconfig
 from collections.abc import Set
 from dataclasses import dataclass
@@ -83,15 +84,36 @@ def _expand(path: str, mend: str) -> list[str]:
         found = files_below(path, skip={"__pycache__"})
         why = "The directory has no files (hidden ones do not count)."
     elif os.path.exists(path):
+        check_regular(path)
         return [path]
     elif glob.has_magic(path):
-        found = [file for file in glob.glob(path, recursive=True) if os.path.isfile(file)]
+        found = files_matching(path)
         why = "The pattern matches no file."
     else:
         found, why = [], "There is no such file or directory" + ("." if os.path.isabs(path) else f" in {os.getcwd()}.")
     if not found:
         raise UserError(f"data.path={path} names no text.", why, mend)
     return found
+
+
+def files_matching(pattern: str) -> list[str]:
+    """Every file that a glob matches, without directories and links to nothing. Raises UserError as `check_regular`."""
+    found = [file for file in glob.glob(pattern, recursive=True) if os.path.exists(file) and not os.path.isdir(file)]
+    for file in found:
+        check_regular(file)
+    return found
+
+
+def check_regular(path: str) -> None:
+    """Raises UserError for a pipe, a socket and a device, without opening it; a link is followed."""
+    kind = os.stat(path).st_mode
+    if not stat.S_ISREG(kind):
+        name = "pipe" if stat.S_ISFIFO(kind) else "socket" if stat.S_ISSOCK(kind) else "device"
+        raise UserError(
+            f"{path} is a {name}, not a regular file.",
+            "Texts are read more than once, and their sizes are needed first.",
+            "Copy the text into a file, and name the file.",
+        )
 
 
 def _walk(root: str, skip: set[str], suffix: str = "") -> list[str]:

@@ -88,8 +88,9 @@ def damage_of_plan(store: StoreFiles, manifest: Manifest, sequence_length: int) 
         yield f"{store.name}/{plan_of(sequence_length)}: it is a plan of another store, {plan.store}"
     elif plan.store != manifest.identity():
         yield (
-            f"{store.name}/{plan_of(sequence_length)}: it plans {len(columns.rows)} of {len(manifest.shards)} shards; "
-            f"to plan all:  {command_to_plan(store.name, sequence_length)}"
+            f"{store.name}/{plan_of(sequence_length)}: it plans {len(columns.rows)} of {len(manifest.shards)} shards, "
+            "as where an --append was killed before its end: the same call finishes it; to plan all:  "
+            f"{command_to_plan(store.name, sequence_length)}"
         )
     for number, (pieces, rows) in enumerate(zip(columns.pieces, columns.rows, strict=True)):
         yield from damage_of(store, pieces_of(number, sequence_length), "<u4", 2 * pieces, columns.xxh3[number])

@@ -116,7 +116,7 @@ def cuts(lengths: np.ndarray, shard_tokens: int) -> list[tuple[int, int]]:
 
 
 def first_of_each(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """For each task a mask of its documents: true where no document before, in the order of the input, has its tokens.
+    """For each task a mask of its documents: true where no document before, in the order of the input, has its hash.
 
     They are compared by XXH3-128: among 10^12 different ones two agree with a probability of 10^-15.
     """

@@ -110,9 +110,10 @@ def _local(word: str) -> list[Input]:
     if os.path.isdir(path):
         root, files = path, corpus.files_below(path, NEVER)
     elif os.path.exists(path):
+        corpus.check_regular(path)
         root, files = os.path.dirname(path), [path]
     elif glob.has_magic(path):
-        files = [file for file in glob.glob(path, recursive=True) if os.path.isfile(file)]
+        files = corpus.files_matching(path)
         root = os.path.commonpath([os.path.dirname(file) for file in files]) if files else ""
     else:
         raise UserError(f"{word} is not there.", f"There is no such file or directory in {os.getcwd()}.")

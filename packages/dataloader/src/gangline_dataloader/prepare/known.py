@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import xxhash
 
 from gangline_dataloader.prepare.near import signature
 from gangline_dataloader.prepare.prepare_plan import PreparePlan
-from gangline_dataloader.prepare.task import finished, paths, save, tag
+from gangline_dataloader.prepare.task import digest_of, finished, paths, save, tag
 from gangline_dataloader.store.durable import replace_json
-from gangline_dataloader.store.manifest import ends_of, file_of
+from gangline_dataloader.store.manifest import ends_of, file_of, loss_of
 from gangline_dataloader.store.npy import mapped
 
 
@@ -27,11 +26,14 @@ def work(plan: PreparePlan, number: int) -> None:
     folder, entry, codec = plan.store / split, manifest.shards[shard], plan.settings.codec()
     tokens = np.asarray(mapped(folder / file_of(shard), manifest.dtype, entry.tokens, entry.xxh3, entry.pieces_xxh3))
     ends = mapped(folder / ends_of(shard), "<u4", entry.documents, entry.ends_xxh3).tolist()
+    counted = None
+    if entry.loss_xxh3 is not None:
+        counted = np.asarray(mapped(folder / loss_of(shard), "|u1", entry.tokens, entry.loss_xxh3))
     near = plan.settings.near is not None
     ends_with = 0 if manifest.tokenizer.end_of_text is None else 1
     found, alike, start = [], [], 0
     for end in ends:
-        digest = xxhash.xxh3_128_intdigest(tokens[start:end].data)
+        digest = digest_of(tokens[start:end], None if counted is None else counted[start:end])
         found.append((end, digest >> 64, digest & (1 << 64) - 1, split != "", 0, 0))
         if near:
             alike.append(signature(codec.decode(tokens[start : end - ends_with].tolist())))

@@ -144,10 +144,10 @@ def begun(
     return plan
 
 
-def forget(store: Path, identity: str) -> None:
-    """Remove what a call left that was killed when all was done."""
+def forget(store: Path, identities: Sequence[str]) -> None:
+    """Remove what a call of one of these identities left that was killed when all was done."""
     try:
-        other = json.loads((store / WORK / PLAN).read_bytes())["identity"] != identity
+        other = json.loads((store / WORK / PLAN).read_bytes())["identity"] not in identities
     except (OSError, ValueError, KeyError, TypeError):
         other = False
     if not other:

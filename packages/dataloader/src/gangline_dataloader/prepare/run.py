@@ -16,6 +16,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -32,6 +33,7 @@ from gangline_dataloader.prepare.settings import RULES_VERSION, TIKTOKEN, Settin
 from gangline_dataloader.store.durable import writing_to
 from gangline_dataloader.store.manifest import FILE, TEMPLATE, VALIDATION, Manifest, read, store_around
 
+EXIT_FAILURE = 1  # no mistake of the user's: as of a run that lost a rank
 Progress = Callable[[str, int, int], None]  # (stage, done, in all)
 
 
@@ -55,6 +57,18 @@ def prepare(
     return read(Path(out).expanduser())
 
 
+@dataclass(frozen=True)
+class OlderIdentity:
+    """How a store records a call that was prepared before names and sources were part of its identity.
+
+    hash     `Settings.identity_without_names`
+    sources  the words of the command line; with the paths of the files they give the names
+    """
+
+    hash: str
+    sources: frozenset[str]
+
+
 def undertake(
     words: Sequence[str],
     out: str | Path,
@@ -69,10 +83,11 @@ def undertake(
     settings.check()
     files = listing(words, out)
     identity = settings.identity(files)
-    if already(folder, identity, append):
+    older = OlderIdentity(settings.identity_without_names(files), frozenset(file.source for file in files))
+    if already(folder, identity, append, older):
         if (folder / WORK).exists():
             with alone(folder):
-                plans.forget(folder, identity)
+                plans.forget(folder, (identity, older.hash))
         return
     if append:
         fits(read(folder), settings, folder)
@@ -161,13 +176,25 @@ def carry_out(plan: PreparePlan, workers: int, progress: Progress) -> None:
 
 @contextmanager
 def processes(workers: int) -> Iterator[ProcessPoolExecutor | None]:
-    """A pool of so many, which are started as there is work; None for one."""
+    """A pool of so many, which are started as there is work; None for one.
+
+    Raises UserError, with the exit code of a failure, where a worker ended before its work did.
+    """
     if workers <= 1:
         yield None
         return
     pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=die_with, initargs=(os.getpid(),))
     try:
         yield pool
+    except BrokenProcessPool as error:
+        pool.shutdown(wait=False, cancel_futures=True)
+        ended = UserError(
+            f"a worker of {workers} ended before its work did (out of memory?).",
+            "The system ends a process with SIGKILL where memory runs out. What was prepared so far stays.",
+            "Type the same command to continue; fewer --workers need less memory, and the bytes are the same.",
+        )
+        ended.exit_code = EXIT_FAILURE
+        raise ended from error
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
@@ -194,20 +221,20 @@ def alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def already(folder: Path, identity: str, append: bool) -> Manifest | None:
+def already(folder: Path, identity: str, append: bool, older: OlderIdentity) -> Manifest | None:
     """The manifest where the same call has been carried out. Raises UserError where something else lies there."""
     if not folder.exists() and not append:
         return None
     if (folder / FILE).exists() or append:
         found = read(folder)
-        if made_by(folder, identity):
+        if made_by(folder, identity) or (made_by(folder, older.hash) and older.sources <= found.sources.keys()):
             return found
         if append:
             return None
         raise UserError(
             f"{folder} holds another token store.",
             f"It was made of {', '.join(found.sources) or 'something else'}.",
-            "Other inputs or options make another store, and so do inputs that have changed.",
+            "Other inputs or options make another store, and so do inputs that changed or are named differently.",
             "Name another --out, or delete it; --append puts what is not there yet behind it.",
         )
     if not folder.is_dir() or (any(folder.iterdir()) and not (folder / WORK).is_dir()):

@@ -61,6 +61,8 @@ class Settings:
             if item.name in known:
                 value = known[item.name]
                 values[item.name] = tuple(value) if isinstance(value, list) else value
+        if not values.get("end_of_text"):  # '' meant byte 0, before it was refused
+            values.pop("end_of_text", None)
         return cls(**values)
 
     @property
@@ -127,7 +129,17 @@ class Settings:
             raise UserError(f"--validation {self.validation} is not a fraction.", "Choose at least 0 and less than 1.")
 
     def identity(self, files: Sequence[Input]) -> str:
-        """A hash of all that decides the result: of another one nothing may be taken over."""
+        """A hash of all that decides the result: of another one nothing may be taken over.
+
+        Names decide which documents are held out; the report has their sources.
+        """
+        return self._hash([(file.path, file.size, file.modified, file.split, file.name, file.source) for file in files])
+
+    def identity_without_names(self, files: Sequence[Input]) -> str:
+        """`identity` as stores record it that were prepared before names and sources were part of it."""
+        return self._hash([(file.path, file.size, file.modified, file.split) for file in files])
+
+    def _hash(self, listed: Sequence[tuple]) -> str:
         decided = {
             **asdict(self),
             "tokenizer": self.codec().identity,
@@ -137,7 +149,6 @@ class Settings:
             decided["near_by"] = near.check()
         template = self.template()
         decided["chat_template"] = template and [template.source, sorted(template.special.items()), LEARNT_RULE]
-        listed = [(file.path, file.size, file.modified, file.split) for file in files]
         return blake2b(json.dumps([decided, listed]).encode(), digest_size=16).hexdigest()
 
 

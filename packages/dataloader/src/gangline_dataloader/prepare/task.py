@@ -1,7 +1,7 @@
 """One task: some files become documents, clean, tokenised and hashed, in two arrays and a note, on disk.
 
-A task whose note is there is done, and is not done again. Documents are told apart by a hash of their tokens, so that
-those of a store can be looked at again when more is put behind them.
+A task whose note is there is done, and is not done again. Documents are told apart by a hash of their tokens and of
+what counts in the loss, so that those of a store can be looked at again when more is put behind them.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _work(folder: Path, number: int, mine: str, files: Sequence[Input], settings
                 writer.write(stored)
                 if marks is not None and made.counted is not None:
                     marks.write(made.counted)
-                digest = xxhash.xxh3_128_intdigest(stored.data)
+                digest = digest_of(stored, made.counted)
                 held = file.split == "validation"
                 if not file.split:
                     share = xxhash.xxh3_64_intdigest(made.content) if side is None else side
@@ -166,6 +166,17 @@ def save(folder: Path, number: int, mine: str, found: list[tuple], alike: list[n
     durable(rows, np.array(found, ROW), mine)
     if alike is not None:
         durable(signatures, np.array(alike, np.uint32).reshape(-1, PERMUTATIONS), mine)
+
+
+def digest_of(tokens: np.ndarray, counted: np.ndarray | None) -> int:
+    """Return the hash that duplicates share: of a document's tokens and, of a conversation, of what counts in the loss.
+
+    counted  (n,) bool or uint8: which of the tokens (n,) are to be learnt; None: all
+    """
+    digest = xxhash.xxh3_128(tokens.data)
+    if counted is not None:
+        digest.update(np.ascontiguousarray(counted, np.uint8).data)
+    return digest.intdigest()
 
 
 def side_of(file: Input) -> int | None:
