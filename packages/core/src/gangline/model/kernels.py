@@ -45,8 +45,8 @@ def _launches() -> bool:
         return bool(driver.active.utils)
     except Exception as error:  # whatever a compiler, a loader or a file system says
         warnings.warn(
-            f"Triton cannot launch kernels ({error}): the loss, experts and float8 use plain operators, which are "
-            "slower. Install gcc and Python's headers, and set TRITON_CACHE_DIR to a folder that can be written.",
+            f"Triton cannot launch kernels ({error}): plain operators take their place, which are slower. "
+            "Install gcc and Python's headers, and set TRITON_CACHE_DIR to a folder that can be written.",
             stacklevel=2,
         )
         return False
