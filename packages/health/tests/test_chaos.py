@@ -80,8 +80,8 @@ def test_spoilt_numbers_and_a_full_disk_are_named_and_undone(runs):
         for word in ("actions=[roll_back]", "patience=1", "skip=false", "back=0")
     ]
     faults = "health.chaos.at=[disk-full@8:0,nan@40:1,bad-batch@55:2,bit-flip@68:1]"
-    seconds = "health.chaos.full_seconds=0.5"
-    runs.train("run.dir=wild", *words, "health=[on,chaos]", faults, seconds, "health.on.corruption.every=5", *again)
+    full = "health.chaos.full_steps=14"  # the saves of steps 10 and 20
+    runs.train("run.dir=wild", *words, "health=[on,chaos]", faults, full, "health.on.corruption.every=5", *again)
     assert runs.curve("wild") == runs.curve("calm")
     events = read_events(runs.directory / "wild")
     said = [(line["kind"], line["where"]) for line in events if line["event"] == "verdict"]

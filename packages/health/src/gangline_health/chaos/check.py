@@ -39,7 +39,7 @@ class ChaosCheck(HealthCheck):
         self.config, self.run_dir = config, run.run.dir
         self.faults = plan(config.faults, config.seconds, config.seed, list(config.kinds), list(config.at))
         self.done: FaultsDone | None = None
-        self.first = self.full_until = 0.0
+        self.first, self.full_until = 0.0, 0
         self.begun: int | None = None
 
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
@@ -51,7 +51,7 @@ class ChaosCheck(HealthCheck):
 
     def before_step(self, step: int) -> None:
         state.now.step = step
-        self._room_again()
+        self._room_again(step)
         if self.begun is None:
             self.begun = step
         if self.run_dir is None or not self.faults:
@@ -173,12 +173,12 @@ class ChaosCheck(HealthCheck):
 
     def _disk_full(self, step: int) -> None:
         """Files of this rank may not grow."""
-        self.full_until = time.monotonic() + self.config.full_seconds
+        self.full_until = step + self.config.full_steps
         resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
-    def _room_again(self) -> None:
-        if self.full_until and time.monotonic() > self.full_until:
-            self.full_until = 0.0
+    def _room_again(self, step: int) -> None:
+        if self.full_until and step >= self.full_until:
+            self.full_until = 0
             hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 from gangline import Part, Problem
-from gangline.config import HealthConfig, NonNegativeInt, OneOf, PositiveFloat
+from gangline.config import HealthConfig, NonNegativeInt, OneOf, PositiveFloat, PositiveInt
 from gangline_health.chaos.plan import ANYWHERE, KINDS, parse
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class ChaosHealth(HealthConfig):
     at: list[str] = field(default_factory=list)  # faults by step, each as kind@step or kind@step:rank
     slow_seconds: PositiveFloat = 0.5  # of a slow rank: by which each of its steps is longer
     slow_steps: NonNegativeInt = 50  # how many steps it is slow
-    full_seconds: PositiveFloat = 2.0  # how long a disk is full
+    full_steps: PositiveInt = 10  # how many steps a disk is full
     store_seconds: PositiveFloat = 2.0  # how long a store is lost
 
     def check(self, run: Run) -> list[Problem]:
