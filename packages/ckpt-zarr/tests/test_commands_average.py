@@ -91,6 +91,7 @@ def test_the_mean_is_taken_in_float64_and_rounded_once(three, tmp_path, capsys):
 
 def test_of_equal_ones_it_is_the_same(three, tmp_path):
     assert main(["ckpt", "average", str(three), STEPS[0], STEPS[0], "-o", str(tmp_path / "mean")]) == 0
+    assert one([str(tmp_path / "mean")]).ids() == one([str(tmp_path / "mean" / "checkpoints")]).ids() != []
     for name in ("model/columns", "model/half", "model/bias"):
         found = values(tmp_path / "mean" / "checkpoints" / "step-00000000", name)
         assert np.array_equal(found, values(three / "checkpoints" / STEPS[0], name))

@@ -144,6 +144,8 @@ def _place(word: str) -> Place:
     store = open_store(path)
     if id is not None or store.exists(NAME):
         return Place(word, alone=store)
+    if os.path.isdir(f"{path}/checkpoints") and not any(map(CheckpointId.parse, os.listdir(path))):  # of a run to be
+        return _place(f"{path}/checkpoints")
     above = str(Path(path).absolute().parent)
     return Place(word, (StoreTier("disk", store),), run_dir=above if os.path.exists(f"{above}/config.yaml") else None)
 
