@@ -232,7 +232,7 @@ def test_a_writer_that_is_killed_fails_its_save_and_training_goes_on(runs: Runs)
     for step in range(20, 60, 10):
         runs.wait_for_step(process, "out", step)
         for pid, command in children(ranks(runs.directory / "out")[0]).items():
-            assert "save.writer.process" in command
+            assert "save.writer.process" in command or not command  # without one it has ended, and was not waited for
             os.kill(pid, signal.SIGKILL)
     printed, last = runs.end(process, "out", 10)
     records = runs.records("out")
