@@ -121,7 +121,7 @@ class Staging:
             self._pinned = True
         except RuntimeError:  # limits on locked memory, a driver without it
             self._pageable = True
-            # CUDA keeps the error and raises it at the next kernel, whoever starts that: so it is one of nobody's.
+            # CUDA keeps the error and raises it at the next launch: this one, and not one of the run.
             with suppress(RuntimeError):
                 torch.zeros(1, device="cuda")
 

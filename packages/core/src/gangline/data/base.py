@@ -120,7 +120,7 @@ class DataSource(ABC):
         return None
 
     def tokenizer_identity(self) -> str | None:
-        """What changes with the tokenizer, its end of text included; None where nobody knows what tokens mean."""
+        """A text that changes with the tokenizer and its end of text; None where the tokenizer is not known."""
         return None
 
     def decode(self, tokens: list[int]) -> str | None:
