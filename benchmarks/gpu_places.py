@@ -166,7 +166,7 @@ class Trainer:
         self.ready = {(number, kind): self.microbatches(number, kind) for number in range(first, stop)}
 
     def microbatches(self, number: int, kind: str) -> list[Batch]:
-        """What this rank reads in step `number`."""
+        """Return the microbatches that this rank reads in step `number`."""
         batch, vocabulary = self.run.batch, getattr(self.run.model, "vocab_size", None) or 256
         index, width = self.runtime.data_coordinate
         micro = batch.micro_size or 1

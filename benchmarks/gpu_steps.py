@@ -1,4 +1,4 @@
-"""What a whole step does on the device: host waits by place, kernels by time, and `train` from the shell."""
+"""Whole steps on the device: host waits by place, kernels by time, and `train` from the shell."""
 
 from __future__ import annotations
 
