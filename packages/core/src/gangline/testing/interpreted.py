@@ -13,9 +13,10 @@ import pytest
 def run_interpreted(tests: Path) -> None:
     """Run a file of tests in which Triton interprets kernels on CPU tensors. Raises AssertionError with what failed.
 
-    Skips the test where triton is not installed.
+    Skips the test on systems for which there is no Triton.
     """
-    pytest.importorskip("triton")
+    if sys.platform != "linux":
+        pytest.skip("Triton is for Linux alone")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(tests)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     ran = subprocess.run(command, capture_output=True, text=True, env=environment | {"TRITON_INTERPRET": "1"})
