@@ -65,7 +65,7 @@ def main() -> None:
     import time
 
     from gangline.config import default_run
-    from gangline.plugins import build
+    from gangline.plugin.registry import build
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -19,8 +19,8 @@ from gangline.model.build import construct
 from gangline.model.compose import compose_model
 from gangline.model.config import DecoderConfig
 from gangline.model.presets import PRESETS
-from gangline.plugins import build
-from gangline.rundir import RunDirectory
+from gangline.plugin.registry import build
+from gangline.run.directory import RunDirectory
 from gangline.shard import Registry
 from gangline_ckpt_zarr.config import ZarrCheckpoint
 from gangline_ckpt_zarr.format import packed, zarr_json

@@ -47,7 +47,7 @@ from gangline.model.config import DecoderConfig
 from gangline.model.decoder import Decoder
 from gangline.model.init import initialise, whole_model
 from gangline.model.linear import Linear
-from gangline.plugins import build
+from gangline.plugin.registry import build
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import close_all, pool

@@ -23,7 +23,7 @@ from gangline.config import default_run
 from gangline.config.schema import Run
 from gangline.data import ReadPlace
 from gangline.data.text import TextSource
-from gangline.plugins import build
+from gangline.plugin.registry import build
 from gangline.train.batches import Batches
 
 

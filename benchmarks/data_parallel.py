@@ -31,8 +31,8 @@ from gangline.model.compose import compose_model
 from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise, whole_model
 from gangline.parallel.config import Ddp
-from gangline.parts import ParallelConfig
-from gangline.plugins import build
+from gangline.plugin.parts import ParallelConfig
+from gangline.plugin.registry import build
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import close_all, pool

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from gangline import plugins
 from gangline.batch import Batch
 from gangline.comm.fake import FakeComms
 from gangline.config import Run, compose_one
@@ -29,6 +28,7 @@ from gangline.data.sample_reader import KeptMemory, stacked
 from gangline.mesh import Mesh
 from gangline.model.build import model_of
 from gangline.model.compose import compose_model
+from gangline.plugin import registry
 from gangline.runtime import Runtime
 from gangline.testing.inputs import whole_sequences
 from gangline.train.build import draw_weights
@@ -44,11 +44,11 @@ def gangline_runtime(run: Run) -> tuple[Runtime, Step]:
     """The runtime of a run on one process, and what follows each of its steps."""
     tree, plan = compose_model(run)
     mesh = Mesh.of(run.parallel.axes(1))
-    precision = plugins.build(run.precision, run)
+    precision = registry.build(run.precision, run)
     finish = finisher(run.run.recompute, False)
-    runtime = plugins.build(run.parallel, run, model_of(tree, plan), plan, mesh, FakeComms(mesh, 0), precision, finish)
+    runtime = registry.build(run.parallel, run, model_of(tree, plan), plan, mesh, FakeComms(mesh, 0), precision, finish)
     draw_weights(run, runtime.shards(), plan)
-    optimizer = plugins.build(run.optimizer, run, runtime)
+    optimizer = registry.build(run.optimizer, run, runtime)
 
     def update() -> None:
         runtime.clip(1.0)
@@ -163,7 +163,7 @@ def sft_ours(folder: Path, length: int, rows: int) -> Iterator[tuple[float, int]
     words = [f"data.path={folder}/chats.jsonl", f"data.tokenizer={folder}/tokenizer.json", "data.validation_fraction=0"]
     words += ["data=chat", f"batch.sequence_length={length}", f"batch.global_size={rows}", "precision=fp32"]
     run = compose_one([*MODEL, *words])
-    source = plugins.build(run.data, run, "train")
+    source = registry.build(run.data, run, "train")
     runtime, update = gangline_runtime(run)
     at = 0
     while True:

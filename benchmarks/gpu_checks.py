@@ -323,7 +323,7 @@ def checkpoint(place: Place) -> str:
     """Two steps of a whole run on the device, saved by each store, and taken up again on the CPU."""
     from importlib.util import find_spec
 
-    from gangline.rundir import RunDirectory
+    from gangline.run.directory import RunDirectory
     from gangline.train.rank import train
 
     said = []

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gangline import plugins
 from gangline.batch import Batch
 from gangline.comm import Comms
 from gangline.comm.transport import connect
@@ -22,7 +21,8 @@ from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.model.init import initialise
 from gangline.optimizer import Optimizer
-from gangline.rundir import RunDirectory
+from gangline.plugin import registry
+from gangline.run.directory import RunDirectory
 from gangline.runtime import Runtime
 from gangline.testing.inputs import share
 from gangline.testing.runs import small_run
@@ -151,15 +151,15 @@ class Trainer:
         comms = comms or connect(mesh, device=device, deterministic=run.deterministic)
         tree, plan = compose_model(run)
         finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
-        precision = plugins.build(run.precision, run)
-        runtime = plugins.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
+        precision = registry.build(run.precision, run)
+        runtime = registry.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
         if drawn:
             initialise(runtime.shards(), plan, run.seed)
         else:
             for shard in runtime.shards():
                 if shard.local.is_floating_point():
                     shard.local.normal_(std=0.02) if shard.local.ndim > 1 else shard.local.fill_(1.0)
-        return cls(run, runtime, plugins.build(run.optimizer, run, runtime), device)
+        return cls(run, runtime, registry.build(run.optimizer, run, runtime), device)
 
     def prepare(self, first: int, stop: int, kind: str) -> None:
         """Have the microbatches of these steps on the device, so that a step that is timed makes none."""

@@ -10,15 +10,15 @@ import torch.distributed as dist
 from gpu_places import CPU, Trainer, small, trained as trained_alone
 from torch import Tensor
 
-from gangline import plugins
 from gangline.comm.base import Comm, Pending, Reduction, Splits, Transfers
 from gangline.comm.named import named_group
 from gangline.comm.solo import Done
 from gangline.comm.transport import TorchComm
 from gangline.comm.wrap import Wrapped, WrappedComms
-from gangline.determinism import use_deterministic_kernels
 from gangline.mesh import Mesh
+from gangline.plugin import registry
 from gangline.testing import rank
+from gangline.train.determinism import use_deterministic_kernels
 
 
 class ThroughHost(Wrapped):
@@ -60,14 +60,14 @@ def _through_host(comm: Comm) -> Comm:
 
 def trained(device: str, words: tuple[str, ...], axes: dict[str, int], kind: str) -> tuple[list[float], list[float]]:
     """On each rank of a pool: losses and gradient norms of three steps, equal on all."""
-    plugins.installed.cache_clear()
+    registry.installed.cache_clear()
     here, mesh = torch.device(device), Mesh.of(axes)
     return Trainer.of(small(*words), here, mesh, HostComms(mesh, here)).steps(kind=kind)
 
 
 def twice(device: str, words: tuple[str, ...]) -> list[tuple[list[float], list[float]]]:
     """Losses and gradient norms of two runs, with the kernels that `run.deterministic` asks for."""
-    plugins.installed.cache_clear()
+    registry.installed.cache_clear()
     here = torch.device(device)
     use_deterministic_kernels(here)
     try:

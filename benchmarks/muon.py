@@ -30,8 +30,8 @@ from gangline.optimizer.config import Muon
 from gangline.optimizer.muon import MuonOptimizer, build as build_muon
 from gangline.parallel.config import Ddp
 from gangline.parallel.owners import MatrixId
-from gangline.parts import ParallelConfig
-from gangline.plugins import build
+from gangline.plugin.parts import ParallelConfig
+from gangline.plugin.registry import build
 from gangline.precision.plain import Plain
 from gangline.runtime import Runtime
 from gangline.testing import rank

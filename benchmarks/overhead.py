@@ -20,9 +20,9 @@ from bare_loop import BareLoop
 from gangline.comm.transport import connect
 from gangline.config import default_run
 from gangline.mesh import Mesh
-from gangline.plugins import build
+from gangline.plugin.registry import build
 from gangline.record import StepRecord
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
 from gangline.track.base import Tracker
 from gangline.train.build import build as build_session
 from gangline.train.loop import loop

@@ -75,7 +75,7 @@ def bare(metrics: Path) -> None:
     from bare_loop import BareLoop
 
     from gangline.config import default_run
-    from gangline.plugins import build
+    from gangline.plugin.registry import build
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))

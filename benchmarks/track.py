@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def measure(run_dir: Path, rounds: int, steps: int) -> None:
-    from gangline import plugins
+    from gangline.plugin import registry
     from gangline.testing.runs import small_run
     from gangline.testing.sessions import session
     from gangline.track import Start
@@ -46,7 +46,7 @@ def measure(run_dir: Path, rounds: int, steps: int) -> None:
     total = (len(TRACKERS) + 1) * rounds * steps + 5
     s = session(run_dir, *MODEL, f"run.steps={total}")
     run = small_run(*MODEL, f"track=[{','.join(TRACKERS)}]", "track.wandb.mode=offline")
-    trackers = {name: plugins.build(run.track[name], run) for name in TRACKERS}
+    trackers = {name: registry.build(run.track[name], run) for name in TRACKERS}
     for name, tracker in trackers.items():
         tracker.begin(Start(name, str(run_dir), 0, total, 1, 1, 1, config={"model": {"dim": 256}}))
         settle(tracker)

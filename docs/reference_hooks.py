@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 from mdtext import anchor, cell, code_cell, paragraphs, prose
 
-from gangline import hooks, parts, testing
+from gangline import testing
 from gangline.config.fields import comments_of
 from gangline.data import BatchReader, DataSource, ReadPlace, StoredBatch
-from gangline.parts import GROUPS
+from gangline.plugin import hooks, parts
+from gangline.plugin.parts import GROUPS
 
 TOP = """\
 # Hooks

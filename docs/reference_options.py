@@ -14,8 +14,8 @@ from gangline.config.defaults import DEFAULTS
 from gangline.config.fields import Option, options
 from gangline.config.sections import SECTIONS
 from gangline.config.values import describe
-from gangline.parts import LISTS, VERBS_READ
-from gangline.plugins import Offer, installed
+from gangline.plugin.parts import LISTS, VERBS_READ
+from gangline.plugin.registry import Offer, installed
 
 ROOT = Path(__file__).parent.parent
 OURS = {tomllib.loads(path.read_text())["project"]["name"] for path in ROOT.glob("packages/*/pyproject.toml")}

@@ -16,13 +16,13 @@ import yaml
 from mdtext import anchor
 from pages import ROOT, RUN, Reader, blocks
 
-from gangline import hooks
 from gangline.cli.new_plugin import files
 from gangline.config.fields import options
 from gangline.config.sections import SECTIONS
 from gangline.model.tree import Node
-from gangline.parts import GROUPS, LISTS, PartConfig
-from gangline.plugins import installed
+from gangline.plugin import hooks
+from gangline.plugin.parts import GROUPS, LISTS, PartConfig
+from gangline.plugin.registry import installed
 from gangline.ranges import Range
 
 WITH_EXAMPLES = [

@@ -7,11 +7,11 @@ import re
 import pytest
 import torch
 
-from gangline import plugins
 from gangline.comm.fake import FakeComms
 from gangline.config import compose_one
 from gangline.mesh import Mesh
 from gangline.model.build import model_of
+from gangline.plugin import registry
 from gangline.testing import StrategySuite
 from gangline.testing.inputs import whole_sequences
 from gangline.testing.runs import small_run
@@ -100,17 +100,17 @@ def test_explain_tells_what_adapters_send_and_hold(tp, targets):
     words = [f"parallel.{word}" for word in tp.split()]
     run = small_run("parallel=tp", *words, *SMALL, f"lora.targets={targets}", "precision=fp32")
     mesh = Mesh.of(run.parallel.axes(2))
-    case, comms, precision = Case.of(run, mesh), FakeComms(mesh, 0), plugins.build(run.precision, run)
+    case, comms, precision = Case.of(run, mesh), FakeComms(mesh, 0), registry.build(run.precision, run)
     finish = finisher(run.run.recompute, False)
     model = model_of(case.tree, case.plan)
-    runtime = plugins.build(run.parallel, run, model, case.plan, mesh, comms, precision, finish)
+    runtime = registry.build(run.parallel, run, model, case.plan, mesh, comms, precision, finish)
     comms.traffic.bytes.clear()
     batch = whole_sequences(torch.zeros(case.micro_size, case.sequence_length, dtype=torch.int64))
     runtime.step([batch] * case.microbatches)
     told = sum(sent.bytes for sent in traffic.of_rank(case, 0) if sent.axes == ("tp",))
     handed = comms.traffic.bytes
     assert told == handed["tp", "all_gather"] + handed["tp", "reduce_scatter"] // 2 + handed["tp", "all_reduce"]
-    held, optimizer = memory.state(case, 0), plugins.build(run.optimizer, run, runtime)
+    held, optimizer = memory.state(case, 0), registry.build(run.optimizer, run, runtime)
     gradients = [piece.tensor.grad for named in runtime.parameters() for piece in named.pieces]
     assert held["gradients"] == sum(gradient.nbytes for gradient in gradients)
     assert held["optimizer state"] == sum(shard.local.nbytes for shard in optimizer.shards())

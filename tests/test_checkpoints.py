@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gangline import plugins
 from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
+from gangline.plugin import registry
 from gangline.record import read_records
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
 from gangline.shard import Layout, Registry, Shard
 from gangline.testing import rank
 from gangline.testing.pool import pool
@@ -89,7 +89,7 @@ def on_a_rank(settings: list[str]) -> list[str]:
 
 def differing(session: Session) -> list[str]:
     """What this rank holds and is not, bit by bit, what one process reads from the newest checkpoint."""
-    reader = plugins.build(session.run.checkpoint, session.run, None)
+    reader = registry.build(session.run.checkpoint, session.run, None)
     id = reader.latest()
     wholes = {
         shard.name: Shard(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gangline.cli.main import main
-from gangline.plugins import installed
+from gangline.plugin.registry import installed
 
 
 def helped(words: list[str], capsys) -> str:

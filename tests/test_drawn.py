@@ -23,7 +23,7 @@ from gangline.config.check import check, world_of
 from gangline.config.compose import compose_one
 from gangline.errors import UserError
 from gangline.mesh import Mesh
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
 from gangline.testing import RealRuns, rank
 from gangline.testing.pool import pool
 from gangline.testing.processes import kill

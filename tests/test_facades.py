@@ -26,7 +26,7 @@ MODULES = (
     "figure",
     "forward_context",
     "health",
-    "plugins",
+    "plugin.registry",
     "reliability",
     "testing",
 )  # which are for plugins as they stand
@@ -109,4 +109,5 @@ def test_facades_load_no_torch() -> None:
 def test_what_goes_past_a_facade_is_found() -> None:
     assert past_facades("import gangline.config\nfrom gangline.model import Node\nfrom gangline import Part") == set()
     assert past_facades("from gangline.model.tree import Node") == {"gangline.model.tree"}
-    assert past_facades("import gangline.rundir\nfrom gangline import parts") == {"gangline.rundir", "gangline.parts"}
+    past = past_facades("import gangline.run.directory\nfrom gangline import record")
+    assert past == {"gangline.run.directory", "gangline.record"}

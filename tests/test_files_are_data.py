@@ -13,8 +13,8 @@ from gangline.config import compose_one, default_run
 from gangline.config.recipes import read_recipe
 from gangline.data.config import TextConfig
 from gangline.errors import UserError
-from gangline.rundir import RunDirectory
-from gangline.runs import summary
+from gangline.run.directory import RunDirectory
+from gangline.run.listing import summary
 from gangline.tools import read_events, read_records
 from gangline_health.live.status import RunFollower
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from gangline import forward_context, plugins
+from gangline import forward_context
 from gangline.comm.fake import FakeComms
 from gangline.config import default_run
 from gangline.config.compose import compose_one
@@ -25,6 +25,7 @@ from gangline.model.gating import Gating
 from gangline.model.local_sizes import LocalSizes
 from gangline.parallel.prepare import set_products
 from gangline.plan import Fold, Plan
+from gangline.plugin import registry
 from gangline.train.recompute_and_compile import finisher
 from gangline_moe.config import FOLD, MoeOptions
 from gangline_moe.dispatch.dispatcher import TokenDispatcher
@@ -60,7 +61,7 @@ def kept(node: MoeNode, precision: str, ep: int) -> int:
     layer.experts.to(DTYPES[precision])
     if layer.shared is not None:
         layer.shared.to(DTYPES[precision])
-    set_products(layer, plan, plugins.build(default_run(precision=precision).precision, default_run()))
+    set_products(layer, plan, registry.build(default_run(precision=precision).precision, default_run()))
     layer.bind(FakeComms(Mesh.of({"dp_shard": ep}), 0, "meta").fold(Fold(FOLD, ep, ("dp_shard",))))
     with forward_context.frame(forward_context.Frame()), torch.device("meta"), Allocations(left_out=layer) as counted:
         given = torch.empty(B, T, DIM, dtype=DTYPES[precision], requires_grad=True)
@@ -168,10 +169,10 @@ def test_what_lies_on_a_rank(words):
     case = Case.of(run, mesh := Mesh.of(run.parallel.axes(run.launch.processes)))
     for pp in range(case.pp):
         comms = FakeComms(mesh, mesh.rank({"pp": pp}), "meta")
-        precision, finish = plugins.build(run.precision, run), finisher(run.run.recompute, False)
+        precision, finish = registry.build(run.precision, run), finisher(run.run.recompute, False)
         model = model_of(case.tree, case.plan)
-        runtime = plugins.build(run.parallel, run, model, case.plan, mesh, comms, precision, finish)
-        optimizer = plugins.build(run.optimizer, run, runtime)
+        runtime = registry.build(run.parallel, run, model, case.plan, mesh, comms, precision, finish)
+        optimizer = registry.build(run.optimizer, run, runtime)
         buffers, told = runtime.storage.param_buffers, memory.state(case, pp)
         numbers = sum(array.size for array in case.held(pp))
         assert sum(x.numel() for buffer in buffers for x in buffer.parameters.values()) == numbers

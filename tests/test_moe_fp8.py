@@ -8,7 +8,7 @@ from gangline.model.build import construct
 from gangline.model.decoder_nodes import FeedForwardNode
 from gangline.parallel.prepare import set_products
 from gangline.plan import Plan
-from gangline.plugins import build
+from gangline.plugin.registry import build
 from gangline.testing.runs import small_run
 from gangline_moe.config import MoeOptions
 from gangline_moe.edit import layer_node

@@ -11,8 +11,8 @@ from gangline.config.defaults import default_run
 from gangline.config.fields import REQUIRED, Option, defaults, options
 from gangline.config.sections import SECTIONS
 from gangline.config.values import typed
-from gangline.parts import GROUPS, LISTS
-from gangline.plugins import installed
+from gangline.plugin.parts import GROUPS, LISTS
+from gangline.plugin.registry import installed
 from gangline.ranges import states_all, wrong
 
 HOW = """{path}: a number without a range. Say which values have a meaning, beside the type:

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from gangline.discovery import normal
-from gangline.plugins import installed
+from gangline.plugin.discovery import normal
+from gangline.plugin.registry import installed
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {path.parent.name: tomllib.loads(path.read_text()) for path in ROOT.glob("packages/*/pyproject.toml")}

@@ -21,8 +21,8 @@ MODULE = """
 from dataclasses import dataclass, field
 
 from gangline import Part, hookimpl
-from gangline.parts import PartConfig, TrackConfig
-from gangline.plugins import build
+from gangline.plugin.parts import PartConfig, TrackConfig
+from gangline.plugin.registry import build
 from gangline.track import Tracker
 
 

@@ -131,7 +131,7 @@ def composed(place: Path, *words: str) -> Run:
 
 def run_dir(place: Path, **options: Any) -> Path:
     """A run's directory as core writes it, with checkpoint=zarr and these options of it."""
-    from gangline.rundir import RunDirectory
+    from gangline.run.directory import RunDirectory
 
     RunDirectory.create(composed(place, *(f"checkpoint.{name}={value}" for name, value in options.items()))).unlock()
     return place

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch.distributed as dist
 from made import composed
 
-from gangline import attempts
-from gangline.attempts import Attempt
 from gangline.checkpoint.id import CheckpointId
 from gangline.mesh import Mesh
+from gangline.run import attempts
+from gangline.run.attempts import Attempt
 from gangline.testing import checkpointer_ranks as kit
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
 

@@ -10,10 +10,10 @@ import sys
 import pytest
 from made import run_dir, save, small
 
-from gangline import attempts
-from gangline.attempts import Attempt
 from gangline.cli.main import main
 from gangline.errors import UserError
+from gangline.run import attempts
+from gangline.run.attempts import Attempt
 from gangline_ckpt_zarr.commands import VERBS, text
 from gangline_ckpt_zarr.commands.where import one, places
 from gangline_ckpt_zarr.format.nodes import NAME
@@ -179,7 +179,7 @@ def test_a_mistake_is_one_message(run, words, said, capsys):
 
 def test_another_part_s_checkpoints_are_not_read(tmp_path, capsys):
     from gangline.config.compose import compose_one
-    from gangline.rundir import RunDirectory
+    from gangline.run.directory import RunDirectory
 
     RunDirectory.create(compose_one(["recipe=tiny", "checkpoint=torch", f"run.dir={tmp_path / 'a'}"])).unlock()
     assert main(["ckpt", "ls", str(tmp_path / "a")]) == 2

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from made import run_dir, save, small
 
-from gangline import attempts
-from gangline.attempts import Attempt
 from gangline.cli.main import main
+from gangline.run import attempts
+from gangline.run.attempts import Attempt
 from gangline_ckpt_zarr.format.nodes import NAME
 
 

@@ -15,11 +15,11 @@ import pytest
 from runs import Runs
 from stepping import REGISTRY, Job
 
-from gangline import attempts
-from gangline.attempts import Attempt
 from gangline.config.check import check
 from gangline.config.compose import compose_one
 from gangline.errors import UserError
+from gangline.run import attempts
+from gangline.run.attempts import Attempt
 from gangline.testing import checkpointer_ranks as kit
 from gangline_ckpt_zarr.save import interval
 from gangline_ckpt_zarr.save.interval import FIRST_COST, PRIOR_SECONDS, Interval, best_interval, observed_mtbf, slowdown

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline import attempts
-from gangline.attempts import Attempt
+from gangline.run import attempts
+from gangline.run.attempts import Attempt
 from gangline.testing.checkpointer import CheckpointerSuite
 from gangline_ckpt_zarr.tiers import places
 

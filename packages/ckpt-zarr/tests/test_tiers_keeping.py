@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from stepping import Job
 
-from gangline import attempts
-from gangline.attempts import Attempt
 from gangline.checkpoint.base import SaveFailed
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
+from gangline.run import attempts
+from gangline.run.attempts import Attempt
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from gangline import Part, hookimpl
 from gangline.callback import Callback
-from gangline.parts import CallbackConfig
+from gangline.plugin.parts import CallbackConfig
 
 
 @dataclass

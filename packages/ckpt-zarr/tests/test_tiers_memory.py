@@ -17,12 +17,12 @@ import pytest
 from made import composed
 from stepping import REGISTRY, Job
 
-from gangline import attempts
-from gangline.attempts import Attempt
 from gangline.checkpoint.base import SaveFailed, SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline.launch import born, space
+from gangline.run import attempts
+from gangline.run.attempts import Attempt
 from gangline.testing import checkpointer_ranks as kit
 from gangline_ckpt_zarr.checkpointer import build
 from gangline_ckpt_zarr.commands.ls import _note_abandoned

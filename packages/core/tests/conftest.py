@@ -138,7 +138,7 @@ def core_alone(tmp_path: Path, tmp_path_factory, monkeypatch):
     """Core without the plugins that this environment may have, here and in processes started; strangers count."""
     import importlib.metadata
 
-    from gangline.plugins import installed
+    from gangline.plugin.registry import installed
 
     hook = tmp_path_factory.mktemp("alone")
     source = ALONE.format(ours=str(tmp_path))

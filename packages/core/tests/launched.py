@@ -189,7 +189,7 @@ def compose(run_dir: str):
 
     def compose_and_write():
         from gangline.config.defaults import default_run
-        from gangline.rundir import RunDirectory
+        from gangline.run.directory import RunDirectory
 
         if run_dir == "refused":
             raise UserError("curves=on is not available here.", "pip install gangline-curves")

@@ -16,10 +16,10 @@ import pytest
 from gangline.comm.job_store import ADDRESS
 from gangline.config.defaults import default_run
 from gangline.errors import UserError
-from gangline.events import read_events
 from gangline.launch import forkserver, requeue
 from gangline.launch.agents import detect, first_host, tasks_per_node
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
+from gangline.run.events import read_events
 from gangline.testing import warm
 from gangline.testing.ports import free_port
 from gangline.testing.processes import kill

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
 from gangline.testing.real_runs import small_text
 
 SCRIPT = """

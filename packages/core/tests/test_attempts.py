@@ -10,10 +10,10 @@ import sys
 import pytest
 from hypothesis import given, strategies as st
 
-from gangline import attempts
-from gangline.attempts import FILE, Attempt
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import UserError
+from gangline.run import attempts
+from gangline.run.attempts import FILE, Attempt
 
 
 def ids(*texts: str) -> list[CheckpointId]:

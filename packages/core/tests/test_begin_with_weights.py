@@ -7,13 +7,13 @@ import shutil
 
 import pytest
 
-from gangline import attempts
-from gangline.attempts import Attempt
 from gangline.config.check import problems
 from gangline.config.compose import compose_one
 from gangline.config.resume import continued
 from gangline.errors import UserError
-from gangline.rundir import RunDirectory
+from gangline.run import attempts
+from gangline.run.attempts import Attempt
+from gangline.run.directory import RunDirectory
 from gangline.testing.sessions import lines, session, trained, trained_on
 
 

@@ -33,7 +33,7 @@ def test_core_has_no_word_of_a_plugin_but_in_its_catalogue():
 
 
 def test_the_words_are_ones_that_the_catalogue_does_use():
-    assert {word.lower() for word in OF_PLUGINS.findall((SOURCE / "catalogue.py").read_text())} >= {
+    assert {word.lower() for word in OF_PLUGINS.findall((SOURCE / "plugin/catalogue.py").read_text())} >= {
         "moe",
         "zarr",
         "dali",
@@ -129,7 +129,7 @@ def test_composing_checking_and_writing_a_run_imports_no_torch(tmp_path):
 def test_a_run_built_in_python_imports_no_hydra(tmp_path):
     code = (
         "import sys\nfrom gangline import api\nfrom gangline.config import default_run\n"
-        "from gangline.rundir import RunDirectory\n"
+        "from gangline.run.directory import RunDirectory\n"
         "made = api.prepare(default_run(run={'dir': 'out'}))\nRunDirectory.open('out').run()\n"
         "assert not {'hydra', 'omegaconf', 'torch'} & set(sys.modules)"
     )

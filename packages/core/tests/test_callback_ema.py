@@ -10,8 +10,8 @@ from gangline.cli.sample import main as sample_command
 from gangline.config.check import check
 from gangline.errors import UserError
 from gangline.interop.commands import export_run
-from gangline.plugins import build
-from gangline.rundir import RunDirectory
+from gangline.plugin.registry import build
+from gangline.run.directory import RunDirectory
 from gangline.sampling.sampler import load_model, sample
 from gangline.testing.runs import small_run
 from gangline.testing.sessions import lines, session, trained, trained_on

@@ -14,7 +14,7 @@ from gangline.config.values import Misfit, typed
 from gangline.errors import Problem, UserError
 from gangline.launch.config import LocalLaunch
 from gangline.parallel.config import Ddp
-from gangline.plugins import installed
+from gangline.plugin.registry import installed
 
 pytestmark = pytest.mark.usefixtures("core_alone")
 
@@ -186,7 +186,7 @@ def test_a_problem_of_a_part_that_another_opens_is_told(strangers, monkeypatch):
 from dataclasses import dataclass, field
 from gangline import Part, hookimpl
 from gangline.errors import Problem
-from gangline.parts import EditConfig, PartConfig
+from gangline.plugin.parts import EditConfig, PartConfig
 
 @dataclass
 class Feather(PartConfig):

@@ -21,8 +21,6 @@ import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from gangline import attempts
-from gangline.attempts import Attempt
 from gangline.checkpoint import SaveFailed, SaveRequest
 from gangline.checkpoint.config import Off, TorchCheckpoint
 from gangline.checkpoint.id import CheckpointId
@@ -31,6 +29,8 @@ from gangline.checkpoint.storage import CHECKSUMS, DOCUMENT, METADATA
 from gangline.checkpoint.torch_dcp import DcpCheckpointer
 from gangline.errors import BadCheckpoint, UserError
 from gangline.mesh import Mesh
+from gangline.run import attempts
+from gangline.run.attempts import Attempt
 from gangline.shard import Division, Layout, Registry, Shard
 from gangline.testing import rank
 from gangline.testing.pool import PoolBroken, pool

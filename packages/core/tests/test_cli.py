@@ -17,8 +17,8 @@ from gangline.config import default_run
 from gangline.config.sections import SECTIONS
 from gangline.config.serial import from_dict
 from gangline.launch.signals import NOTICES
-from gangline.plugins import installed
-from gangline.rundir import RunDirectory
+from gangline.plugin.registry import installed
+from gangline.run.directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("core_alone")
 
@@ -96,7 +96,7 @@ def test_the_verbs_are_listed(capsys):
 
 
 def test_every_verb_of_core_can_be_imported():
-    from gangline.plugins import load
+    from gangline.plugin.registry import load
 
     for command in installed().commands().values():
         assert callable(load(command.run))
@@ -134,7 +134,7 @@ def test_what_a_part_does_outside_the_law_is_shown(strangers):
         """
 from dataclasses import dataclass
 from gangline import Part, hookimpl
-from gangline.parts import OptimizerConfig
+from gangline.plugin.parts import OptimizerConfig
 
 @dataclass
 class Lossy(OptimizerConfig): pass

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from gangline import catalogue
 from gangline.cli.train import main
 from gangline.config.fields import defaults
 from gangline.config.sections import SECTIONS
 from gangline.config.suggest import SYNONYMS
-from gangline.parts import GROUPS
-from gangline.plugins import installed
-from gangline.rundir import RunDirectory
+from gangline.plugin import catalogue
+from gangline.plugin.parts import GROUPS
+from gangline.plugin.registry import installed
+from gangline.run.directory import RunDirectory
 from gangline.testing import warm
 
 pytestmark = pytest.mark.usefixtures("core_alone")
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("core_alone")
 ZARR = """
 from dataclasses import dataclass
 from gangline import Part, hookimpl
-from gangline.parts import CheckpointConfig
+from gangline.plugin.parts import CheckpointConfig
 
 @dataclass
 class Config(CheckpointConfig): pass

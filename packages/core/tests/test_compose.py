@@ -15,8 +15,8 @@ from gangline.config.compose import compose, compose_one
 from gangline.config.resume import continued
 from gangline.config.serial import from_dict, to_dict
 from gangline.errors import UserError
-from gangline.plugins import installed
-from gangline.rundir import RunDirectory
+from gangline.plugin.registry import installed
+from gangline.run.directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("core_alone")
 
@@ -224,7 +224,7 @@ LORA = """
 from dataclasses import dataclass, field
 from gangline import Part, hookimpl
 from gangline.errors import Problem
-from gangline.parts import EditConfig, PartConfig, TrackConfig
+from gangline.plugin.parts import EditConfig, PartConfig, TrackConfig
 
 @dataclass
 class Everywhere(PartConfig):
@@ -333,7 +333,7 @@ def test_a_recipe_of_a_plugin_is_found(adapter, strangers):
 SECRETIVE = """
 from dataclasses import dataclass
 from gangline import Part, hookimpl
-from gangline.parts import TrackConfig
+from gangline.plugin.parts import TrackConfig
 
 @dataclass
 class Cloud(TrackConfig):

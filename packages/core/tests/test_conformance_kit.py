@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import UserError
-from gangline.plugins import installed
+from gangline.plugin.registry import installed
 from gangline.testing import ScheduleSuite, TrackerSuite, as_installed, waived
 from gangline.testing.report import Result, run_file, suite_of
 

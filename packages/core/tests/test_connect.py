@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from gangline.comm.transport import connect
-from gangline.determinism import use_deterministic_kernels
 from gangline.mesh import Mesh
 from gangline.testing import warm
 from gangline.testing.ports import free_port
+from gangline.train.determinism import use_deterministic_kernels
 
 
 def ranks(world: int, body: str, directory: Path) -> list[tuple[int, str]]:

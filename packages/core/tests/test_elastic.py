@@ -16,14 +16,14 @@ import pytest
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from gangline import pulse
-from gangline.ending import read_ending
-from gangline.events import read_events
 from gangline.launch import elastic, guard, meeting, node, several
 from gangline.launch.config import ElasticLaunch
 from gangline.launch.meeting import FileBackend
 from gangline.launch.nodes import NAME
 from gangline.launch.starts import Starts
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
+from gangline.run.ending import read_ending
+from gangline.run.events import read_events
 from gangline.testing.processes import kill
 from gangline.testing.real_runs import SMALL, RealRuns
 from gangline.testing.runs import small_run
@@ -40,7 +40,7 @@ from dataclasses import dataclass
 
 from gangline import Part, hookimpl
 from gangline.callback import Callback
-from gangline.parts import CallbackConfig
+from gangline.plugin.parts import CallbackConfig
 
 
 @dataclass
@@ -295,7 +295,7 @@ from dataclasses import dataclass
 
 from gangline import Part, hookimpl
 from gangline.health import Action, HealthCheck, Order, Verdict
-from gangline.parts import HealthConfig
+from gangline.plugin.parts import HealthConfig
 
 
 @dataclass

@@ -13,22 +13,22 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from gangline import run_lock
 from gangline.checkpoint.base import SaveFailed
 from gangline.checkpoint.id import CheckpointId
 from gangline.config import default_run
 from gangline.config.check import _variables
-from gangline.ending import RunEnding, read_ending, write_ending
 from gangline.errors import UserError
-from gangline.events import Events, read_events
-from gangline.generation import Progress
 from gangline.launch import failures, several
 from gangline.launch.config import LocalLaunch
 from gangline.launch.failures import RankFailure
 from gangline.launch.several import Agents
 from gangline.launch.signals import hand_on
 from gangline.launch.starts import Starts
-from gangline.rundir import RunDirectory
+from gangline.run import lock
+from gangline.run.directory import RunDirectory
+from gangline.run.ending import RunEnding, read_ending, write_ending
+from gangline.run.events import Events, read_events
+from gangline.run.generation import Progress
 from gangline.testing.pool import pool
 from gangline.testing.sessions import session
 from gangline.train.rank import train
@@ -135,7 +135,7 @@ def test_without_a_restart_left_it_is_to_be_requeued(tmp_path, code, requeue):
 
 
 def test_a_job_that_is_over_is_not_joined(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_lock, "OVER_SECONDS", 0.2)
+    monkeypatch.setattr(lock, "OVER_SECONDS", 0.2)
     first, second = RunDirectory(tmp_path), RunDirectory(tmp_path)
     job = first.share()
     first.job_is_over()
@@ -144,7 +144,7 @@ def test_a_job_that_is_over_is_not_joined(tmp_path, monkeypatch):
     agent.unlock()
     with pytest.raises(UserError, match="the last node of a job that is over"):
         second.share()
-    monkeypatch.setattr(run_lock, "OVER_SECONDS", 60)
+    monkeypatch.setattr(lock, "OVER_SECONDS", 60)
     leaves = threading.Timer(0.3, first.unlock)
     leaves.start()
     assert second.share() != job

@@ -9,11 +9,11 @@ import resource
 
 import pytest
 
-from gangline.events import Events, read_events
 from gangline.launch import failures, worker
 from gangline.launch.agent_log import AgentLog
 from gangline.launch.failures import RankFailure
 from gangline.launch.output import Copied
+from gangline.run.events import Events, read_events
 
 FULL = "/dev/full"
 
@@ -71,7 +71,7 @@ def test_events_begin_where_a_torn_line_cannot_be_ended(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("gangline.events.end_line", full)
+        patch.setattr("gangline.run.events.end_line", full)
         events = Events(tmp_path)
     events.write("launch")
     events.write("exit")

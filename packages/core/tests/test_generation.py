@@ -18,13 +18,8 @@ from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from gangline import attempts, generation
-from gangline.attempts import Attempt
 from gangline.cluster import GivenNodes, given_nodes
-from gangline.ending import EXIT_REQUEUE, RunEnding, clear_ending, read_ending, write_ending
 from gangline.errors import Problem, UserError
-from gangline.events import Events, read_events
-from gangline.generation import FILE, Fenced, advance, hold, progress
 from gangline.launch import elastic, failures, meeting_state, worker
 from gangline.launch.before import reason_of
 from gangline.launch.config import ElasticLaunch, LocalLaunch
@@ -35,6 +30,11 @@ from gangline.launch.nodes import fewest_and_most
 from gangline.launch.placed import PlacedAddress
 from gangline.launch.signals import HandedOn
 from gangline.launch.starts import JobStart, Starts
+from gangline.run import attempts, generation
+from gangline.run.attempts import Attempt
+from gangline.run.ending import EXIT_REQUEUE, RunEnding, clear_ending, read_ending, write_ending
+from gangline.run.events import Events, read_events
+from gangline.run.generation import FILE, Fenced, advance, hold, progress
 
 
 @pytest.fixture

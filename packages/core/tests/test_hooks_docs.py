@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from gangline import hooks
+from gangline.plugin import hooks
 
 pytestmark = pytest.mark.usefixtures("core_alone")
 
@@ -116,7 +116,7 @@ def test_the_edit_of_the_example_changes_the_model(documented, monkeypatch):
     from gangline.config import default_run
     from gangline.model.compose import compose_model
     from gangline.model.tree import parameter_shapes
-    from gangline.plugins import installed
+    from gangline.plugin.registry import installed
 
     installed.cache_clear()
     try:

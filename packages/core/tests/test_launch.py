@@ -21,14 +21,14 @@ from rich.live import Live
 
 from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
-from gangline.ending import read_ending
 from gangline.errors import PeerFailed, UserError
 from gangline.launch import Sidecar, changed_data, forkserver, guard, sidecars
 from gangline.launch.config import LocalLaunch, gpus, processes
 from gangline.launch.failures import lost_peer
 from gangline.launch.local import start
 from gangline.launch.output import Copied
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
+from gangline.run.ending import read_ending
 from gangline.testing.pool import close_all
 from gangline.testing.runs import small_run
 

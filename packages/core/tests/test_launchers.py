@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from gangline import catalogue
 from gangline.cli import main as gangline
 from gangline.cli.train import main as train
 from gangline.config import default_run
 from gangline.config.check import check, world_of
 from gangline.launch import forkserver
 from gangline.launch.config import LocalLaunch
-from gangline.plugins import installed
-from gangline.rundir import RunDirectory
+from gangline.plugin import catalogue
+from gangline.plugin.registry import installed
+from gangline.run.directory import RunDirectory
 from gangline.testing import as_installed
 from gangline.testing.real_runs import SMALL, small_text
 

@@ -21,7 +21,7 @@ from gangline.optimizer.config import Adamw
 from gangline.parallel.config import Ddp, Single
 from gangline.parallel.ddp import build as build_ddp
 from gangline.parallel.single import build as build_single
-from gangline.parts import CheckpointConfig, DataConfig, LaunchConfig
+from gangline.plugin.parts import CheckpointConfig, DataConfig, LaunchConfig
 from gangline.precision.config import Bf16, Fp32, Fp64
 from gangline.precision.plain import Plain
 from gangline.schedule.config import Constant

@@ -10,8 +10,8 @@ import yaml
 from gangline import testing
 from gangline.cli.new_plugin import choices_of, files, main, write
 from gangline.errors import UserError
-from gangline.parts import LISTS
-from gangline.plugins import installed
+from gangline.plugin.parts import LISTS
+from gangline.plugin.registry import installed
 from gangline.testing import as_installed
 from gangline.testing.report import run_file
 

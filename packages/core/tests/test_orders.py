@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from gangline import attempts, events, pulse
-from gangline.attempts import Attempt
+from gangline import pulse
 from gangline.checkpoint.torch_dcp import DcpCheckpointer
 from gangline.errors import BadCheckpoint, UserError
 from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
 from gangline.launch.failures import RestartWanted
 from gangline.record import read_records
+from gangline.run import attempts, events
+from gangline.run.attempts import Attempt
 from gangline.testing.pool import pool
 from gangline.testing.processes import kill
 from gangline.testing.sessions import session
@@ -491,7 +492,7 @@ from dataclasses import dataclass
 
 from gangline import Part, hookimpl
 from gangline.health import Action, HealthCheck, Order, Verdict
-from gangline.parts import HealthConfig
+from gangline.plugin.parts import HealthConfig
 
 
 @dataclass
@@ -548,7 +549,7 @@ from dataclasses import dataclass
 
 from gangline import Part, hookimpl
 from gangline.health import Action, HealthCheck, Verdict, within
-from gangline.parts import HealthConfig
+from gangline.plugin.parts import HealthConfig
 
 
 @dataclass

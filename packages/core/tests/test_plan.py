@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from gangline import plugins
 from gangline.config import default_run
 from gangline.errors import UserError
 from gangline.interop.config import check_weights
@@ -20,8 +19,9 @@ from gangline.model.decoder_nodes import FeedForwardNode
 from gangline.model.flops import parameter_count
 from gangline.model.plan import plan_decoder
 from gangline.model.tree import parameter_shapes, replaced
-from gangline.parts import EditConfig, Part
 from gangline.plan import Cut, Init, Name, Plan, Seam, matches
+from gangline.plugin import registry
+from gangline.plugin.parts import EditConfig, Part
 
 # What the models' own pages and config.json files come to, in parameters.
 PUBLISHED = {
@@ -87,7 +87,7 @@ class TestEveryPart:
         assert part.config().check(None) == []
 
     def test_it_is_offered(self, part):
-        offer = plugins.installed().part_of(part.config())
+        offer = registry.installed().part_of(part.config())
         assert (offer.group, offer.part.name) == ("model", part.name)
 
 
@@ -215,7 +215,7 @@ class TestEdits:
         from gangline.config.defaults import default_run
 
         parts = {cls: Part(name="on", config=cls, build=f"{__name__}:widen", summary="wider") for cls in (Widen, Other)}
-        known = plugins.installed()
+        known = registry.installed()
 
         class Installed:
             def part_of(self, config):

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from gangline import catalogue
 from gangline.errors import UserError
-from gangline.hooks import GROUP_OF
-from gangline.parts import GROUPS
-from gangline.plugins import OFF, build, installed
+from gangline.plugin import catalogue
+from gangline.plugin.hooks import GROUP_OF
+from gangline.plugin.parts import GROUPS
+from gangline.plugin.registry import OFF, build, installed
 
 pytestmark = pytest.mark.usefixtures("core_alone")
 
 CHECKPOINT = """
 from dataclasses import dataclass
 from gangline import Part, hookimpl
-from gangline.parts import CheckpointConfig
+from gangline.plugin.parts import CheckpointConfig
 
 @dataclass
 class Config(CheckpointConfig):
@@ -39,7 +39,7 @@ def build(config, run, store):
 ASK = """
 import json, sys
 from gangline.errors import UserError
-from gangline.plugins import installed
+from gangline.plugin.registry import installed
 found = installed()
 said = {}
 for choice in sys.argv[1:]:
@@ -192,7 +192,7 @@ def test_the_variable_limits_what_is_loaded(strangers):
 PREAMBLE = """
 from dataclasses import dataclass
 from gangline import Command, Part, hookimpl
-from gangline.parts import CheckpointConfig, EditConfig, PartConfig
+from gangline.plugin.parts import CheckpointConfig, EditConfig, PartConfig
 
 class NoDataclass: pass
 @dataclass
@@ -217,7 +217,7 @@ BREACHES = {
     ),
     "a configuration of another group": (
         "@hookimpl\ndef gangline_checkpointers():\n    yield Part(name='a', config=Bare, build='m:b', summary='s')",
-        "Bare must derive from gangline.parts.CheckpointConfig",
+        "Bare must derive from gangline.plugin.parts.CheckpointConfig",
     ),
     "a part without a group": (
         "@hookimpl\ndef gangline_parts():\n    yield Part(name='a', config=Config, build='m:b', summary='s')",
@@ -339,7 +339,7 @@ def test_every_configuration_tells_its_part():
 
 
 def test_a_foreign_class_tells_no_part():
-    from gangline.parts import CheckpointConfig
+    from gangline.plugin.parts import CheckpointConfig
 
     with pytest.raises(
         UserError, match=r"no installed part has the configuration class gangline\.config\.schema\.CheckpointConfig"

@@ -17,7 +17,7 @@ import torch
 from gangline.errors import UserError
 from gangline.launch import forkserver
 from gangline.mesh import Mesh
-from gangline.plugins import installed
+from gangline.plugin.registry import installed
 from gangline.testing import rank
 from gangline.testing.install import as_installed
 from gangline.testing.pool import PoolBroken, pool

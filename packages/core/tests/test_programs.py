@@ -16,15 +16,15 @@ from gangline.config.programs import untrusted
 from gangline.config.resume import continued
 from gangline.config.values import override
 from gangline.errors import UserError, printable
-from gangline.plugins import installed
-from gangline.rundir import RunDirectory
+from gangline.plugin.registry import installed
+from gangline.run.directory import RunDirectory
 
 PLUGIN = """
 from dataclasses import dataclass, field
 from typing import Annotated
 from gangline import Part, hookimpl
 from gangline.config import RunsCode
-from gangline.parts import TrackConfig
+from gangline.plugin.parts import TrackConfig
 
 @dataclass
 class Notify(TrackConfig):

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gangline.attempts import Attempt, next_cursor
 from gangline.config.check import check
 from gangline.config.compose import compose
 from gangline.config.sections import BatchSection
 from gangline.errors import UserError
+from gangline.run.attempts import Attempt, next_cursor
 from gangline.testing import RealRuns
 
 RAMP = ("recipe=tiny", "run.sample=0", "batch.ramp={4:18,8:50}", "batch.global_size=16", "validate.every=null")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.errors import UserError
-from gangline.redaction import looks_secret, redact, refuse_secrets
+from gangline.run.redaction import looks_secret, redact, refuse_secrets
 
 RANDOM = "a1B2c3D4e5F6g7H8i9J0"  # as keys look
 

@@ -10,9 +10,9 @@ import pytest
 
 from gangline import pulse
 from gangline.config import default_run
-from gangline.ending import read_ending
-from gangline.plugins import build
-from gangline.rundir import RunDirectory
+from gangline.plugin.registry import build
+from gangline.run.directory import RunDirectory
+from gangline.run.ending import read_ending
 from gangline.testing.processes import kill, living, wait_until_none_lives
 
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from gangline import attempts, generation
-from gangline.attempts import Attempt
 from gangline.cli.run_figure import write_run_figure
-from gangline.ending import read_ending
 from gangline.errors import UserError
-from gangline.events import Events, read_events
 from gangline.launch import output
 from gangline.record import StepRecord, read_records
+from gangline.run import attempts, generation
+from gangline.run.attempts import Attempt
+from gangline.run.directory import RunDirectory
+from gangline.run.ending import read_ending
+from gangline.run.events import Events, read_events
 from gangline.run_files import refuse_planted
-from gangline.rundir import RunDirectory
 from gangline.track.base import Start
 from gangline.track.jsonl import JsonLinesTracker
 

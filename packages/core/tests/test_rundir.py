@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gangline import provenance
 from gangline.config import default_run
 from gangline.config.serial import to_dict
 from gangline.errors import UserError
-from gangline.rundir import RunDirectory, fresh, write_whole
+from gangline.run import provenance
+from gangline.run.directory import RunDirectory, fresh, write_whole
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_directory_that_holds_a_run_is_not_taken_again(directory):
 def test_a_directory_that_may_not_be_written_is_refused():
     code = (
         "import os, sys\n"
-        "from gangline.rundir import RunDirectory\nfrom gangline.config import default_run\n"
+        "from gangline.run.directory import RunDirectory\nfrom gangline.config import default_run\n"
         "run = default_run(run={'dir': sys.argv[1]})\n"
         "if os.geteuid() == 0: os.setegid(65534); os.seteuid(65534)\n"  # nothing is read-only to root
         "RunDirectory.create(run)"
@@ -171,7 +171,7 @@ def test_a_file_in_the_way_is_refused(tmp_path):
 
 HOLD = """
 import sys, time
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
 directory = RunDirectory.open(sys.argv[1])
 directory.lock()
 print("held", flush=True)
@@ -198,7 +198,7 @@ def test_a_second_process_is_refused_while_the_first_lives(directory):
 
 UNLOCKED = """
 import errno, fcntl, sys
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
 
 def flock(handle, how):  # as on a file system that has none
     raise OSError(errno.ENOLCK, "No locks available")
@@ -224,7 +224,7 @@ def test_a_kill_while_writing_leaves_the_old_file_or_the_new_one(tmp_path):
     target = tmp_path / "config.yaml"
     old, new = "old\n" * 20000, "new\n" * 20000
     code = (
-        "import sys; from pathlib import Path; from gangline.rundir import write_whole\n"
+        "import sys; from pathlib import Path; from gangline.run.directory import write_whole\n"
         "print('go', flush=True)\nfor _ in range(100000): write_whole(Path(sys.argv[1]), 'new\\n' * 20000)"
     )
     for number in range(6):
@@ -325,7 +325,7 @@ def test_a_run_that_was_refused_leaves_no_directory(tmp_path):
 
 
 def test_what_cannot_be_written_whole_leaves_no_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr("gangline.rundir.part_versions", lambda run: 1 / 0)
+    monkeypatch.setattr("gangline.run.directory.part_versions", lambda run: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         RunDirectory.create(default_run(run={"dir": str(tmp_path / "runs" / "new")}))
     assert not (tmp_path / "runs").exists()

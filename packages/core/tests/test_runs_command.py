@@ -19,14 +19,14 @@ from gangline.cli import run_figure
 from gangline.cli.compare import differences, main as compare
 from gangline.cli.runs import main as runs
 from gangline.config.compose import compose
-from gangline.ending import RunEnding, write_ending
 from gangline.errors import UserError
-from gangline.events import Events
-from gangline.generation import STEP
 from gangline.record import StepRecord
-from gangline.run_lock import RunLock
-from gangline.rundir import RunDirectory
-from gangline.runs import summaries, summary
+from gangline.run.directory import RunDirectory
+from gangline.run.ending import RunEnding, write_ending
+from gangline.run.events import Events
+from gangline.run.generation import STEP
+from gangline.run.listing import summaries, summary
+from gangline.run.lock import RunLock
 from gangline.testing import RealRuns
 from gangline.testing.figures import readable
 
@@ -346,7 +346,7 @@ def test_a_run_lives_also_where_the_kernel_names_another_device(tmp_path: Path, 
     """As on btrfs and overlayfs; the same number of another file system's file is no run's."""
     run = made(tmp_path / "a", reason=None)
     lock, locks = RunLock(run), tmp_path / "locks"
-    monkeypatch.setattr("gangline.run_lock.LOCKS", locks)
+    monkeypatch.setattr("gangline.run.lock.LOCKS", locks)
     line = "7: FLOCK  ADVISORY  WRITE {pid} ff:1e:{inode} 0 EOF\n"
     lock.take()
     locks.write_text(line.format(pid=os.getpid(), inode=(run / ".lock").stat().st_ino))

@@ -26,7 +26,7 @@ from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.model.config import Tiny
 from gangline.model.init import initialise
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
 from gangline.sampling.options import Sampling, Written
 from gangline.sampling.prompts import read_prompts
 from gangline.sampling.sampler import Sampler, generate, sample

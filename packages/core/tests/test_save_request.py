@@ -9,7 +9,7 @@ import pytest
 
 from gangline.checkpoint import SaveRequest
 from gangline.launch.config import LocalLaunch
-from gangline.parts import LaunchConfig
+from gangline.plugin.parts import LaunchConfig
 from gangline.train.save import asked
 from gangline.train.session import Session
 

@@ -18,8 +18,8 @@ from gangline.config.serial import fill, from_dict, to_dict
 from gangline.config.values import Misfit, describe, plain, typed
 from gangline.errors import UserError
 from gangline.optimizer.config import Adamw
-from gangline.parts import LISTS
-from gangline.plugins import installed
+from gangline.plugin.parts import LISTS
+from gangline.plugin.registry import installed
 
 pytestmark = pytest.mark.usefixtures("core_alone")
 

@@ -16,7 +16,7 @@ from gangline.cli.train import read
 from gangline.config import default_run
 from gangline.config.check import problems
 from gangline.errors import UserError
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
 
 TITLE = "\x1b]0;pwn\x07"
 
@@ -86,7 +86,7 @@ def test_encoding_without_a_letter_shows_its_escape(tmp_path):
 
 def test_files_of_a_run_are_utf8_in_every_locale(tmp_path):
     code = (
-        "import sys; from gangline.config import default_run; from gangline.rundir import RunDirectory\n"
+        "import sys; from gangline.config import default_run; from gangline.run.directory import RunDirectory\n"
         "RunDirectory.create(default_run(run={'dir': sys.argv[1], 'name': '\\xe9'}), ['\\xe9'])"
     )
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from gangline import provenance
 from gangline.launch import sidecars
-from gangline.parts import Sidecar
+from gangline.plugin.parts import Sidecar
+from gangline.run import provenance
 
 WARM = """
 import multiprocessing

@@ -9,7 +9,6 @@ from typing import ClassVar
 import pytest
 import torch
 
-from gangline import plugins
 from gangline.config.defaults import default_run
 from gangline.errors import UserError
 from gangline.model import compose
@@ -20,8 +19,9 @@ from gangline.model.decoder_nodes import FeedForwardNode, LinearNode
 from gangline.model.init import whole_model
 from gangline.model.linear import Linear
 from gangline.model.tree import Node, WrapNode, by_path, nodes, parameter_shapes, replaced
-from gangline.parts import EditConfig, Part
 from gangline.plan import Init, Plan
+from gangline.plugin import registry
+from gangline.plugin.parts import EditConfig, Part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ EDITS = {Adapt: "adapt", Again: "adapt", Double: "double", Narrow: "narrow"}
 @pytest.fixture
 def composed(monkeypatch):
     """The model of a run with these edits, as if plugins offered them."""
-    known = plugins.installed()
+    known = registry.installed()
     parts = {cls: Part(name="on", config=cls, build=f"{__name__}:{name}", summary="-") for cls, name in EDITS.items()}
 
     class Installed:

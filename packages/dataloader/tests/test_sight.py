@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gangline.attempts import Attempt, append, next_cursor
 from gangline.config import BatchSection
 from gangline.errors import UserError
-from gangline.rundir import RunDirectory
+from gangline.run.attempts import Attempt, append, next_cursor
+from gangline.run.directory import RunDirectory
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build

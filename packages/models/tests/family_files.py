@@ -28,7 +28,7 @@ from gangline.interop.fields import HARMLESS
 from gangline.interop.names import theirs_of
 from gangline.model import compose_model, construct, shards_of
 from gangline.model.build import materialise
-from gangline.plugins import installed
+from gangline.plugin.registry import installed
 from gangline.strategy import Batch
 from gangline.testing.inputs import whole_sequences
 

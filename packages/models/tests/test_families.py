@@ -18,7 +18,7 @@ from gangline.config import BatchSection, Run, default_run
 from gangline.interop import model_config_from
 from gangline.interop.commands import words_for
 from gangline.model import compose_model, parameter_shapes
-from gangline.plugins import installed
+from gangline.plugin.registry import installed
 from gangline_models.families.gpt2 import Gpt2
 from gangline_models.families.olmo import Olmo3
 from gangline_models.families.phi3 import Phi3

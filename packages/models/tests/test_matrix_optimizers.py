@@ -9,7 +9,7 @@ import torch
 
 from gangline.config.compose import compose
 from gangline.mesh import Mesh
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
 from gangline.testing import rank
 from gangline.train.build import build
 from gangline.train.rank import train

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gangline import plugins
 from gangline.config.check import check
 from gangline.errors import UserError
 from gangline.model.compose import compose_model
 from gangline.model.init import shards_of, whole_model
-from gangline.rundir import RunDirectory
+from gangline.plugin import registry
+from gangline.run.directory import RunDirectory
 from gangline.sampling.sampler import load_model
 from gangline.shard import Shard
 from gangline.testing import RealRuns
@@ -38,7 +38,7 @@ def run_of(here, *settings):
 
 def dense_model(here):
     run = RunDirectory.open(here / "dense").run()
-    kept = plugins.build(run.checkpoint, run, None)
+    kept = registry.build(run.checkpoint, run, None)
     return load_model(run, kept, kept.latest(), "cpu")
 
 

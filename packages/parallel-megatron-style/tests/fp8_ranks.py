@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from runtimes import runtime_of
 
-from gangline import plugins
 from gangline.batch import Batch
+from gangline.plugin import registry
 from gangline.testing.runs import small_run
 
 ROWS, LENGTH, VOCABULARY = 8, 12, 61
@@ -28,7 +28,7 @@ def losses(settings: tuple[str, ...], steps: int, microbatch: int = ROWS) -> lis
     """The mean loss of each step of a training with AdamW."""
     run = small_run(*settings)
     runtime = runtime_of(run)
-    optimizer = plugins.build(run.optimizer, run, runtime)
+    optimizer = registry.build(run.optimizer, run, runtime)
     index, width = runtime.data_coordinate
     own = ROWS // microbatch // width
     found = []

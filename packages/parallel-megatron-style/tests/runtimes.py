@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import nn
 
-from gangline import plugins
 from gangline.comm import Comms
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.model.init import initialise
+from gangline.plugin import registry
 from gangline.precision import Precision
 from gangline.testing import rank
 from gangline.train.recompute_and_compile import finisher
@@ -28,14 +28,14 @@ def runtime_of(
     """
     tree, plan = compose_model(run)
     mesh = Mesh.of(run.parallel.axes(rank.world))
-    runtime = plugins.build(
+    runtime = registry.build(
         run.parallel,
         run,
         model_of(tree, plan) if model is None else model,
         plan,
         mesh,
         comms or rank.comms(mesh, run.deterministic),
-        precision or plugins.build(run.precision, run),
+        precision or registry.build(run.precision, run),
         finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams),
     )
     if model is None:

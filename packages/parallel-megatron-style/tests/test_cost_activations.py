@@ -9,7 +9,6 @@ import torch
 from test_cost_traffic import microbatch
 from torch import nn
 
-from gangline import plugins
 from gangline.comm.fake import FakeComms
 from gangline.config import RunSection, default_run
 from gangline.config.sections import Recompute
@@ -17,6 +16,7 @@ from gangline.explain import ActivationSizes
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.config import DecoderConfig
+from gangline.plugin import registry
 from gangline.testing import bytes_kept
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.config import Pp, Tp
@@ -114,8 +114,8 @@ def test_a_block_cut_by_tp(tp, sequence_parallel):
     mesh = Mesh.of({"tp": tp})
     case, comms = Case.of(run, mesh), FakeComms(mesh)
     made = construct(case.tree)
-    finish, precision = finisher(Recompute.none, False), plugins.build(run.precision, run)
-    runtime = plugins.build(run.parallel, run, made, case.plan, mesh, comms, precision, finish)
+    finish, precision = finisher(Recompute.none, False), registry.build(run.precision, run)
+    runtime = registry.build(run.parallel, run, made, case.plan, mesh, comms, precision, finish)
     for shard in runtime.shards():
         nn.init.normal_(shard.local, std=0.02)
     batch = microbatch(case)

@@ -8,13 +8,13 @@ from fractions import Fraction
 import pytest
 import torch
 
-from gangline import plugins
 from gangline.batch import Batch
 from gangline.comm.fake import FakeComms
 from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.model.build import model_of
 from gangline.model.compose import compose_model
+from gangline.plugin import registry
 from gangline.testing.inputs import whole_sequences
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.cost import traffic
@@ -40,8 +40,8 @@ def counted(words: str, stage: int, every: int = 1) -> tuple[Case, Mesh, list[Fa
     for point in points[::every]:
         comms = FakeComms(mesh, mesh.rank(point))
         finish = finisher(run.run.recompute, False, run.run.recompute_every, plan.seams)
-        precision = plugins.build(run.precision, run)
-        runtime = plugins.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
+        precision = registry.build(run.precision, run)
+        runtime = registry.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
         comms.traffic.bytes.clear()  # what it takes to begin
         comms.traffic.calls.clear()
         runtime.step([microbatch(case)] * case.microbatches)
@@ -167,10 +167,10 @@ def test_what_muon_gathers_and_hands_out(words, monkeypatch):
         handed, calls = 0, set()
         points = list(mesh.along({"pp": stage}, ("dp_replicate", "dp_shard", "cp", "tp")))
         for point in points:
-            comms, precision = FakeComms(mesh, mesh.rank(point)), plugins.build(run.precision, run)
+            comms, precision = FakeComms(mesh, mesh.rank(point)), registry.build(run.precision, run)
             finish = finisher(run.run.recompute, False)
-            runtime = plugins.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
-            optimizer = plugins.build(run.optimizer, run, runtime)
+            runtime = registry.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
+            optimizer = registry.build(run.optimizer, run, runtime)
             runtime.step([microbatch(case)] * case.microbatches)
             before = Counter(comms.traffic.bytes), Counter(comms.traffic.calls)
             optimizer.step(1e-3)

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gangline import plugins
 from gangline.config import default_run
 from gangline.mesh import Mesh
 from gangline.model import compose_model, decode, keep_in_8_bits
 from gangline.model.build import model_of
 from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise
+from gangline.plugin import registry
 from gangline.strategy import Shard, model_array
 from gangline.testing import rank
 from gangline.testing.pool import pool
@@ -46,14 +46,14 @@ def body(tp: int, zero: int, precision: str):
     """(bytes of weights, bytes of masters beside them, what this rank has of one linear's codes and scales)."""
     run, tree, plan = made(rank.world, tp, zero, precision)
     mesh = Mesh.of(run.parallel.axes(rank.world))
-    runtime = plugins.build(
+    runtime = registry.build(
         run.parallel,
         run,
         model_of(tree, plan),
         plan,
         mesh,
         rank.comms(mesh),
-        plugins.build(run.precision, run),
+        registry.build(run.precision, run),
         finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams),
     )
     initialise(runtime.shards(), plan, run.seed)

@@ -7,7 +7,7 @@ import torch
 
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
-from gangline.plugins import build
+from gangline.plugin.registry import build
 from gangline.testing import rank, strategy_ranks
 from gangline.testing.compare import close
 from gangline.testing.pool import pool

@@ -9,7 +9,7 @@ import torch
 from gangline.checkpoint import SaveRequest
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
 from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline.testing.runs import small_run

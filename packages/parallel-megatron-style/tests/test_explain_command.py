@@ -10,9 +10,9 @@ import pytest
 
 from gangline.cli.main import main
 from gangline.config.compose import compose_one
-from gangline.events import Events
-from gangline.plugins import installed
-from gangline.rundir import RunDirectory
+from gangline.plugin.registry import installed
+from gangline.run.directory import RunDirectory
+from gangline.run.events import Events
 from gangline.testing import readable
 from gangline_parallel_megatron_style.explain.explained import explained
 

@@ -10,7 +10,7 @@ import pytest
 from gangline.config.resume import continued
 from gangline.config.serial import to_dict
 from gangline.mesh import Mesh
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
 from gangline.testing.pool import pool
 from gangline.testing.sessions import lines, session, trained, trained_on
 

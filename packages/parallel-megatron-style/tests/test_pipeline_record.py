@@ -11,7 +11,7 @@ import torch
 from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
 from gangline.testing import strategy_ranks
 from gangline.testing.pool import pool
 from gangline.testing.runs import small_run

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gangline.cli.main import main
-from gangline.plugins import installed
+from gangline.plugin.registry import installed
 
 EIGHT = (
     "parallel=ddp",

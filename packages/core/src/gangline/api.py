@@ -12,11 +12,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from gangline import plugins
 from gangline.config.check import check
 from gangline.config.schema import Run
 from gangline.errors import UserError
-from gangline.rundir import RunDirectory
+from gangline.plugin import registry
+from gangline.run.directory import RunDirectory
 
 
 class RunFailed(RuntimeError):
@@ -60,7 +60,7 @@ def launch_all(directories: Sequence[RunDirectory]) -> list[int]:
             "They are submitted together, and have the same number of nodes and the same time.",
             "Leave options of launch out of what varies.",
         )
-    return plugins.build(runs[0].launch, runs[0]).launch_all(directories)
+    return registry.build(runs[0].launch, runs[0]).launch_all(directories)
 
 
 def launch(directory: RunDirectory) -> int:
@@ -75,7 +75,7 @@ def launch(directory: RunDirectory) -> int:
 
         forkserver.drop()
     try:
-        return plugins.build(run.launch, run).launch(directory)
+        return registry.build(run.launch, run).launch(directory)
     except UserError:
         directory.discard()
         directory.put_back()

@@ -19,9 +19,9 @@ from gangline.errors import RAISED
 from gangline.pulse.write import current
 
 if TYPE_CHECKING:
-    from gangline.attempts import Attempt
     from gangline.comm.base import Comm
     from gangline.record import StepRecord
+    from gangline.run.attempts import Attempt
 
 
 class Action(IntEnum):

@@ -52,7 +52,7 @@ class StepRecord:
     notes: list[str] = field(default_factory=list)  # what people were told since the step before
     time: float = 0.0  # seconds since the epoch at the step's end, on global rank 0
     monotonic: float = 0.0  # the same moment on the clock of its machine, as in events.jsonl
-    generation: int = 1  # which start of the ranks it is of, see gangline.generation
+    generation: int = 1  # which start of the ranks it is of, see gangline.run.generation
 
     def to_json(self) -> str:
         """One line, floats in full precision. Not finite: a string ("nan"), for JSON has no such number."""

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
-from gangline.parts import PartConfig
+from gangline.plugin.parts import PartConfig
 
 GROUP = "simulator"
 DAY = 86400.0
@@ -108,9 +108,9 @@ class FailureSimulator(ABC):
 
 def simulator(name: str) -> FailureSimulator:
     """The simulator of that name, with its defaults. Raises UserError where it is not installed, with the choices."""
-    from gangline import plugins
+    from gangline.plugin import registry
 
-    return plugins.build(plugins.installed().find(GROUP, name).part.config())
+    return registry.build(registry.installed().find(GROUP, name).part.config())
 
 
 __all__ = ["DAY", "FailureSimulator", "Reliability", "SimulatedJob", "SimulatedTime", "SimulatorConfig", "simulator"]

@@ -7,22 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gangline.lazy import lazily
+from gangline.plugin.lazy import lazily
 
 if TYPE_CHECKING:
-    from gangline import attempts as attempts
-    from gangline.attempts import Attempt as Attempt
     from gangline.cli import notes_by as notes_by
     from gangline.cli.verbs import usage_of as usage_of, verb_of as verb_of
     from gangline.config.values import override as override
-    from gangline.ending import (
-        RunEnding as RunEnding,
-        clear_ending as clear_ending,
-        read_ending as read_ending,
-        write_ending as write_ending,
-    )
     from gangline.errors import printable as printable
-    from gangline.events import Events as Events, read_events as read_events
     from gangline.interop import load_pretrained as load_pretrained
     from gangline.interop.commands import (
         add_output as add_output,
@@ -34,28 +25,37 @@ if TYPE_CHECKING:
     from gangline.interop.tensors import tensor_names as tensor_names
     from gangline.interop.tokenizer_files import file_beside as file_beside, tokenizer_files as tokenizer_files
     from gangline.record import every_record as every_record, plain as plain, read_records as read_records
-    from gangline.run_files import open_own as open_own, open_regular as open_regular, read_regular as read_regular
-    from gangline.rundir import (
+    from gangline.run import attempts as attempts
+    from gangline.run.attempts import Attempt as Attempt
+    from gangline.run.directory import (
         RunDirectory as RunDirectory,
         part_versions as part_versions,
         write_whole as write_whole,
     )
+    from gangline.run.ending import (
+        RunEnding as RunEnding,
+        clear_ending as clear_ending,
+        read_ending as read_ending,
+        write_ending as write_ending,
+    )
+    from gangline.run.events import Events as Events, read_events as read_events
+    from gangline.run_files import open_own as open_own, open_regular as open_regular, read_regular as read_regular
     from gangline.sampling.options import Sampling as Sampling, Written as Written
     from gangline.sampling.sampler import Sampler as Sampler, Text as Text, Writer as Writer, sample as sample
 
 __getattr__, __all__ = lazily(
     __name__,
     {
-        "gangline.rundir": "RunDirectory part_versions write_whole",
+        "gangline.run.directory": "RunDirectory part_versions write_whole",
         "gangline.run_files": "open_own open_regular read_regular",
-        "gangline": "attempts",
+        "gangline.run": "attempts",
         "gangline.cli": "notes_by",
         "gangline.cli.verbs": "usage_of verb_of",
         "gangline.record": "every_record plain read_records",
-        "gangline.ending": "RunEnding clear_ending read_ending write_ending",
+        "gangline.run.ending": "RunEnding clear_ending read_ending write_ending",
         "gangline.config.values": "override",
         "gangline.errors": "printable",
-        "gangline.events": "Events read_events",
+        "gangline.run.events": "Events read_events",
         "gangline.sampling.options": "Sampling Written",
         "gangline.sampling.sampler": "Sampler Text Writer sample",
         "gangline.interop": "load_pretrained",
@@ -63,6 +63,6 @@ __getattr__, __all__ = lazily(
         "gangline.interop.names": "Theirs theirs_of",
         "gangline.interop.tensors": "tensor_names",
         "gangline.interop.tokenizer_files": "file_beside tokenizer_files",
-        "gangline.attempts": "Attempt",
+        "gangline.run.attempts": "Attempt",
     },
 )

@@ -6,9 +6,9 @@ import os
 import time
 from dataclasses import dataclass
 
-from gangline.hooks import hookimpl
 from gangline.optimizer.config import Adamw
-from gangline.parts import EditConfig, HealthConfig, Part, PrecisionConfig, ScheduleConfig, TrackConfig
+from gangline.plugin.hooks import hookimpl
+from gangline.plugin.parts import EditConfig, HealthConfig, Part, PrecisionConfig, ScheduleConfig, TrackConfig
 from gangline.precision.config import Fp16
 from gangline.reliability import SimulatorConfig
 from gangline.testing.toys.plugin import Files, Lanes, Nan, Numbers, Previous, Rows

@@ -10,8 +10,8 @@ from gangline import Part, hookimpl
 from gangline.config import Run
 from gangline.errors import UserError
 from gangline.launch import Launcher
-from gangline.parts import LaunchConfig
-from gangline.rundir import RunDirectory
+from gangline.plugin.parts import LaunchConfig
+from gangline.run.directory import RunDirectory
 
 
 @dataclass

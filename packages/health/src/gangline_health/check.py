@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from gangline import plugins
 from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, within
+from gangline.plugin import registry
 from gangline_health import playbooks
 from gangline_health.config import WatchedHealth
 from gangline_health.hangs import flight
@@ -35,7 +35,7 @@ class WatchCheck(HealthCheck):
         self.config, self.run_dir = config, run.run.dir
         self.monitors: dict[str, Monitor] = {}
         if config.numbers.on:
-            scaled = plugins.build(run.precision, run).scales
+            scaled = registry.build(run.precision, run).scales
             tokens = run.batch.global_size * run.batch.sequence_length
             self._add(NumbersMonitor(config.numbers, scaled, tokens))
         every = run.checkpoint.every if isinstance(run.checkpoint.every, int) else None

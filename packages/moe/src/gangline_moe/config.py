@@ -19,7 +19,7 @@ from gangline.config import (
     TrackConfig,
     listed_divisors,
 )
-from gangline.plugins import installed
+from gangline.plugin.registry import installed
 from gangline.strategy import Ddp, Mesh, Single
 from gangline_moe.load_history import imbalance
 from gangline_moe.routers.config import RouterConfig, Softmax

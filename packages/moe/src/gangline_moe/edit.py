@@ -19,7 +19,7 @@ from gangline.model import (
     nodes,
     replaced,
 )
-from gangline.plugins import installed, load
+from gangline.plugin.registry import installed, load
 from gangline_moe.config import FOLD, MoeOptions
 from gangline_moe.interop import others_names
 from gangline_moe.nodes import ExpertsNode, MoeNode, StackNode

@@ -9,9 +9,10 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gangline import Problem, UserError, plugins
+from gangline import Problem, UserError
 from gangline.checkpoint import Layout, Registry, Shard
 from gangline.config import holds_checkpoint
+from gangline.plugin import registry
 from gangline.tools import RunDirectory
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def problems(options: MoeOptions, run: Run) -> list[Problem]:
 def _open(run_dir: str) -> tuple[Run, Checkpointer, CheckpointId]:
     """The run, its checkpointer and newest checkpoint. Raises UserError where there is no run or no checkpoint."""
     source = RunDirectory.open(run_dir).run()
-    kept: Checkpointer = plugins.build(source.checkpoint, source, None)
+    kept: Checkpointer = registry.build(source.checkpoint, source, None)
     id = kept.latest()
     if id is None:
         raise UserError(f"{run_dir} has no checkpoint.")

@@ -11,7 +11,7 @@ from gangline.cluster import Cluster
 from gangline.config import BatchSection, ParallelConfig, Run, compose_one, layout_problems, meaningless, world_of
 from gangline.explain import Explained, Kernels
 from gangline.model import Node, Plan, compose_model
-from gangline.plugins import installed
+from gangline.plugin.registry import installed
 from gangline.strategy import Mesh
 
 LENGTH = 8192  # tokens per sequence: Llama 3's (arXiv 2407.21783, table 4)

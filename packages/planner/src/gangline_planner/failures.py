@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from statistics import mean
 
-from gangline.plugins import installed
+from gangline.plugin.registry import installed
 from gangline.reliability import DAY, GROUP, SimulatedJob, simulator
 from gangline_planner.forecast import Forecast
 

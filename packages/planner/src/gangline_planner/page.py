@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from gangline.cluster import shipped
 from gangline.config import Run
-from gangline.plugins import installed
+from gangline.plugin.registry import installed
 from gangline_planner.forecast import Forecast
 from gangline_planner.judge.calibrated import expected_error
 from gangline_planner.pictures.terminal import memory_bars, step_bar, timeline

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 from gangline.errors import Problem, UserError
-from gangline.parts import CallbackConfig, Part
+from gangline.plugin.parts import CallbackConfig, Part
 from gangline.ranges import LessThan, MoreThan, NonNegativeInt, PositiveInt
 
 if TYPE_CHECKING:

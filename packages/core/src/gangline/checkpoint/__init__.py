@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gangline.lazy import lazily
+from gangline.plugin.lazy import lazily
 
 if TYPE_CHECKING:
     from gangline.checkpoint.base import (
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     )
     from gangline.checkpoint.base_weights import with_base as with_base
     from gangline.checkpoint.config import TorchCheckpoint as TorchCheckpoint
+    from gangline.checkpoint.document import Document as Document
     from gangline.checkpoint.id import CheckpointId as CheckpointId
     from gangline.checkpoint.retention import Lacks as Lacks, superfluous as superfluous
     from gangline.checkpoint.torch_dcp import DcpCheckpointer as DcpCheckpointer
-    from gangline.generation import hold as hold
     from gangline.mesh import Mesh as Mesh
+    from gangline.run.generation import hold as hold
     from gangline.shard import (
         Box as Box,
         Division as Division,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         parameter_of as parameter_of,
         primary_replica as primary_replica,
     )
-    from gangline.state import Document as Document
     from gangline.train.restore import fingerprint as fingerprint
 
 __getattr__, __all__ = lazily(
@@ -47,12 +47,12 @@ __getattr__, __all__ = lazily(
         "gangline.checkpoint.config": "TorchCheckpoint",
         "gangline.checkpoint.retention": "Lacks superfluous",
         "gangline.checkpoint.torch_dcp": "DcpCheckpointer",
-        "gangline.generation": "hold",
+        "gangline.run.generation": "hold",
         "gangline.mesh": "Mesh",
         "gangline.shard": (
             "Box Division Layout Places Registry Shard in_model model_array parameter_of primary_replica"
         ),
-        "gangline.state": "Document",
+        "gangline.checkpoint.document": "Document",
         "gangline.train.restore": "fingerprint",
     },
 )

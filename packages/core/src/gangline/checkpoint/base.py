@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gangline import attempts
 from gangline.checkpoint.id import CheckpointId
+from gangline.run import attempts
 
 if TYPE_CHECKING:
     from gangline.shard import Registry, Shard
@@ -127,7 +127,7 @@ class Checkpointer(ABC):
     def latest(self) -> CheckpointId | None:
         """The newest whole checkpoint of the current attempt, else the one that the attempt started from.
 
-        Never one of an abandoned branch; `gangline.attempts.latest` says which, from ``attempts.jsonl``.
+        Never one of an abandoned branch; `gangline.run.attempts.latest` says which, from ``attempts.jsonl``.
         """
         return attempts.latest(self.run_dir, self.list())
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gangline.errors import Problem
-from gangline.parts import CheckpointConfig, Part
+from gangline.plugin.parts import CheckpointConfig, Part
 from gangline.ranges import PositiveInt
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from gangline import attempts
 from gangline.checkpoint.id import CheckpointId
+from gangline.run import attempts
 
 Lacks = Callable[[CheckpointId], str]  # why a checkpoint cannot be whole; "" where it is
 

@@ -33,7 +33,7 @@ from torch.futures import Future
 from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.planners import arrays_of
 from gangline.errors import BadCheckpoint, UserError
-from gangline.generation import hold
+from gangline.run.generation import hold
 from gangline.run_files import open_regular, read_regular
 
 METADATA, DOCUMENT, CHECKSUMS = ".metadata", "document.json", "checksums.json"

@@ -15,7 +15,7 @@ from gangline.config.suggest import near
 from gangline.errors import UserError, printable
 from gangline.figure import PALETTE, Figure, PlotArea, number_ticks, room_left
 from gangline.record import StepRecord, numbers, plain, read_records
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
 
 ROWS = 12  # of the table of curves
 ASIDE = ("run.dir", "run.name")  # differ in any two runs

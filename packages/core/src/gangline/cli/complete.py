@@ -11,8 +11,8 @@ from typing import Any, Union, get_args, get_origin
 from gangline.config.command_line import known_options
 from gangline.config.recipes import recipes
 from gangline.errors import UserError
-from gangline.parts import LISTS
-from gangline.plugins import installed
+from gangline.plugin.parts import LISTS
+from gangline.plugin.registry import installed
 
 FLAGS = ("--help", "--cfg", "--multirun", "--completion", "--version")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from gangline.cli import wide_open
 from gangline.errors import UserError
-from gangline.plugins import Offer, installed
+from gangline.plugin.registry import Offer, installed
 
 if TYPE_CHECKING:
     from gangline.testing.report import Result

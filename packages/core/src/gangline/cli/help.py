@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
 
-from gangline import catalogue
 from gangline.config.command_line import known_options, named
 from gangline.config.defaults import DEFAULTS
 from gangline.config.fields import REQUIRED, Option
 from gangline.config.recipes import recipes, summary
 from gangline.config.sections import SECTIONS
 from gangline.config.values import describe, written
-from gangline.discovery import version_of
-from gangline.parts import LISTS
-from gangline.plugins import OFF, installed
+from gangline.plugin import catalogue
+from gangline.plugin.discovery import version_of
+from gangline.plugin.parts import LISTS
+from gangline.plugin.registry import OFF, installed
 
 _WIDTH = 118
 _USAGE = """\
@@ -77,7 +77,6 @@ def _groups() -> str:
         usual = default if isinstance(default, list) else [default]
         marked = [f"{name}*" if name in usual else name for name in found.choices(group)]
         absent = [name for name in catalogue.names(group) if name not in found.offers(group)]
-        absent = [name for name in absent if catalogue.get(catalogue.supplier(group, name) or "")]
         if absent and not any(version_of(dist) for dist in catalogue.suppliers(group)):
             marked.append(f"(not installed: {', '.join(absent)})")
         body = " ".join(marked) or "(none installed)"

@@ -6,11 +6,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from gangline import catalogue
 from gangline.cli import guarded
 from gangline.config.suggest import near
 from gangline.errors import BadCheckpoint, UserError
-from gangline.plugins import installed, load
+from gangline.plugin import catalogue
+from gangline.plugin.registry import installed, load
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def _verb(words: Sequence[str]) -> int:
         print(_help())
         return 0
     if words[0] == "--version":
-        from gangline.discovery import version_of
+        from gangline.plugin.discovery import version_of
 
         print(version_of("gangline"))
         return 0
@@ -35,7 +35,7 @@ def _verb(words: Sequence[str]) -> int:
         training = verb == "train" or "=" in verb
         own = " ".join(shlex.quote(word) for word in words[verb == "train" :]) or "--help"
         hint = f"Training is a command of its own:  train {own}" if training else near(verb, commands)
-        if (known := catalogue.VERBS.get(verb)) and catalogue.get(known):
+        if known := catalogue.VERBS.get(verb):
             hint = f"It is supplied by {known}:  {catalogue.get(known)}"
         raise UserError(f"there is no verb {verb!r}.", hint, f"Verbs: {', '.join(sorted(commands))}.")
     try:

@@ -15,7 +15,7 @@ from gangline.config.preflight import sweep
 from gangline.config.schema import Run
 from gangline.errors import UserError
 from gangline.record import read_records
-from gangline.rundir import RunDirectory, fresh
+from gangline.run.directory import RunDirectory, fresh
 
 
 @dataclass

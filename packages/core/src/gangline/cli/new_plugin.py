@@ -16,9 +16,9 @@ from pathlib import Path
 
 from gangline.config.suggest import near
 from gangline.errors import UserError
-from gangline.hooks import GROUP_OF, Kind
-from gangline.parts import GROUPS, LISTS
-from gangline.plugins import installed, load
+from gangline.plugin.hooks import GROUP_OF, Kind
+from gangline.plugin.parts import GROUPS, LISTS
+from gangline.plugin.registry import installed, load
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _MODULE = re.compile(r"# gangline_(\w+)(?:\.py|/__init__\.py): ")

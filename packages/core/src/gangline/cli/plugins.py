@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from gangline import catalogue
 from gangline.cli import wide_open
-from gangline.discovery import version_of
 from gangline.errors import EXIT_USER_ERROR
-from gangline.plugins import OFF, Installed, installed
+from gangline.plugin import catalogue
+from gangline.plugin.discovery import version_of
+from gangline.plugin.registry import OFF, Installed, installed
 
 
 def main(argv: Sequence[str]) -> int:
@@ -84,6 +84,5 @@ def _missing(entries: list[catalogue.KnownPart]):
 
     table = Table(box=None, pad_edge=False, show_header=False)
     for entry in entries:
-        name = "..." if entry.name == "*" else entry.name
-        table.add_row(f"  {entry.group}={name}", entry.summary, catalogue.get(entry.distribution) or "not here yet")
+        table.add_row(f"  {entry.group}={entry.name}", entry.summary, catalogue.get(entry.distribution))
     return table

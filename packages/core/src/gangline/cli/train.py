@@ -18,7 +18,7 @@ from gangline.launch.signals import default_requests, early_requests
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
-    from gangline.rundir import RunDirectory
+    from gangline.run.directory import RunDirectory
 
 
 @dataclass
@@ -111,7 +111,7 @@ def _train(argv: Sequence[str]) -> int:
         print(script(line.completion))
         return 0
     if line.version:
-        from gangline.discovery import version_of
+        from gangline.plugin.discovery import version_of
 
         print(version_of("gangline"))
         return 0
@@ -182,8 +182,8 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
 
 def _ranks_run_here(line: CommandLine) -> bool:
     """Whether it looks so, before the run is composed: a recipe or the run that goes on may say otherwise."""
-    from gangline.parts import LaunchConfig
-    from gangline.plugins import installed
+    from gangline.plugin.parts import LaunchConfig
+    from gangline.plugin.registry import installed
 
     named = [word.removeprefix("launch=") for word in line.words if word.startswith("launch=")]
     offer = installed().offers("launch").get(named[-1]) if named else None
@@ -221,7 +221,7 @@ def _prepare(line: CommandLine, argv: Sequence[str], job: str | None = None) -> 
 
 def _resumed(line: CommandLine) -> tuple[RunDirectory, Run, dict]:
     from gangline.config.resume import continued
-    from gangline.rundir import RunDirectory
+    from gangline.run.directory import RunDirectory
 
     others = [word for word in line.words if word.startswith(("from=", "recipe=", "weights="))]
     if others:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gangline.lazy import lazily
+from gangline.plugin.lazy import lazily
 
 if TYPE_CHECKING:
     from gangline.cluster.file import (

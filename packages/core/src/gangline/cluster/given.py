@@ -32,7 +32,7 @@ class GivenNodes:
 
 def given_nodes(run_dir: str | Path) -> GivenNodes | None:
     """Of the newest start; None where no rank was started yet."""
-    from gangline.events import read_events
+    from gangline.run.events import read_events
 
     launches = [line for line in read_events(run_dir) if line.get("event") == "launch"]
     if not launches:

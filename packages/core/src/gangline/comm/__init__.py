@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gangline.lazy import lazily
+from gangline.plugin.lazy import lazily
 
 if TYPE_CHECKING:
     from gangline.comm.autograd import all_gather as all_gather, all_reduce as all_reduce, all_to_all as all_to_all

@@ -19,9 +19,9 @@ from gangline.comm.ordered import Ordered, ordered_reduce_scatter
 from gangline.comm.pulsed import Pulsed
 from gangline.comm.solo import Solo, copy_own
 from gangline.comm.wrap import WrappedComms
-from gangline.generation import generation
 from gangline.mesh import Mesh
 from gangline.pulse.write import Pulse
+from gangline.run.generation import generation
 
 # torch 2.13 renames these two and warns of the old names
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

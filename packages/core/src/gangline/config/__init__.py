@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gangline.lazy import lazily
+from gangline.plugin.lazy import lazily
 
 if TYPE_CHECKING:
     from gangline.config.advice import nearest as nearest
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         divisors as divisors,
         listed_divisors as listed_divisors,
     )
-    from gangline.rundir import holds_checkpoint as holds_checkpoint
+    from gangline.run.directory import holds_checkpoint as holds_checkpoint
 
 __getattr__, __all__ = lazily(
     __name__,
@@ -85,6 +85,6 @@ __getattr__, __all__ = lazily(
         "gangline.config.compose": "compose_one",
         "gangline.config.defaults": "default_run",
         "gangline.config.serial": "from_dict to_dict",
-        "gangline.rundir": "holds_checkpoint",
+        "gangline.run.directory": "holds_checkpoint",
     },
 )

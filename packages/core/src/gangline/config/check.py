@@ -24,8 +24,8 @@ from gangline.launch.config import ElasticLaunch, gpus, processes
 from gangline.launch.nodes import fewest_and_most, usable
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
-from gangline.parts import PartConfig
-from gangline.plugins import installed
+from gangline.plugin.parts import PartConfig
+from gangline.plugin.registry import installed
 from gangline.ranges import choices, listed_divisors, wrong
 
 SHORT, LONG = 1, 1 << 30  # rows, in tokens: shorter and longer than any that a part may have

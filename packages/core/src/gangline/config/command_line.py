@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from gangline.config.defaults import DEFAULTS
 from gangline.config.known_options import KnownOptions
 from gangline.errors import UserError
-from gangline.parts import LISTS
-from gangline.plugins import Offer, installed
+from gangline.plugin.parts import LISTS
+from gangline.plugin.registry import Offer, installed
 
 
 def named(words: Sequence[str]) -> dict[str, list[str]]:

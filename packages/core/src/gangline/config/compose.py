@@ -29,8 +29,8 @@ from gangline.config.schema import Run
 from gangline.config.sections import SECTIONS
 from gangline.config.serial import from_dict
 from gangline.errors import UserError
-from gangline.parts import LISTS
-from gangline.rundir import RunDirectory
+from gangline.plugin.parts import LISTS
+from gangline.run.directory import RunDirectory
 
 _ROOT = "gangline"
 _REFERENCE, _HIDDEN = "${oc.env:", "\0{oc.env:"

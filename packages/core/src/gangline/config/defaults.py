@@ -8,8 +8,8 @@ from typing import Any
 from gangline.config.schema import Run
 from gangline.config.sections import SECTIONS
 from gangline.errors import UserError
-from gangline.parts import LISTS, EditConfig, PartConfig
-from gangline.plugins import OFF, installed
+from gangline.plugin.parts import LISTS, EditConfig, PartConfig
+from gangline.plugin.registry import OFF, installed
 
 DEFAULTS: dict[str, str | list[str]] = {
     "model": "tiny",

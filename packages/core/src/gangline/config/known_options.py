@@ -7,14 +7,14 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
-from gangline import catalogue
 from gangline.config.defaults import DEFAULTS
 from gangline.config.fields import Option, options
 from gangline.config.sections import SECTIONS
 from gangline.config.suggest import answer, foreign, near, synonym
 from gangline.errors import UserError
-from gangline.parts import LISTS
-from gangline.plugins import OFF, Offer, installed
+from gangline.plugin import catalogue
+from gangline.plugin.parts import LISTS
+from gangline.plugin.registry import OFF, Offer, installed
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override

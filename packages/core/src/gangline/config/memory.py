@@ -18,7 +18,7 @@ from gangline.model.compose import compose_model
 from gangline.model.flops import parameter_count
 from gangline.model.tree import parameter_shapes
 from gangline.plan import is_mapped
-from gangline.plugins import installed
+from gangline.plugin.registry import installed
 
 GB = 1e9
 STATE = ("weights", "master weights", "gradients", "optimizer state")

@@ -9,7 +9,7 @@ from typing import Any
 from gangline.config import validation
 from gangline.config.schema import Run
 from gangline.config.serial import to_dict
-from gangline.plugins import installed
+from gangline.plugin.registry import installed
 
 
 def rooted(run: Run) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from gangline.config.known_options import LAYERS, KnownOptions
 from gangline.config.suggest import near
 from gangline.config.values import quoted
 from gangline.errors import UserError
-from gangline.parts import GROUPS, LISTS
-from gangline.plugins import OFF, Offer, installed
+from gangline.plugin.parts import GROUPS, LISTS
+from gangline.plugin.registry import OFF, Offer, installed
 
 Choice = str | list[str]
 _SWITCH = {True: "on", False: OFF}

@@ -17,7 +17,7 @@ from gangline.config.sections import SECTIONS
 from gangline.config.suggest import near
 from gangline.config.yaml_files import check_yaml
 from gangline.errors import UserError, printable
-from gangline.plugins import installed
+from gangline.plugin.registry import installed
 
 LOCAL = Path("configs")
 LARGEST = 1 << 20  # bytes: OmegaConf reads some 250 kB a second

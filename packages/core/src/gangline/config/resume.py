@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gangline import attempts
 from gangline.checkpoint.id import CheckpointId
 from gangline.config.compose import compose_over
 from gangline.config.identity import changes, free_options, within
@@ -15,8 +14,9 @@ from gangline.config.paths import rooted
 from gangline.config.programs import untrusted
 from gangline.config.schema import Run
 from gangline.config.serial import from_dict
-from gangline.ending import read_ending
 from gangline.errors import UserError
+from gangline.run import attempts
+from gangline.run.ending import read_ending
 
 
 def continued(path: str, content: Mapping[str, Any], words: Sequence[str]) -> tuple[Run, dict[str, Any]]:

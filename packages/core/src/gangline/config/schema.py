@@ -352,7 +352,7 @@ VERBS_READ = ("simulator",)  # groups whose parts verbs of gangline build, and n
 class Run:
     """One run: sections of values, and one configuration for each part that was chosen.
 
-    The class of a configuration says which part it belongs to (`gangline.plugins.Installed.part_of`).
+    The class of a configuration says which part it belongs to (`gangline.plugin.registry.Installed.part_of`).
     """
 
     model: ModelConfig

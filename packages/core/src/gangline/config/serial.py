@@ -24,8 +24,8 @@ from gangline.config.sections import SECTIONS
 from gangline.config.suggest import near, synonym
 from gangline.config.values import Misfit, describe, plain, typed, written
 from gangline.errors import Problem, UserError
-from gangline.parts import GROUPS, LISTS, EditConfig, PartConfig
-from gangline.plugins import OFF, Offer, installed
+from gangline.plugin.parts import GROUPS, LISTS, EditConfig, PartConfig
+from gangline.plugin.registry import OFF, Offer, installed
 from gangline.ranges import choices
 
 ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*(?:,([^}]*))?\}")

@@ -7,8 +7,8 @@ from pathlib import Path
 from gangline.checkpoint.id import CheckpointId
 from gangline.config.schema import Run
 from gangline.errors import Problem, UserError
-from gangline.plugins import installed
-from gangline.rundir import RunDirectory
+from gangline.plugin.registry import installed
+from gangline.run.directory import RunDirectory
 
 
 def start_of(run: Run) -> tuple[RunDirectory, CheckpointId | None] | None:

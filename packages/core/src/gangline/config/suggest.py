@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable
 
-from gangline import catalogue
+from gangline.plugin import catalogue
 
 # What others call an option: ours -> their words, in the part of the path behind the last dot.
 SYNONYMS = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from gangline.config.values import written
 from gangline.data.vocabulary import vocabulary_problems
 from gangline.errors import Problem, UserError
-from gangline.parts import DataConfig, Part
+from gangline.plugin.parts import DataConfig, Part
 from gangline.ranges import Share
 
 if TYPE_CHECKING:

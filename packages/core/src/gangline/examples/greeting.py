@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gangline import Part, hookimpl
 from gangline.config import PartConfig, TrackConfig
-from gangline.plugins import build
+from gangline.plugin.registry import build
 from gangline.track import Tracker
 
 

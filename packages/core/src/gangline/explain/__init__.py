@@ -4,14 +4,14 @@ explained    Explained, and what it is made of
 timeline     when each action of a step runs, given what it costs
 work         what a node and all in it compute on a rank
 activations  what a forward pass keeps for its backward pass
-whole        strategies that hold the whole model on every rank
+replicated   strategies that hold the whole model on every rank
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gangline.lazy import lazily
+from gangline.plugin.lazy import lazily
 
 if TYPE_CHECKING:
     from gangline.explain.activations import (

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from gangline.config.schema import EditConfig, ModelConfig, Run
     from gangline.interop.adapters import Read
-    from gangline.parts import PartConfig
     from gangline.plan import Plan
+    from gangline.plugin.parts import PartConfig
 
 
 def export_run(argv: Sequence[str]) -> int:
@@ -41,12 +41,12 @@ def export_run(argv: Sequence[str]) -> int:
     parser.add_argument("--checkpoint", metavar="ID", help="such as step-00000100; by default the newest")
     options = parser.parse_args(list(argv))
 
-    from gangline import plugins
     from gangline.checkpoint.base_weights import with_base
-    from gangline.rundir import RunDirectory
+    from gangline.plugin import registry
+    from gangline.run.directory import RunDirectory
 
     run = RunDirectory.open(options.run_dir).run()
-    kept: Checkpointer = plugins.build(run.checkpoint, run, None)
+    kept: Checkpointer = registry.build(run.checkpoint, run, None)
     id = _choose(kept, options.run_dir, options.checkpoint)
     stored: Read = partial(_arrays, kept, id, _plan_of(run))
     base = kept.document(id).get("base", {})
@@ -240,7 +240,7 @@ def _check_tensors(directory: Path, config: ModelConfig, edits: Sequence[EditCon
     from gangline.model.build import construct
     from gangline.model.compose import compose_model
     from gangline.model.init import shards_of
-    from gangline.plugins import installed
+    from gangline.plugin.registry import installed
 
     run = default_run(model=config, **{installed().part_of(edit).group: edit for edit in edits})
     if found := part_problems(run, [config, *edits]):
@@ -262,7 +262,7 @@ def words_for(directory: Path) -> list[str]:
 
 def _words(config: PartConfig) -> list[str]:
     """A part as a user types it, with what it opens."""
-    from gangline.plugins import installed
+    from gangline.plugin.registry import installed
 
     offer = installed().part_of(config)
     words = [f"{offer.group}={offer.part.name}", *_settings(config, offer.group, set(offer.part.opens))]

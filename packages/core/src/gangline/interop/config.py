@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gangline.catalogue import suppliers
 from gangline.config.fields import stated
 from gangline.config.schema import EditConfig, ModelConfig, Run
 from gangline.config.suggest import near
@@ -19,8 +18,9 @@ from gangline.interop.rope import ROPE_FIELDS, SCALING, read_rope
 from gangline.interop.tensors import tensor_names
 from gangline.interop.window import WINDOW_FIELDS, read_window, window_json
 from gangline.model.config import DecoderConfig
+from gangline.plugin.catalogue import suppliers
+from gangline.run.directory import holds_checkpoint
 from gangline.run_files import read_regular
-from gangline.rundir import holds_checkpoint
 
 # -> whether queries and keys are normalised
 ARCHITECTURES = {"LlamaForCausalLM": False, "MistralForCausalLM": False, "Qwen3ForCausalLM": True}
@@ -132,7 +132,7 @@ def _model(directory: str | Path, theirs: dict[str, Any]) -> ModelConfig:
 
 def readers() -> dict[str, type[ModelConfig]]:
     """Architecture -> the class of the installed part of group `model` that names it."""
-    from gangline.plugins import installed
+    from gangline.plugin.registry import installed
 
     configs = [offer.part.config for _, offer in sorted(installed().offers("model").items())]
     return {name: config for config in configs for name in vars(config).get("architectures", ())}
@@ -140,7 +140,7 @@ def readers() -> dict[str, type[ModelConfig]]:
 
 def _edits() -> list[type[EditConfig]]:
     """The installed edits that know of architectures themselves."""
-    from gangline.plugins import installed
+    from gangline.plugin.registry import installed
 
     groups = sorted(installed().edit_groups())
     configs = [offer.part.config for group in groups for offer in installed().offers(group).values()]

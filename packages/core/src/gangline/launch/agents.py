@@ -18,15 +18,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gangline import generation
-from gangline.ending import RunEnding, clear_ending, read_ending
 from gangline.errors import EXIT_USER_ERROR, UserError
-from gangline.events import Events
 from gangline.launch import failures, forkserver, requeue, sidecars, worker
 from gangline.launch.before import StartBefore, config_of, start_before
 from gangline.launch.failures import EXIT_FAILURE
 from gangline.launch.starts import Starts, end
-from gangline.rundir import RunDirectory
+from gangline.run import generation
+from gangline.run.directory import RunDirectory
+from gangline.run.ending import RunEnding, clear_ending, read_ending
+from gangline.run.events import Events
 
 if TYPE_CHECKING:
     from torch.distributed import Store

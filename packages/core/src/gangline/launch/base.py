@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gangline.rundir import RunDirectory
+    from gangline.run.directory import RunDirectory
 
 
 class Launcher(ABC):

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from gangline.ending import EXIT_REQUEUE, RunEnding, read_ending
-from gangline.events import read_events
-from gangline.generation import progress
 from gangline.launch import failures
 from gangline.launch.failures import EXIT_STOPPED, RankFailure
+from gangline.run.ending import EXIT_REQUEUE, RunEnding, read_ending
+from gangline.run.events import read_events
+from gangline.run.generation import progress
 
 REASONS = {"user": "mistake", "bug": "bug", "restart": "restart", "lost": "killed"}  # of a job's end, by who failed
 ENDED = {EXIT_STOPPED: "verdict", EXIT_REQUEUE: "preempted"}  # by exit code, where rank 0 had no time to say it

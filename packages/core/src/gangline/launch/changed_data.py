@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gangline.events import read_events
+from gangline.run.events import read_events
 
 SECONDS = 3.0  # limit of the search: a corpus may have millions of files, and a file system may have stopped answering
 NAMED = 3  # files in a message
@@ -58,7 +58,7 @@ def _search(run_dir: Path, stop: float) -> str:
 def _local_paths(run_dir: Path) -> list[str]:
     """Files and folders that the options of the data and of the validation sets name."""
     from gangline.config.validation import read_sets
-    from gangline.rundir import RunDirectory
+    from gangline.run.directory import RunDirectory
 
     run = RunDirectory.open(run_dir).run()
     found: dict[str, None] = {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from gangline.errors import Problem, UserError
 from gangline.launch.nodes import fewest_and_most
-from gangline.parts import LaunchConfig, Part
+from gangline.plugin.parts import LaunchConfig, Part
 from gangline.ranges import AtLeast, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:

@@ -31,12 +31,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from gangline import generation
 from gangline.comm.job_store import ADDRESS
-from gangline.ending import EXIT_REQUEUE, RunEnding, read_ending
 from gangline.errors import EXIT_USER_ERROR
-from gangline.events import read_events
-from gangline.generation import VARIABLE
 from gangline.launch import failures, forkserver, worker
 from gangline.launch.agent_log import LOGGERS, agent_log
 from gangline.launch.config import LocalLaunch
@@ -47,6 +43,10 @@ from gangline.launch.signals import hand_on
 from gangline.launch.starts import JobStart, Starts, end
 from gangline.launch.stops import UNUSED, ranks_that_are_killed, requests
 from gangline.launch.worker import SPARE
+from gangline.run import generation
+from gangline.run.ending import EXIT_REQUEUE, RunEnding, read_ending
+from gangline.run.events import read_events
+from gangline.run.generation import VARIABLE
 
 _UNANSWERED = "Timeout waiting for key"  # torch's store of files raises a plain RuntimeError for it
 _NO_LIMIT = 1 << 30  # restarts that torch's agent counts; ours are counted by `Starts`

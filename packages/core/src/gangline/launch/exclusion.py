@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
-from gangline import attempts
 from gangline.launch.nodes import machine_of
+from gangline.run import attempts
 
 LOOK_SECONDS = 0.5
 

@@ -16,11 +16,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gangline.ending import EXIT_REQUEUE
 from gangline.errors import PeerFailed, UserError
 from gangline.launch.changed_data import changed_data
 from gangline.launch.output import log_path
 from gangline.launch.signals import name_of
+from gangline.run.ending import EXIT_REQUEUE
 from gangline.run_files import open_regular, read_regular
 
 PEER_WAIT_SECONDS = 1.0

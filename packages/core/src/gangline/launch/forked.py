@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gangline.launch import failures, forkserver, guard
 from gangline.launch.failures import EXIT_FAILURE
 from gangline.launch.signals import NOTICES, exit_code, hand_on, stop_signals
-from gangline.plugins import load
+from gangline.plugin.registry import load
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

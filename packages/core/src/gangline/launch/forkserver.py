@@ -137,7 +137,7 @@ def needs(run: Run) -> set[str]:
 
 def of_run(run: Run) -> set[str]:
     """`needs`, and the modules of those of core's own parts that the run has chosen."""
-    from gangline.plugins import installed
+    from gangline.plugin.registry import installed
 
     built = {installed().part_of(config).part.build.partition(":")[0] for _, config in run.parts()}
     return {*needs(run), *(name for name in built if name.partition(".")[0] == "gangline")}

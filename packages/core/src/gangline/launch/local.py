@@ -17,7 +17,7 @@ from gangline.launch.starts import Starts
 from gangline.launch.worker import WORK
 
 if TYPE_CHECKING:
-    from gangline.rundir import RunDirectory
+    from gangline.run.directory import RunDirectory
 
 
 class LocalLauncher(Launcher):

@@ -37,8 +37,8 @@ from gangline.errors import UserError
 from gangline.launch import meeting_state
 from gangline.launch.config import ElasticLaunch
 from gangline.launch.nodes import fewest_and_most
+from gangline.run.lock import MEETING
 from gangline.run_files import handle_of, read_regular
-from gangline.run_lock import MEETING
 
 BEATS = 4  # heartbeats until a node without one is lost
 CLOSE_SECONDS = 5.0

@@ -11,11 +11,11 @@ from gangline.errors import UserError
 
 def main(run_dir: str, index: str, owner: str) -> int:
     """The agent of one of several nodes that `train` plays on this machine."""
-    from gangline.ending import read_ending
     from gangline.launch import guard
     from gangline.launch.nodes import NAME, name_of_this_node
     from gangline.launch.several import address_of, run_node
-    from gangline.rundir import RunDirectory
+    from gangline.run.directory import RunDirectory
+    from gangline.run.ending import read_ending
 
     guard.die_with(int(owner))
     machine = name_of_this_node()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from gangline import builtin
+from gangline.plugin import builtin
 
 _HOOKS = (
     builtin.gangline_parallel_strategies,

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gangline.errors import UserError
+from gangline.run.directory import RunDirectory, write_whole
 from gangline.run_files import read_regular, refuse_others
-from gangline.rundir import RunDirectory, write_whole
 
 NOTES = Path("runs", f".jobs-{os.geteuid()}")  # of this user; a file for each job and command line: its run directory
 

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline import pulse
-from gangline.ending import RunEnding, read_ending
 from gangline.errors import UserError
-from gangline.generation import progress
 from gangline.launch import forkserver, guard, sidecars
 from gangline.launch.base import Launcher
 from gangline.launch.exclusion import Exclusion
@@ -26,7 +24,9 @@ from gangline.launch.placed import PlacedAddress
 from gangline.launch.signals import exit_code, hand_on, name_of, stop_signals
 from gangline.launch.starts import Starts
 from gangline.launch.worker import WORK
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
+from gangline.run.ending import RunEnding, read_ending
+from gangline.run.generation import progress
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

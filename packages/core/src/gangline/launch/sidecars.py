@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from gangline.launch import guard
 from gangline.launch.nodes import name_of_this_node
-from gangline.parts import Sidecar
+from gangline.plugin.parts import Sidecar
 from gangline.run_files import open_own, read_regular
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def stop(running: list[Running], seconds: float = STOP_SECONDS) -> None:
 
 def main(owner: str, outlives: str, target: str, run_dir: str, args: str) -> None:
     """The sidecar's own process."""
-    from gangline.plugins import load
+    from gangline.plugin.registry import load
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends us when the ranks have ended
     guard.die_with(int(owner), float(outlives))

@@ -12,15 +12,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gangline import attempts, generation
-from gangline.ending import EXIT_REQUEUE, RunEnding, clear_ending, read_ending, write_ending
 from gangline.errors import EXIT_USER_ERROR, Problem, UserError
-from gangline.events import Events, read_events
-from gangline.generation import Progress
 from gangline.launch import failures
 from gangline.launch.before import StartBefore, config_of, reason_of, start_before
 from gangline.launch.config import LocalLaunch
 from gangline.launch.failures import EXIT_FAILURE, RankFailure
+from gangline.run import attempts, generation
+from gangline.run.ending import EXIT_REQUEUE, RunEnding, clear_ending, read_ending, write_ending
+from gangline.run.events import Events, read_events
+from gangline.run.generation import Progress
 
 Usable = Callable[[int], tuple[int, list[Problem]]]  # of so many ranks, how many train, and why no more
 

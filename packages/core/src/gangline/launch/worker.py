@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from gangline import pulse
-from gangline.ending import EXIT_REQUEUE, read_ending
 from gangline.errors import UserError
-from gangline.generation import Fenced, generation
 from gangline.launch import failures, guard, output, signals
 from gangline.launch.failures import EXIT_FAILURE, RankFailure
-from gangline.plugins import load
+from gangline.plugin.registry import load
+from gangline.run.ending import EXIT_REQUEUE, read_ending
+from gangline.run.generation import Fenced, generation
 
 WORK = "gangline.train.rank:work"
 SPARE = "GANGLINE_SPARE"  # set for a rank that waits

@@ -13,7 +13,7 @@ from gangline.errors import UserError
 from gangline.model.buffers import buffers_of, put
 from gangline.model.tree import Node, WrapNode, by_path, parameter_shapes
 from gangline.plan import Plan
-from gangline.plugins import load
+from gangline.plugin.registry import load
 
 
 class Wrapper(nn.Module, ABC):

@@ -9,7 +9,7 @@ from gangline.errors import UserError
 from gangline.model.decoder_nodes import HeadNode
 from gangline.model.tree import Node, children, nodes, parameter_shapes, replaced
 from gangline.plan import Plan
-from gangline.plugins import build, installed, load
+from gangline.plugin.registry import build, installed, load
 
 
 def compose_model(run: Run) -> tuple[Node, Plan]:

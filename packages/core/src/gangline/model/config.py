@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from gangline.errors import Problem
-from gangline.parts import ModelConfig, Part
+from gangline.plugin.parts import ModelConfig, Part
 from gangline.ranges import AtLeast, NonNegativeFloat, PositiveFloat, PositiveInt, listed_divisors
 
 if TYPE_CHECKING:

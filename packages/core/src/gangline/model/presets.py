@@ -6,7 +6,7 @@ from dataclasses import field, make_dataclass
 from typing import Any, get_type_hints
 
 from gangline.model.config import BUILD, DecoderConfig
-from gangline.parts import Part
+from gangline.plugin.parts import Part
 
 LLAMA3: dict[str, Any] = {"vocab_size": 128_256, "kv_heads": 8, "rope_theta": 500_000.0, "rope_scaling_factor": 8.0}
 QWEN3: dict[str, Any] = {

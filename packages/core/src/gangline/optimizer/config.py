@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from gangline.errors import Problem
-from gangline.parts import OptimizerConfig, Part
+from gangline.plugin.parts import OptimizerConfig, Part
 from gangline.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, ShareBelowOne
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gangline.errors import Problem, UserError
-from gangline.parts import ParallelConfig, Part
+from gangline.plugin.parts import ParallelConfig, Part
 from gangline.ranges import PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:

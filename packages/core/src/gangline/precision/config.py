@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gangline.config.answers import ItemSizes
 from gangline.errors import Problem
-from gangline.parts import Part, PrecisionConfig
+from gangline.plugin.parts import Part, PrecisionConfig
 from gangline.ranges import PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:

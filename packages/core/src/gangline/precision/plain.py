@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gangline.config.schema import Run
-from gangline.parts import PrecisionConfig
+from gangline.plugin.parts import PrecisionConfig
 from gangline.precision.base import Precision
 
 

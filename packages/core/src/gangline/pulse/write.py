@@ -200,6 +200,6 @@ def current() -> Pulse:
 
 
 def use(pulse: Pulse) -> None:
-    """Make it the pulse of this process, from which `inside`, the loop and Comm take it."""
+    """Make it the pulse of this process, from which `forward_context.frame`, the loop and Comm take it."""
     global _current
     _current = pulse

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gangline import plugins
 from gangline.batch import Batch
 from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.base_weights import base_arrays, refill
@@ -32,7 +31,8 @@ from gangline.model.compose import compose_model
 from gangline.model.packed import packed
 from gangline.model.seams import recomputed
 from gangline.parallel.prepare import bind_folds
-from gangline.rundir import RunDirectory
+from gangline.plugin import registry
+from gangline.run.directory import RunDirectory
 from gangline.sampling.decode import Stop, decode
 from gangline.sampling.options import Sampling, Why, Written, check_lengths
 from gangline.sampling.text import after, codec_of, encode, ends_of, spelled, unstopped
@@ -150,7 +150,7 @@ class Sampler(Writer):
         usual: int = USUAL,
     ) -> None:
         run = RunDirectory.open(run_dir).run()
-        self._kept: Checkpointer = plugins.build(run.checkpoint, run, None)
+        self._kept: Checkpointer = registry.build(run.checkpoint, run, None)
         self._id = _choose(self._kept, run, checkpoint)
         self._weights, self._device = weights, device
         super().__init__(run, usual)

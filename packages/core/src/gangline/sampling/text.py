@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gangline import plugins
 from gangline.data.codec import TextCodec, TokenizerCodec
 from gangline.data.named_tokens import generation_config, special_tokens
 from gangline.errors import UserError
+from gangline.plugin import registry
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def codec_of(run: Run) -> Codec:
     """The vocabulary of a run's data, without reading the data where its options say enough."""
-    return run.data.codec(run) or plugins.build(run.data, run, "train")
+    return run.data.codec(run) or registry.build(run.data, run, "train")
 
 
 def encode(codec: Codec, prompt: str | Sequence[int], run: Run, bos: bool = True) -> list[int]:

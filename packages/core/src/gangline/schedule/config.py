@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gangline.errors import Problem
-from gangline.parts import Part, ScheduleConfig
+from gangline.plugin.parts import Part, ScheduleConfig
 from gangline.ranges import NonNegativeInt, Share
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from gangline.callback.base import Callback
-from gangline.plugins import installed
+from gangline.plugin.registry import installed
 from gangline.record import StepRecord
 from gangline.shard import in_model
 from gangline.testing.claims import needs

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 import pytest
 
-from gangline.attempts import Attempt, append
 from gangline.mesh import Mesh
+from gangline.run.attempts import Attempt, append
 from gangline.testing import checkpointer_ranks as ranks, under_fire as fire
 from gangline.testing.checkpointer_ranks import Job, document, registry_of
 from gangline.testing.claims import needs

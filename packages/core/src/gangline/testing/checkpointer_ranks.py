@@ -21,7 +21,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.config.schema import Run
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
-from gangline.plugins import load as load_object
+from gangline.plugin.registry import load as load_object
 from gangline.shard import Division, Layout, Registry, Shard
 from gangline.testing import rank
 from gangline.testing.toys.rows_storage import even

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import ClassVar
 
-from gangline.plugins import installed, load
+from gangline.plugin.registry import installed, load
 from gangline.testing.suite import LONGEST_SUMMARY, succeeded
 
 _TORCH_FREE = """

@@ -17,7 +17,7 @@ import pytest
 from gangline.config.schema import Run
 from gangline.data.base import DataSource, Sample
 from gangline.errors import UserError
-from gangline.plugins import load
+from gangline.plugin.registry import load
 from gangline.testing.claims import needs
 from gangline.testing.data_reader import BatchReaderSuite
 from gangline.testing.pool import pool

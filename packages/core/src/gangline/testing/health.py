@@ -14,9 +14,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from gangline.attempts import Attempt
 from gangline.health import Action, Agreed, HealthCheck, Verdict, decide
 from gangline.record import StepRecord
+from gangline.run.attempts import Attempt
 from gangline.testing.claims import Unclaimed
 from gangline.testing.health_ranks import asked, attached, lived, observed, small_runtime
 from gangline.testing.pool import pool

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gangline.attempts import Attempt
 from gangline.comm import transport
 from gangline.comm.base import Comm, Comms
 from gangline.config.schema import Run
 from gangline.health import HealthCheck, Verdict
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
-from gangline.parts import HealthConfig
-from gangline.plugins import load
+from gangline.plugin.parts import HealthConfig
+from gangline.plugin.registry import load
 from gangline.precision.plain import Plain
 from gangline.record import StepRecord
+from gangline.run.attempts import Attempt
 from gangline.runtime import Runtime
 from gangline.testing import rank
 from gangline.testing.runs import small_run

@@ -19,7 +19,7 @@ def as_installed(distribution: str, module: str, *, path: str | Path | None = No
 
     Raises what the import of the module raises.
     """
-    from gangline.plugins import installed
+    from gangline.plugin.registry import installed
 
     with tempfile.TemporaryDirectory(prefix="gangline-installed-") as site:
         info = Path(site, f"{distribution.replace('-', '_')}-0.0.dist-info")

@@ -13,7 +13,7 @@ from torch import Tensor
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.optimizer.base import Optimizer
-from gangline.plugins import load
+from gangline.plugin.registry import load
 from gangline.precision.plain import Plain
 from gangline.runtime import Runtime
 from gangline.shard import Registry

@@ -38,7 +38,7 @@ PRELOAD = [
     "torch.utils.checkpoint",
     "torch.distributed.checkpoint",
     "numpy",
-    "gangline.builtin",
+    "gangline.plugin.builtin",
     "gangline.comm.transport",
     "gangline.model.decoder",
     "gangline.testing.rank",

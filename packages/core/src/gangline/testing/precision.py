@@ -12,7 +12,7 @@ from torch import Tensor
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
-from gangline.plugins import load
+from gangline.plugin.registry import load
 from gangline.precision.base import Precision
 from gangline.testing import strategy_ranks as ranks
 from gangline.testing.claims import needs

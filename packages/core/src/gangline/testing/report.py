@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gangline.parts import EditConfig
-from gangline.plugins import Offer, installed
+from gangline.plugin.parts import EditConfig
+from gangline.plugin.registry import Offer, installed
 from gangline.testing.claims import Unclaimed, Waived
 
 

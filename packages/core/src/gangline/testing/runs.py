@@ -10,8 +10,8 @@ import yaml
 from gangline.config.defaults import DEFAULTS
 from gangline.config.schema import Run
 from gangline.config.serial import from_dict
-from gangline.parts import LISTS
-from gangline.plugins import installed
+from gangline.plugin.parts import LISTS
+from gangline.plugin.registry import installed
 
 SMALL = (
     "model=decoder",

@@ -15,7 +15,7 @@ STEPS = 50
 
 _TORCH_FREE = """
 import sys
-from gangline import plugins
+from gangline.plugin import registry
 from gangline.testing.runs import small_run
 run = small_run(*sys.argv[1:])
 print(plugins.build(run.schedule, run)(3))

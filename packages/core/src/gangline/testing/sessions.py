@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gangline.mesh import Mesh
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
 from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline.testing.runs import small_run

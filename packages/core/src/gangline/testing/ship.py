@@ -16,7 +16,7 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
 
-from gangline.plugins import installed
+from gangline.plugin.registry import installed
 
 
 @dataclass(frozen=True)

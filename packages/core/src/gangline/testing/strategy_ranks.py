@@ -17,7 +17,7 @@ from gangline.model.init import initialise
 from gangline.model.tree import Node
 from gangline.parallel.owners import MatrixId
 from gangline.plan import Plan
-from gangline.plugins import load
+from gangline.plugin.registry import load
 from gangline.precision.base import Precision
 from gangline.precision.plain import Plain
 from gangline.runtime import Runtime

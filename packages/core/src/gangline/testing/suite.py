@@ -18,9 +18,9 @@ import pytest
 from gangline.config.schema import Run
 from gangline.config.serial import from_dict, to_dict
 from gangline.errors import UserError
-from gangline.hooks import ENTRY_POINTS
-from gangline.parts import LISTS, PartConfig
-from gangline.plugins import Offer, installed, load
+from gangline.plugin.hooks import ENTRY_POINTS
+from gangline.plugin.parts import LISTS, PartConfig
+from gangline.plugin.registry import Offer, installed, load
 from gangline.testing.claims import overridden, standard_tests
 from gangline.testing.runs import small_run
 
@@ -30,7 +30,7 @@ LONGEST_SUMMARY = 120
 
 _IMPORT = """
 import json, os, sys, time
-import gangline.plugins
+import gangline.plugin.registry
 began, before = time.process_time(), set(sys.modules)
 out, sys.stdout = sys.stdout, open(sys.argv[2], "w")
 sys.stderr, err = sys.stdout, sys.stderr

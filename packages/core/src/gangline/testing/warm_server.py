@@ -31,14 +31,14 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from gangline.errors import UserError
-from gangline.hooks import ENTRY_POINTS
 from gangline.launch import forkserver
+from gangline.plugin.hooks import ENTRY_POINTS
 from gangline.testing.warm_client import NUMBER
 
 LOADED = (
     *(name for name in forkserver.PRELOAD if name != "gangline.launch.server"),  # that one is of the ranks' own server
     "gangline.api",
-    "gangline.builtin",
+    "gangline.plugin.builtin",
     "gangline.cli",
     "gangline.config.check",
     "gangline.config.compose",
@@ -90,7 +90,7 @@ def _load(more: Sequence[str]) -> None:
 def _compose() -> None:
     """Compose a run once: what Hydra's parser learns as it goes is there for all. No choice stays."""
     from gangline.config.compose import compose_one
-    from gangline.plugins import installed
+    from gangline.plugin.registry import installed
 
     with contextlib.suppress(UserError):
         compose_one(["recipe=tiny"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gangline.parts import Part, TrackConfig
+from gangline.plugin.parts import Part, TrackConfig
 from gangline.ranges import PositiveInt
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from gangline.events import end_line
 from gangline.record import StepRecord
+from gangline.run.events import end_line
 from gangline.run_files import open_own
 from gangline.track.base import Start, Tracker
 

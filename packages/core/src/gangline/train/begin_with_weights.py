@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gangline import attempts, plugins
-from gangline.attempts import Attempt
 from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.id import CheckpointId
 from gangline.comm.objects import gather_json
 from gangline.config.start import start_of
 from gangline.errors import BadCheckpoint, UserError
-from gangline.rundir import RunDirectory
+from gangline.plugin import registry
+from gangline.run import attempts
+from gangline.run.attempts import Attempt
+from gangline.run.directory import RunDirectory
 from gangline.train.restore import begin, check_data, document_of, load
 from gangline.train.session import Session
 
@@ -60,7 +61,7 @@ def begin_with_weights(s: Session) -> bool:
 @contextmanager
 def _reading_from(s: Session, directory: RunDirectory) -> Iterator[None]:
     own, run = s.checkpointer, directory.run()
-    theirs: Checkpointer = plugins.build(run.checkpoint, run, s.comms.store)
+    theirs: Checkpointer = registry.build(run.checkpoint, run, s.comms.store)
     s.checkpointer = theirs
     try:
         yield

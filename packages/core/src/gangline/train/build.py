@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import torch
 
-from gangline import plugins
 from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.base_weights import base_arrays, check_again, described, fingerprint
 from gangline.checkpoint.id import CheckpointId
@@ -19,8 +18,6 @@ from gangline.config.validation import validation_sets
 from gangline.data.base import DataSource
 from gangline.data.reader import ReadPlace
 from gangline.errors import UserError
-from gangline.events import Events
-from gangline.generation import generation
 from gangline.launch.nodes import name_of_this_node
 from gangline.mesh import AXES, DATA_AXES, Mesh
 from gangline.model.build import construct, model_of
@@ -29,8 +26,11 @@ from gangline.model.flops import parameter_count
 from gangline.model.init import initialise, shards_of
 from gangline.model.tree import Node
 from gangline.plan import Plan
+from gangline.plugin import registry
 from gangline.precision.base import Precision
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
+from gangline.run.events import Events
+from gangline.run.generation import generation
 from gangline.runtime import Runtime
 from gangline.shard import Shard, parameter_of
 from gangline.train.agree import same_data
@@ -87,7 +87,7 @@ def draw_weights(run: Run, shards: Iterable[Shard], plan: Plan) -> None:
 
 def build_source(run: Run, split: str) -> DataSource:
     """The run's data for one split."""
-    return plugins.build(run.data, run, split)
+    return registry.build(run.data, run, split)
 
 
 def peers(source: DataSource, place: ReadPlace, mesh: Mesh, comms: Comms) -> Comm | None:
@@ -147,7 +147,7 @@ def announce(run: Run, directory: RunDirectory, ranks: int) -> None:
     """Print what is built, for a model that takes seconds: the trackers begin after the build."""
     count = parameter_count(compose_model(run)[0])
     if count >= LARGE:
-        name = plugins.installed().part_of(run.model).part.name
+        name = registry.installed().part_of(run.model).part.name
         processes = f"{ranks} process{'es' * (ranks > 1)}"
         print(f"building {name}, {count / 1e6:.4g} M parameters, on {processes}, in {directory.path}", flush=True)
 
@@ -180,14 +180,14 @@ def sources_of(session: Session) -> dict[str, DataSource]:
 def assemble(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: torch.device) -> Session:
     """Every part, built; nothing is restored, and callbacks know nothing of the others yet."""
     tree, plan = compose_model(run)
-    precision: Precision = plugins.build(run.precision, run)
+    precision: Precision = registry.build(run.precision, run)
     finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
-    runtime: Runtime = plugins.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
-    checkpointer: Checkpointer = plugins.build(run.checkpoint, run, comms.store)
+    runtime: Runtime = registry.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
+    checkpointer: Checkpointer = registry.build(run.checkpoint, run, comms.store)
     if checkpointer.latest() is None and run.run.weights is None:  # else the weights come from there
         check_pretrained_names(run, tree, plan)
         draw_weights(run, runtime.shards(), plan)
-    optimizer = plugins.build(run.optimizer, run, runtime)
+    optimizer = registry.build(run.optimizer, run, runtime)
     source = build_source(run, "train")
     micro = micro_size(run, runtime.data_coordinate[1], mesh)
     place = ReadPlace(*runtime.data_coordinate, run.batch.global_size, micro, device, comms)
@@ -204,14 +204,14 @@ def assemble(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device
         precision=precision,
         runtime=runtime,
         optimizer=optimizer,
-        schedule=plugins.build(run.schedule, run),
+        schedule=registry.build(run.schedule, run),
         source=source,
         batches=Batches(source, place, peers(source, place, mesh, comms)),
         validation=held_out.pop("", None),
         validation_sets=held_out,
         checkpointer=checkpointer,
-        callbacks={name: plugins.build(config, run) for name, config in run.callback.items()},
-        health={name: plugins.build(config, run) for name, config in run.health.items()},
+        callbacks={name: registry.build(config, run) for name, config in run.callback.items()},
+        health={name: registry.build(config, run) for name, config in run.health.items()},
         reporter=Reporter.build(run, tree, plan, mesh, comms, device, precision),
         notes=[note for _, config in run.parts() for note in config.notices(run)] if comms.rank == 0 else [],
     )

@@ -15,11 +15,11 @@ from gangline.callback.base import Callback
 from gangline.comm.objects import gather_json
 from gangline.config.schema import Run
 from gangline.errors import RAISED, UserError
-from gangline.events import read_events
 from gangline.health import Action, HealthCheck, Verdict
-from gangline.plugins import installed
-from gangline.provenance import source_of
+from gangline.plugin.registry import installed
 from gangline.pulse.write import current
+from gangline.run.events import read_events
+from gangline.run.provenance import source_of
 from gangline.runtime import Runtime
 from gangline.shard import Shard, parameter_of
 from gangline.train.emitted import Emitted, read_metrics

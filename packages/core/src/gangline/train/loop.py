@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 
-from gangline import attempts
 from gangline.checkpoint.id import CheckpointId
 from gangline.health import Action, Verdict
 from gangline.launch.signals import stop_requested
 from gangline.record import StepRecord
+from gangline.run import attempts
 from gangline.train import verdicts
 from gangline.train.agree import agree, rank_mfu
 from gangline.train.callbacks import before_clip, each

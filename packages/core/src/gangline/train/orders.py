@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
-from gangline.attempts import Attempt, stamp
 from gangline.health import Action, Agreed, Order
+from gangline.run.attempts import Attempt, stamp
 from gangline.train.restore import begin
 from gangline.train.rollback import return_points, roll_back
 from gangline.train.session import Session

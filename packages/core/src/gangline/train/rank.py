@@ -21,20 +21,20 @@ from gangline.comm.base import Comms
 from gangline.comm.transport import connect
 from gangline.config.schema import Run
 from gangline.data.base import DataSource
-from gangline.determinism import use_deterministic_kernels
-from gangline.ending import EXIT_REQUEUE, RunEnding, write_ending
 from gangline.errors import PeerFailed, UserError
-from gangline.generation import generation, hold
 from gangline.launch.failures import EXIT_STOPPED, RestartWanted, lost_peer
 from gangline.launch.output import log_path
 from gangline.mesh import Mesh
 from gangline.pulse.layout import NUMBER
 from gangline.pulse.write import current
-from gangline.rundir import RunDirectory
+from gangline.run.directory import RunDirectory
+from gangline.run.ending import EXIT_REQUEUE, RunEnding, write_ending
+from gangline.run.generation import generation, hold
 from gangline.sampling.sampler import Sampler
 from gangline.train.agree import gather_verdicts
 from gangline.train.build import build, device_of
 from gangline.train.callbacks import each, tell_of_error
+from gangline.train.determinism import use_deterministic_kernels
 from gangline.train.left_behind import left_behind
 from gangline.train.loop import loop
 from gangline.train.orders import Ending

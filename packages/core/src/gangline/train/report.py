@@ -12,7 +12,6 @@ import torch
 from torch.autograd import profiler
 from torch.profiler import record_function
 
-from gangline import plugins
 from gangline.comm.base import Comms
 from gangline.config.schema import Run
 from gangline.config.serial import to_dict
@@ -20,6 +19,7 @@ from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.flops import flops_per_token, parameter_count, trained_count
 from gangline.model.tree import Node
 from gangline.plan import Plan
+from gangline.plugin import registry
 from gangline.precision.base import Precision
 from gangline.pulse.write import current
 from gangline.record import StepRecord
@@ -77,7 +77,7 @@ class Reporter:
         if comms.rank != 0:
             return cls({}, flops, parameters, None, {})
         peak, source = peak_flops(device, precision.compute_dtype)
-        trackers = {name: plugins.build(config, run) for name, config in run.track.items()}
+        trackers = {name: registry.build(config, run) for name, config in run.track.items()}
         layout = " x ".join(f"{axis} {size}" for axis, size in mesh.sizes if size > 1) or "one process"
         share = run.batch.global_size // mesh.size(*DATA_AXES)
         accumulation = share // run.batch.micro_size if run.batch.micro_size else run.parallel.accumulation(share, mesh)

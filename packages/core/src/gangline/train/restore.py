@@ -11,21 +11,21 @@ from dataclasses import replace
 
 import torch
 
-from gangline import attempts
-from gangline.attempts import Attempt
 from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.base_weights import base_arrays, refill
+from gangline.checkpoint.document import Document
 from gangline.checkpoint.id import CheckpointId
 from gangline.comm.objects import gather_json
 from gangline.config.identity import redefined
 from gangline.config.serial import to_dict
 from gangline.config.values import override
 from gangline.errors import BadCheckpoint, UserError
-from gangline.generation import hold
 from gangline.model.compose import compose_model
-from gangline.rundir import part_versions
+from gangline.run import attempts
+from gangline.run.attempts import Attempt
+from gangline.run.directory import part_versions
+from gangline.run.generation import hold
 from gangline.shard import Registry, Shard, in_model
-from gangline.state import Document
 from gangline.train.callbacks import choice, named
 from gangline.train.session import Session
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gangline import attempts
-from gangline.attempts import Attempt
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
 from gangline.health import Action, Order
+from gangline.run import attempts
+from gangline.run.attempts import Attempt
 from gangline.train.restore import begin, document_of, holds_weights_alone, listed, load, seen
 from gangline.train.save import poll
 from gangline.train.session import Session

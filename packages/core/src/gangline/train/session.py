@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from gangline.attempts import Attempt
 from gangline.callback.base import Callback
 from gangline.checkpoint.base import Checkpointer, Handle
 from gangline.comm.base import Comms
 from gangline.config.schema import Run
 from gangline.data.base import DataSource
-from gangline.events import Events
 from gangline.health import HealthCheck
 from gangline.mesh import Mesh
 from gangline.optimizer.base import Optimizer
 from gangline.precision.base import Precision
 from gangline.record import StepRecord
-from gangline.rundir import RunDirectory
+from gangline.run.attempts import Attempt
+from gangline.run.directory import RunDirectory
+from gangline.run.events import Events
 from gangline.runtime import Runtime
 from gangline.shard import Registry, Shard
 from gangline.train.batches import Batches

@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gangline.checkpoint.id import CheckpointId
-from gangline.generation import hold
 from gangline.record import StepRecord
+from gangline.run.generation import hold
 from gangline.run_files import handle_of, read_regular
 from gangline.train.session import Session
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TypeVar
 
-from gangline import attempts
 from gangline.checkpoint.id import CheckpointId
 from gangline.comm.objects import gather_json
 from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
 from gangline.record import StepRecord
+from gangline.run import attempts
 from gangline.train.agree import gather_verdicts
 from gangline.train.callbacks import failures, named, together
 from gangline.train.session import Session

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gangline import UserError, plugins
+from gangline import UserError
 from gangline.config import BatchSection, Run
+from gangline.plugin import registry
 from gangline.tools import Attempt, RunDirectory, attempts
 from gangline_dataloader.sources.windows import WindowSource
 
@@ -33,9 +34,9 @@ def source_of(run_dir: str | Path) -> tuple[Run, WindowSource]:
     """
     directory = RunDirectory.open(run_dir)
     run = directory.run()
-    source = plugins.build(run.data, run, "train")
+    source = registry.build(run.data, run, "train")
     if not isinstance(source, WindowSource):
-        name = plugins.installed().part_of(run.data).part.name
+        name = registry.installed().part_of(run.data).part.name
         raise UserError(
             f"{run_dir} has data={name}, and this command knows data=tokens and data=mix.",
             "Only they number the documents that a sample is made of.",

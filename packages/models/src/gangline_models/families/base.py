@@ -167,7 +167,7 @@ class RotaryConfig(FamilyConfig):
         return self.head_width
 
     def rope_of(self, block: int, length: int) -> Rope | None:
-        from gangline.plugins import build
+        from gangline.plugin.registry import build
 
         return Rope(self.rope_theta, build(self.rope, length), self.rotated)
 

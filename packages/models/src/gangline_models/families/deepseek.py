@@ -101,7 +101,7 @@ class DeepSeek(FamilyConfig):
         return float(self.head_width**-0.5 * grown * grown)
 
     def rope_of(self, block: int, length: int) -> Rope:
-        from gangline.plugins import build
+        from gangline.plugin.registry import build
 
         return Rope(self.rope_theta, build(self.rope, length), self.rope_dim)
 

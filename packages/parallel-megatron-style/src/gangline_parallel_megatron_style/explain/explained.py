@@ -31,7 +31,7 @@ def explained(run: Run) -> Explained:
 def case_of(run: Run) -> Case:
     """A run on its mesh. Raises UserError as `explained` does."""
     from gangline.config import layout_problems, meaningless, world_of
-    from gangline.plugins import installed
+    from gangline.plugin.registry import installed
 
     if not isinstance(run.parallel, Composed):
         part = installed().part_of(run.parallel).part.name

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gangline import plugins
 from gangline.comm import FakeComms, Pending, Wrapped, WrappedComms
 from gangline.model import AttentionCall, PlainAttention, RMSNorm
+from gangline.plugin import registry
 from gangline.strategy import DATA_AXES, Batch, finisher, matches, model_of, seam_function
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
@@ -103,7 +103,7 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
     fake = FakeComms(mesh, mesh.rank({"pp": pipeline_rank}), "meta")
     comms = WrappedComms(fake, Holding)
     finish = finisher(run.run.recompute, False, run.run.recompute_every, case.plan.seams)
-    precision = plugins.build(run.precision, run)
+    precision = registry.build(run.precision, run)
 
     def gpu_kernels(block: nn.Module, path: str) -> None:
         use_gpu_kernels(block, path, case)
@@ -112,12 +112,12 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
     model = model_of(case.tree, case.plan)
     described = list(model.parameters())  # kept alive: memory that is given back may come again under its address
     with Allocations(left_out=model) as counted:
-        runtime: ComposedRuntime = plugins.build(
+        runtime: ComposedRuntime = registry.build(
             run.parallel, run, model, case.plan, mesh, comms, precision, gpu_kernels
         )
         use_gpu_kernels(model.get_submodule(case.plan.head), case.plan.head, case)
-        optimizer = plugins.build(run.optimizer, run, runtime)
-        callbacks = [plugins.build(config, run) for config in run.callback.values()]
+        optimizer = registry.build(run.optimizer, run, runtime)
+        callbacks = [registry.build(config, run) for config in run.callback.values()]
         for name, callback in zip(run.callback, callbacks, strict=True):
             callback.place = f"callback/{name}"
             callback.attach(runtime, comms, None, comms.device)

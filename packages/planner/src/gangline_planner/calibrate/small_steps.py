@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from gangline import plugins
 from gangline.comm import connect
 from gangline.config import Run, default_run
 from gangline.model import DecoderConfig, compose_model
+from gangline.plugin import registry
 from gangline.strategy import Batch, Mesh, Runtime, Single, finisher, model_of
 
 MICROBATCHES = 2
@@ -56,12 +56,12 @@ class SmallStep:
         tree, plan = compose_model(run)
         finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
         comms = connect(mesh, device=device)
-        self.runtime: Runtime = plugins.build(
-            run.parallel, run, model_of(tree, plan), plan, mesh, comms, plugins.build(run.precision, run), finish
+        self.runtime: Runtime = registry.build(
+            run.parallel, run, model_of(tree, plan), plan, mesh, comms, registry.build(run.precision, run), finish
         )
         for shard in self.runtime.shards():
             torch.nn.init.normal_(shard.local, std=0.02)
-        self.optimizer = plugins.build(run.optimizer, run, self.runtime)
+        self.optimizer = registry.build(run.optimizer, run, self.runtime)
         self.batches = [_batch(model, device) for _ in range(MICROBATCHES)]
 
     def passes(self) -> None:

@@ -219,7 +219,7 @@ def _world(row: Row, model: int, assumed: list[str]) -> int:
 
 def _parallel(row: Row, tp: int, pp: int, cp: int, data: int, chunks: int, layers: int, cluster: Cluster) -> Any:
     """Options of the strategy `3d`. Raises Unjudged where it is not installed."""
-    from gangline.plugins import installed
+    from gangline.plugin.registry import installed
 
     offers = installed().offers("parallel")
     if "3d" not in offers:
@@ -331,7 +331,7 @@ def _model(row: Row) -> tuple[DecoderConfig, dict[str, Any], bool, bool]:
 
 
 def _experts(options: Mapping[str, Any], row: Row) -> Any:
-    from gangline.plugins import installed
+    from gangline.plugin.registry import installed
 
     offers = installed().offers("moe")
     if "on" not in offers:

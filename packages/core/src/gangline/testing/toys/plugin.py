@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from gangline.errors import Problem
-from gangline.hooks import hookimpl
 from gangline.model.tree import Node, Shape, nodes, replaced
-from gangline.parts import (
+from gangline.plan import Cut, Fold, Init, Plan, matches
+from gangline.plugin.hooks import hookimpl
+from gangline.plugin.parts import (
     CallbackConfig,
     CheckpointConfig,
     DataConfig,
@@ -19,7 +20,6 @@ from gangline.parts import (
     Part,
     TrackConfig,
 )
-from gangline.plan import Cut, Fold, Init, Plan, matches
 from gangline.ranges import NonNegativeFloat, PositiveInt
 
 

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gangline.discovery import version_of
-from gangline.redaction import redact
+from gangline.plugin.discovery import version_of
+from gangline.run.redaction import redact
 
 
 def describe(argv: Sequence[str], changed: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import pluggy
 
-from gangline.parts import Part
+from gangline.plugin.parts import Part
 
 PROJECT = "gangline"
 ENTRY_POINTS = "gangline.v1"

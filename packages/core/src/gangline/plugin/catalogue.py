@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-TREE = Path(__file__).resolve().parents[3]  # of core's own source: where its siblings lie
+TREE = Path(__file__).resolve().parents[4]  # of core's own source: where its siblings lie
 
 
 @dataclass(frozen=True)
 class KnownPart:
-    """One part that some distribution is known to supply; `name` "*" stands for parts not listed one by one."""
+    """One part that some distribution is known to supply."""
 
     group: str
     name: str
@@ -121,16 +121,8 @@ VERBS = {
 }
 
 
-# Foreseen, and not to be had yet: no hint sends anybody for them.
-COMING: frozenset[str] = frozenset()
-
-
 def get(distribution: str) -> str:
-    """The command that installs a distribution: from beside core where its source lies there, else by name; "" where
-    it is not to be had yet.
-    """
-    if distribution in COMING:
-        return ""
+    """The command that installs a distribution: from beside core where its source lies there, else by name."""
     sibling = TREE / distribution.removeprefix("gangline-")
     return f"pip install -e {sibling}" if (sibling / "pyproject.toml").is_file() else f"pip install {distribution}"
 
@@ -147,7 +139,7 @@ def suppliers(group: str) -> dict[str, str]:
     for entry in ENTRIES:
         if entry.group == group:
             found.setdefault(entry.distribution, []).append(entry.name)
-    return {dist: "more" if names == ["*"] else ", ".join(names) for dist, names in found.items()}
+    return {dist: ", ".join(names) for dist, names in found.items()}
 
 
 def groups() -> list[str]:
@@ -162,4 +154,4 @@ def edit_groups() -> set[str]:
 
 def names(group: str) -> list[str]:
     """The parts of `group` known by name."""
-    return [entry.name for entry in ENTRIES if entry.group == group and entry.name != "*"]
+    return [entry.name for entry in ENTRIES if entry.group == group]

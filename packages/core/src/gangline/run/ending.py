@@ -21,7 +21,7 @@ EXIT_REQUEUE = 75  # saved, and to be started again: EX_TEMPFAIL of sysexits.h
 class RunEnding:
     """How the job of a run ended.
 
-    generation  the start of the ranks that was the last, see `gangline.generation`
+    generation  the start of the ranks that was the last, see `gangline.run.generation`
     reason      "done", "bug" (a rank failed), "mistake" (the user's), "verdict" (a stop), "restart" (a verdict asks for
                 new workers, and no restart is left), "preempted" (a signal, and saved), "signal" (and not saved),
                 "killed" (a rank or node was lost and could not be started again)
@@ -42,7 +42,7 @@ class RunEnding:
 
 def write_ending(run_dir: str | Path, ending: RunEnding) -> None:
     """Put it in the place of an earlier one. A full disk hides no error that ended the run: it is then missing."""
-    from gangline.rundir import write_whole
+    from gangline.run.directory import write_whole
 
     try:
         write_whole(Path(run_dir) / FILE, json.dumps(asdict(ending), indent=2) + "\n")

@@ -15,9 +15,9 @@ from typing import cast
 
 import pluggy
 
-from gangline import catalogue, hooks
-from gangline.hooks import ENTRY_POINTS, GROUP_OF, PROJECT, Command, Kind
-from gangline.parts import GROUPS, LISTS, VERBS_READ, EditConfig, Part, PartConfig
+from gangline.plugin import catalogue, hooks
+from gangline.plugin.hooks import ENTRY_POINTS, GROUP_OF, PROJECT, Command, Kind
+from gangline.plugin.parts import GROUPS, LISTS, VERBS_READ, EditConfig, Part, PartConfig
 
 VARIABLE = "GANGLINE_PLUGINS"  # names of plugins or distributions, comma-separated; "" for core alone
 
@@ -75,7 +75,7 @@ class Found:
 
 def discover(environ: Mapping[str, str]) -> Found:
     """Core's own parts, then those of every plugin that GANGLINE_PLUGINS does not leave out."""
-    from gangline import builtin
+    from gangline.plugin import builtin
 
     found, manager = Found(), pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(hooks)
@@ -241,7 +241,7 @@ def _group(hook: str, part: Part) -> str:
         raise ValueError(f"part {part.name!r}: no dots, for its options are typed as {group}.<name>.<option>")
     base = GROUPS.get(group, PartConfig)
     if not issubclass(part.config, base):
-        raise TypeError(f"{group}={part.name}: {part.config.__name__} must derive from gangline.parts.{base.__name__}")
+        raise TypeError(f"{group}={part.name}: {part.config.__name__} must derive from gangline.config.{base.__name__}")
     return group
 
 

@@ -20,18 +20,18 @@ from typing import Any
 
 import yaml
 
-from gangline import provenance
 from gangline.checkpoint.id import CheckpointId
 from gangline.config.paths import rooted
 from gangline.config.schema import Run
 from gangline.config.serial import from_dict, to_dict
 from gangline.config.yaml_files import PlainDumper, load_yaml
 from gangline.errors import UserError
-from gangline.parts import LISTS
-from gangline.plugins import installed
-from gangline.redaction import refuse_secrets
+from gangline.plugin.parts import LISTS
+from gangline.plugin.registry import installed
+from gangline.run import provenance
+from gangline.run.lock import RunLock, unwritable
+from gangline.run.redaction import refuse_secrets
 from gangline.run_files import read_regular
-from gangline.run_lock import RunLock, unwritable
 
 END = "..."  # YAML's end-of-document marker: the last line of a whole config.yaml
 

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from gangline.callback import config as callback
 from gangline.checkpoint import config as checkpoint
 from gangline.data import config as data
-from gangline.hooks import Command, Kind, hookimpl
-from gangline.kinds import KINDS
 from gangline.launch import config as launch
 from gangline.model import config as model, presets
 from gangline.optimizer import config as optimizer
 from gangline.parallel import config as parallel
-from gangline.parts import Part
+from gangline.plugin.hooks import Command, Kind, hookimpl
+from gangline.plugin.kinds import KINDS
+from gangline.plugin.parts import Part
 from gangline.precision import config as precision
 from gangline.schedule import config as schedule
 from gangline.track import config as track

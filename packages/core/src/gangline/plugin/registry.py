@@ -15,12 +15,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gangline import catalogue
 from gangline.config.suggest import foreign
-from gangline.discovery import VARIABLE, BrokenPlugin, Found, Offer, discover, normal, version_of
 from gangline.errors import UserError
-from gangline.hooks import Command, Kind
-from gangline.parts import GROUPS, VERBS_READ, EditConfig, PartConfig
+from gangline.plugin import catalogue
+from gangline.plugin.discovery import VARIABLE, BrokenPlugin, Found, Offer, discover, normal, version_of
+from gangline.plugin.hooks import Command, Kind
+from gangline.plugin.parts import GROUPS, VERBS_READ, EditConfig, PartConfig
 
 OFF = "off"  # the choice that every group beside core's own has without anyone supplying it
 SEE = "(gangline plugins  lists who offers what)"
@@ -125,8 +125,7 @@ class Installed:
         if (plugin := self._found.left_out.get(normal(supplier))) is not None:
             return [f"It is supplied by {supplier}, which {VARIABLE} leaves out; add {plugin} to {VARIABLE}."]
         if (version := version_of(supplier)) is None:
-            how = catalogue.get(supplier)
-            return [f"It is supplied by {supplier}:  {how}" if how else f"It is to come with {supplier}, not here yet."]
+            return [f"It is supplied by {supplier}:  {catalogue.get(supplier)}"]
         return [f"{supplier} {version} is installed but does not offer it:  pip install --upgrade {supplier}"]
 
     def _guesses(self, group: str, name: str) -> list[str]:
@@ -152,8 +151,7 @@ class Installed:
     def elsewhere(self, group: str) -> list[str]:
         """Lines that say who would offer more for a group, and is not installed."""
         others = catalogue.suppliers(group).items()
-        absent = [(dist, what, catalogue.get(dist)) for dist, what in others if not version_of(dist)]
-        return [f"{dist} offers {what}:  {how}" for dist, what, how in absent if how]
+        return [f"{dist} offers {what}:  {catalogue.get(dist)}" for dist, what in others if not version_of(dist)]
 
     def listed(self, group: str) -> str:
         """The line that ends every message about a choice."""
