@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from gangline.config.schema import Run
-from gangline.data import DataSource
+from gangline.data.base import DataSource
 from gangline.data.expand import expand
 from gangline.data.sample_reader import KeptMemory, stacked
 from gangline.model.build import construct, materialise
@@ -64,7 +64,7 @@ def main() -> None:
     """Under torchrun: one step of the default model on every rank, then the time on standard output."""
     import time
 
-    from gangline.config import default_run
+    from gangline.config.defaults import default_run
     from gangline.plugin.registry import build
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))

@@ -25,8 +25,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from gangline.run.events import read_events
 from gangline.testing.real_runs import RealRuns
-from gangline.tools import read_events
 
 Line = dict[str, Any]
 STEPS = 120

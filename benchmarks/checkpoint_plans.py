@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gangline.checkpoint.id import CheckpointId
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model

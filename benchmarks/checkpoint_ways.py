@@ -19,7 +19,7 @@ from torch.distributed import checkpoint as dcp
 
 from gangline.checkpoint.base import Handle, SaveRequest
 from gangline.checkpoint.id import CheckpointId
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
 from gangline.shard import Shard
 from gangline.testing import rank

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from bare_loop import BareLoop
 
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.config.schema import Run
-from gangline.data import ReadPlace
+from gangline.data.reader import ReadPlace
 from gangline.data.text import TextSource
 from gangline.plugin.registry import build
 from gangline.train.batches import Batches

@@ -23,7 +23,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gangline.batch import Batch
-from gangline.config import default_run
+from gangline.config.defaults import default_run
+from gangline.config.schema import ParallelConfig
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.build import model_of
@@ -31,7 +32,6 @@ from gangline.model.compose import compose_model
 from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise, whole_model
 from gangline.parallel.config import Ddp
-from gangline.plugin.parts import ParallelConfig
 from gangline.plugin.registry import build
 from gangline.precision.plain import Plain
 from gangline.testing import rank

@@ -24,10 +24,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.config.schema import Run
-from gangline.data import BatchReader, ReadPlace
 from gangline.data.expand import expand
+from gangline.data.reader import BatchReader, ReadPlace
 from gangline_dataloader.config import TokensConfig
 from gangline_dataloader.dali.config import DaliConfig
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, WeightStage

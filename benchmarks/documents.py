@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from gangline.batch import Batch
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.data.expand import expand
 from gangline.data.reader import StoredBatch
 from gangline.model.compose import compose_model

@@ -13,8 +13,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from gangline.run.events import read_events
 from gangline.testing.real_runs import RealRuns
-from gangline.tools import read_events
 
 EACH = 2500  # steps of a run
 SECONDS = 3600.0  # a run that takes longer has failed

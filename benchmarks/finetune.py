@@ -22,7 +22,8 @@ import torch
 
 from gangline.batch import Batch
 from gangline.comm.fake import FakeComms
-from gangline.config import Run, compose_one
+from gangline.config import Run
+from gangline.config.compose import compose_one
 from gangline.data.expand import expand
 from gangline.data.sample_reader import KeptMemory, stacked
 from gangline.mesh import Mesh

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import torch
 
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.interop import model_config_from
-from gangline.model import compose_model
 from gangline.model.build import materialise, model_of
 from gangline.model.columns import lay_out_by_columns
+from gangline.model.compose import compose_model
 from gangline.model.init import shards_of
 from gangline.sampling.options import Sampling
 from gangline.sampling.sampler import generate

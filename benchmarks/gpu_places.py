@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from gangline.batch import Batch
-from gangline.comm import Comms
+from gangline.comm.base import Comms
 from gangline.comm.transport import connect
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.model.init import initialise
-from gangline.optimizer import Optimizer
+from gangline.optimizer.base import Optimizer
 from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
 from gangline.runtime import Runtime

@@ -16,9 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from gangline.pulse import PulseReader, Seen, find
+from gangline.pulse.read import PulseReader, Seen, find
+from gangline.run.events import read_events
 from gangline.testing.real_runs import RealRuns
-from gangline.tools import read_events
 
 RANKS = 4
 

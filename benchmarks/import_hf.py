@@ -26,7 +26,7 @@ VOCABULARY = 32_000
 
 
 def run_of(layers: int):
-    from gangline.config import compose_one
+    from gangline.config.compose import compose_one
 
     return compose_one([*WORDS, f"model.vocab_size={VOCABULARY}", f"model.layers={layers}"])
 
@@ -36,7 +36,8 @@ def make(directory: Path, gigabytes: float, dtype: str) -> int:
     import torch
 
     from gangline.interop import config_json, export
-    from gangline.model import compose_model, parameter_shapes
+    from gangline.model.compose import compose_model
+    from gangline.model.tree import parameter_shapes
     from gangline.shard import itemsize
 
     layers = 1
@@ -60,7 +61,8 @@ def make(directory: Path, gigabytes: float, dtype: str) -> int:
 
 
 def shapes_of(layers: int) -> dict[str, tuple[int, ...]]:
-    from gangline.model import compose_model, parameter_shapes
+    from gangline.model.compose import compose_model
+    from gangline.model.tree import parameter_shapes
 
     return parameter_shapes(compose_model(run_of(layers))[0])
 
@@ -88,7 +90,8 @@ def fill(directory: Path, layers: int, rank: int, ranks: int, start, found) -> N
     import torch
 
     from gangline.interop import load_pretrained
-    from gangline.model import compose_model, parameter_shapes
+    from gangline.model.compose import compose_model
+    from gangline.model.tree import parameter_shapes
     from gangline.shard import Shard, model_array
 
     torch.set_num_threads(1)

@@ -24,8 +24,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gangline.comm import Comm
-from gangline.comm.base import Pending, Splits, Transfers
+from gangline.comm.base import Comm, Pending, Splits, Transfers
 from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
 from gangline.model.build import construct

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from gangline.config import default_run
+from gangline.config.defaults import default_run
+from gangline.config.schema import ParallelConfig
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.build import construct
@@ -30,7 +31,6 @@ from gangline.optimizer.config import Muon
 from gangline.optimizer.muon import MuonOptimizer, build as build_muon
 from gangline.parallel.config import Ddp
 from gangline.parallel.owners import MatrixId
-from gangline.plugin.parts import ParallelConfig
 from gangline.plugin.registry import build
 from gangline.precision.plain import Plain
 from gangline.runtime import Runtime

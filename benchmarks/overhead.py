@@ -18,7 +18,7 @@ import torch
 from bare_loop import BareLoop
 
 from gangline.comm.transport import connect
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
 from gangline.plugin.registry import build
 from gangline.record import StepRecord

@@ -14,7 +14,8 @@ import time
 import numpy as np
 import torch
 
-from gangline.data import DataSource, ReadPlace, Sample
+from gangline.data.base import DataSource, Sample
+from gangline.data.reader import ReadPlace
 from gangline.mesh import Mesh
 from gangline.testing import rank
 from gangline.testing.pool import pool

@@ -23,7 +23,7 @@ from itertools import combinations
 from pathlib import Path
 from statistics import median, quantiles
 
-from gangline.cluster import load_cluster
+from gangline.cluster.file import load_cluster
 from gangline.record import read_records
 from gangline.testing.real_runs import own_environment, small_text
 from gangline_planner.compare import compare

@@ -33,9 +33,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gangline import UserError
-from gangline.cluster import Cluster, Quantity, load_cluster, shipped
-from gangline.cluster.file import SHIPPED
-from gangline.explain import Explained, StageWork
+from gangline.cluster.file import SHIPPED, Cluster, Quantity, load_cluster, shipped
+from gangline.explain.explained import Explained
+from gangline.explain.work import StageWork
 from gangline_planner.judge.calibrated import FILE, identity
 from gangline_planner.judge.report import rows_of
 from gangline_planner.judge.rows import Judgeable, Row, Unjudged, judgeable

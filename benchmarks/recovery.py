@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gangline import pulse
+from gangline.pulse.read import PulseReader, Seen, find
 from gangline.testing.ports import free_port
 from gangline.testing.real_runs import SMALL, own_environment, small_text
 
@@ -168,8 +168,8 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def seen_ranks(out: Path) -> list[pulse.Seen]:
-    return [seen for seen in (pulse.PulseReader(path).read() for path in pulse.find(out)) if seen.alive]
+def seen_ranks(out: Path) -> list[Seen]:
+    return [seen for seen in (PulseReader(path).read() for path in find(out)) if seen.alive]
 
 
 def newest(out: Path) -> list[dict]:

@@ -74,7 +74,7 @@ def bare(metrics: Path) -> None:
     import torch
     from bare_loop import BareLoop
 
-    from gangline.config import default_run
+    from gangline.config.defaults import default_run
     from gangline.plugin.registry import build
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

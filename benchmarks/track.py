@@ -39,7 +39,7 @@ def measure(run_dir: Path, rounds: int, steps: int) -> None:
     from gangline.plugin import registry
     from gangline.testing.runs import small_run
     from gangline.testing.sessions import session
-    from gangline.track import Start
+    from gangline.track.base import Start
     from gangline.train import loop as training
     from gangline.train.report import Clock
 

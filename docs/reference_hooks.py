@@ -13,9 +13,10 @@ from mdtext import anchor, cell, code_cell, paragraphs, prose
 
 from gangline import testing
 from gangline.config.fields import comments_of
-from gangline.data import BatchReader, DataSource, ReadPlace, StoredBatch
+from gangline.config.schema import GROUPS, EditConfig
+from gangline.data.base import DataSource
+from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
 from gangline.plugin import hooks, parts
-from gangline.plugin.parts import GROUPS
 
 TOP = """\
 # Hooks
@@ -75,7 +76,7 @@ def _groups() -> Iterator[str]:
     yield "| group | configuration derives from | contract |"
     yield "|---|---|---|"
     others = {f"`{group}`": base for group, base in GROUPS.items() if group not in hooks.GROUP_OF.values()}
-    for group, base in {**others, "of a model edit": parts.EditConfig}.items():
+    for group, base in {**others, "of a model edit": EditConfig}.items():
         yield f"| {group} | `gangline.config.{base.__name__}` | {_linked(base)} |"
     yield "| any other | `gangline.config.PartConfig` | whoever opened the group says |"
 

@@ -12,9 +12,9 @@ from mdtext import anchor, cell, sentence
 
 from gangline.config.defaults import DEFAULTS
 from gangline.config.fields import Option, options
+from gangline.config.schema import LISTS, VERBS_READ
 from gangline.config.sections import SECTIONS
 from gangline.config.values import describe
-from gangline.plugin.parts import LISTS, VERBS_READ
 from gangline.plugin.registry import Offer, installed
 
 ROOT = Path(__file__).parent.parent

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gangline.comm.fake import FakeComms
-from gangline.config import compose_one
+from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.model.build import model_of
 from gangline.plugin import registry

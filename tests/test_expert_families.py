@@ -13,7 +13,8 @@ from family_suite import AbsentFields, FamilySuite, OddFields
 from gangline import UserError
 from gangline.config.compose import compose_one
 from gangline.interop import model_config_from
-from gangline.model import compose_model, parameter_count
+from gangline.model.compose import compose_model
+from gangline.model.flops import parameter_count
 from gangline.model.seams import recomputed
 from gangline.sampling.options import Sampling
 from gangline.sampling.sampler import generate

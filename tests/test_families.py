@@ -8,8 +8,9 @@ import pytest
 import write_ranks
 
 from gangline import UserError
-from gangline.config import Run, from_dict
-from gangline.strategy import Sampling
+from gangline.config import Run
+from gangline.config.serial import from_dict
+from gangline.sampling.options import Sampling
 from gangline.testing import StrategySuite
 from gangline.testing.pool import pool
 from gangline.testing.runs import SMALL, content

@@ -11,11 +11,15 @@ import torch
 from test_families import FAMILIES, SIZES
 from torch import nn
 
-from gangline.config import Run, from_dict
+from gangline.config import Run
 from gangline.config.compose import compose_one
-from gangline.explain import of_angles
+from gangline.config.serial import from_dict
+from gangline.explain.activations import of_angles
 from gangline.mesh import Mesh
-from gangline.model import AttentionNode, Node, construct, nodes, parameter_count, parameter_shapes, replaced
+from gangline.model.build import construct
+from gangline.model.decoder_nodes import AttentionNode
+from gangline.model.flops import parameter_count
+from gangline.model.tree import Node, nodes, parameter_shapes, replaced
 from gangline.testing import bytes_kept
 from gangline.testing.inputs import whole_sequences
 from gangline.testing.runs import SMALL, content

@@ -199,7 +199,7 @@ def test_checkpoints_without_the_base_go_from_layout_to_layout(runs):
     from safetensors.torch import load_file
 
     from gangline.cli.main import main
-    from gangline.tools import sample
+    from gangline.sampling.sampler import sample
 
     here = runs.directory
     for name in ("all", "alone"):
@@ -268,7 +268,8 @@ def test_from_a_directory_of_others_to_one_that_transformers_writes_with(tmp_pat
     from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
     from gangline.cli.main import main
-    from gangline.tools import sample, words_for
+    from gangline.interop.commands import words_for
+    from gangline.sampling.sampler import sample
 
     base = tmp_path / "base"
     torch.manual_seed(0)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from gangline.record import read_records
+from gangline.run import attempts
 from gangline.testing.health_ranks import lived
 from gangline.testing.pool import pool
-from gangline.tools import attempts, read_records
 
 
 def test_ranks_whose_weights_no_other_holds_are_told_that_nothing_is_compared(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import torch
 
 from gangline import forward_context
 from gangline.comm.fake import FakeComms
-from gangline.config import default_run
 from gangline.config.compose import compose_one
+from gangline.config.defaults import default_run
 from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.build import construct, model_of

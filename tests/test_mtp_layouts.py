@@ -12,9 +12,11 @@ import torch
 from gangline import UserError
 from gangline.config.check import check
 from gangline.config.compose import compose_one
-from gangline.explain import of_angles
+from gangline.explain.activations import of_angles
 from gangline.mesh import Mesh
-from gangline.model import compose_model, construct, parameter_count
+from gangline.model.build import construct
+from gangline.model.compose import compose_model
+from gangline.model.flops import parameter_count
 from gangline.testing import StrategySuite, bytes_kept
 from gangline.testing.inputs import whole_sequences
 from gangline.testing.scenarios import FLOAT64, Layout, Scenario

@@ -9,14 +9,14 @@ import pytest
 
 from gangline.config.defaults import default_run
 from gangline.config.fields import REQUIRED, Option, defaults, options
+from gangline.config.ranges import states_all, wrong
+from gangline.config.schema import GROUPS, LISTS
 from gangline.config.sections import SECTIONS
 from gangline.config.values import typed
-from gangline.plugin.parts import GROUPS, LISTS
 from gangline.plugin.registry import installed
-from gangline.ranges import states_all, wrong
 
 HOW = """{path}: a number without a range. Say which values have a meaning, beside the type:
-    from gangline.ranges import AtLeast, LessThan, PositiveInt
+    from gangline.config.ranges import AtLeast, LessThan, PositiveInt
     steps: PositiveInt = 10                                  (also NonNegativeInt, PositiveFloat, Share, ...)
     momentum: Annotated[float, AtLeast(0), LessThan(1)] = 0.9
     offset: Annotated[int, AnyNumber()] = 0                  where every finite number has one

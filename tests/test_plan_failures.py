@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.cluster import Quantity, load_cluster
+from gangline.cluster.file import Quantity, load_cluster
 from gangline.plugin.registry import installed
 from gangline_planner.assumed import explain, planned
 from gangline_planner.failures import COURSES, MOST, as_text, simulated

@@ -14,9 +14,8 @@ import pytest
 import yaml
 
 from gangline.cli.main import main
-from gangline.cluster import Quantity, load_cluster
-from gangline.cluster.file import SHIPPED
-from gangline.model import Node, replaced
+from gangline.cluster.file import SHIPPED, Quantity, load_cluster
+from gangline.model.tree import Node, replaced
 from gangline_planner.assumed import explain, planned
 from gangline_planner.choose import chosen
 from gangline_planner.forecast import forecast

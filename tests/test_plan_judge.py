@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from gangline.cli.main import main
-from gangline.cluster import Quantity
-from gangline.explain import AttentionProduct, MatrixProduct
+from gangline.cluster.file import Quantity
+from gangline.model.products import AttentionProduct, MatrixProduct
 from gangline_planner.forecast import forecast
 from gangline_planner.judge import report as report_module, software
 from gangline_planner.judge.calibrated import elsewhere, identity

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gangline.cli.main import main
-from gangline.cluster import Quantity, load_cluster
+from gangline.cluster.file import Quantity, load_cluster
 from gangline.testing.figures import SVG, readable
 from gangline_planner.assumed import explain, planned
 from gangline_planner.forecast import forecast

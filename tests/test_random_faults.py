@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.tools import read_events, read_records
+from gangline.record import read_records
+from gangline.run.events import read_events
 
 WORDS = ("precision=fp64", "run.deterministic=on", "parallel=3d", "launch.processes=8", "run.device=cpu")
 ELASTIC = ("launch=elastic", "launch.nodes=2:3", "launch.gather_seconds=60", "launch.futile_restarts=20")

@@ -21,9 +21,9 @@ MODULE = """
 from dataclasses import dataclass, field
 
 from gangline import Part, hookimpl
-from gangline.plugin.parts import PartConfig, TrackConfig
+from gangline.config.schema import PartConfig, TrackConfig
 from gangline.plugin.registry import build
-from gangline.track import Tracker
+from gangline.track.base import Tracker
 
 
 @dataclass

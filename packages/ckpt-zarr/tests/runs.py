@@ -9,7 +9,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from gangline import pulse
+from gangline.pulse.read import PulseReader, find
 from gangline.testing import RealRuns
 from gangline.testing.real_runs import SMALL
 
@@ -42,7 +42,7 @@ class Runs(RealRuns):
 
 def ranks(run_dir: Path) -> dict[int, int]:
     """The process of each rank that lives."""
-    seen = [pulse.PulseReader(path).read() for path in pulse.find(run_dir)]
+    seen = [PulseReader(path).read() for path in find(run_dir)]
     return {one.rank: one.pid for one in seen if one.alive}
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch.distributed as dist
 from made import composed
 
-from gangline.checkpoint import CheckpointId
 from gangline.checkpoint.base import SaveFailed
+from gangline.checkpoint.id import CheckpointId
 from gangline.mesh import Mesh
 from gangline.testing import checkpointer_ranks as kit, rank
 from gangline.testing.pool import pool

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from runs import Runs, ranks
 
-from gangline import pulse
+from gangline.pulse.read import PulseReader, find
+from gangline.run.events import read_events
 from gangline.testing.processes import children
-from gangline.tools import read_events
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def wait_until_it_stands(metrics: Path, seconds: float = 2.0) -> None:
 
 def beats(run_dir: Path) -> dict[int, tuple[int, str]]:
     """Of each rank: its beat, and the phase that it is in."""
-    seen = [pulse.PulseReader(path).read() for path in pulse.find(run_dir)]
+    seen = [PulseReader(path).read() for path in find(run_dir)]
     return {one.rank: (one.beat, one.phase) for one in seen if one.alive}
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gangline.checkpoint.base import SaveRequest
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
 from gangline.shard import Layout, Registry, Shard
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build

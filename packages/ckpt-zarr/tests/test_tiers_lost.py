@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline import Part, hookimpl
-from gangline.callback import Callback
-from gangline.plugin.parts import CallbackConfig
+from gangline.callback.base import Callback
+from gangline.config.schema import CallbackConfig
 
 
 @dataclass

@@ -20,7 +20,7 @@ from stepping import REGISTRY, Job
 from gangline.checkpoint.base import SaveFailed, SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
-from gangline.launch import born, space
+from gangline.launch.guard import born, space
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline.testing import checkpointer_ranks as kit

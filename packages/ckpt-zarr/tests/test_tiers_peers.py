@@ -16,7 +16,7 @@ import pytest
 from made import save, small
 
 from gangline import UserError
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.stores.local import LocalStore
 from gangline_ckpt_zarr.tiers import copies as copies_module, handshake, peers, places, server as keeper_server
 from gangline_ckpt_zarr.tiers.copies import Copies

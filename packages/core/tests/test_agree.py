@@ -9,7 +9,7 @@ from gangline.data.base import DataSource
 from gangline.errors import UserError
 from gangline.health import Action, Verdict
 from gangline.mesh import Mesh
-from gangline.pulse import ROWS
+from gangline.pulse.layout import ROWS
 from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline.train.agree import WORK, Gathered, agree, rank_mfu, same_data

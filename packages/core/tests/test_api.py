@@ -12,7 +12,7 @@ from gangline.testing.real_runs import small_text
 SCRIPT = """
 import sys
 from gangline import api
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.data.config import TextConfig
 from gangline.errors import UserError
 from gangline.model.config import DecoderConfig

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from gangline.batch import Batch
-from gangline.data import DataSource, ReadPlace
+from gangline.data.base import DataSource
 from gangline.data.expand import count, expand
+from gangline.data.reader import ReadPlace
 from gangline.data.sample_reader import KeptMemory, stacked
 from gangline.parallel.microbatch import count_on_host
 from gangline.train.batches import Batches

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.model.cache import KeyValues
 from gangline.model.calls import AttentionCall
 from gangline.model.compose import compose_model

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
-from gangline.data import ChatTemplate, TemplateRefusal, messages_of, template_of, tools_of, without_nulls
+from gangline.data.chat import ChatTemplate, TemplateRefusal, template_of
+from gangline.data.chat_rows import messages_of, tools_of, without_nulls
 from gangline.errors import UserError
 
 ASKED = [{"role": "user", "content": "b < a?"}]

@@ -9,16 +9,11 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from gangline.data import (
-    ByteCodec,
-    ChatEncoder,
-    ChatTemplate,
-    TemplateRefusal,
-    TokenizerCodec,
-    messages_of,
-    render_chat,
-    template_of,
-)
+from gangline.data.answers import render_chat
+from gangline.data.chat import ChatTemplate, TemplateRefusal, template_of
+from gangline.data.chat_rows import messages_of
+from gangline.data.chat_tokens import ChatEncoder
+from gangline.data.codec import ByteCodec, TokenizerCodec
 from gangline.errors import UserError
 
 SPECIAL = ("<s>", "<|turn|>", "<|end|>")

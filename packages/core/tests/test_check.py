@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from gangline.config import default_run, memory
+from gangline.config import memory
 from gangline.config.check import check, world_of
+from gangline.config.defaults import default_run
 from gangline.config.fields import defaults, hints
 from gangline.config.sections import SECTIONS
 from gangline.config.values import Misfit, typed
@@ -186,7 +187,7 @@ def test_a_problem_of_a_part_that_another_opens_is_told(strangers, monkeypatch):
 from dataclasses import dataclass, field
 from gangline import Part, hookimpl
 from gangline.errors import Problem
-from gangline.plugin.parts import EditConfig, PartConfig
+from gangline.config.schema import EditConfig, PartConfig
 
 @dataclass
 class Feather(PartConfig):

@@ -21,7 +21,7 @@ import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from gangline.checkpoint import SaveFailed, SaveRequest
+from gangline.checkpoint.base import SaveFailed, SaveRequest
 from gangline.checkpoint.config import Off, TorchCheckpoint
 from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.off import NoCheckpointer

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from gangline.cli import complete, help, main, train
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.config.sections import SECTIONS
 from gangline.config.serial import from_dict
 from gangline.launch.signals import NOTICES
@@ -134,7 +134,7 @@ def test_what_a_part_does_outside_the_law_is_shown(strangers):
         """
 from dataclasses import dataclass
 from gangline import Part, hookimpl
-from gangline.plugin.parts import OptimizerConfig
+from gangline.config.schema import OptimizerConfig
 
 @dataclass
 class Lossy(OptimizerConfig): pass

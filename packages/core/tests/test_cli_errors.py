@@ -10,10 +10,10 @@ import pytest
 
 from gangline.cli.train import main
 from gangline.config.fields import defaults
+from gangline.config.schema import GROUPS
 from gangline.config.sections import SECTIONS
 from gangline.config.suggest import SYNONYMS
 from gangline.plugin import catalogue
-from gangline.plugin.parts import GROUPS
 from gangline.plugin.registry import installed
 from gangline.run.directory import RunDirectory
 from gangline.testing import warm
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("core_alone")
 ZARR = """
 from dataclasses import dataclass
 from gangline import Part, hookimpl
-from gangline.plugin.parts import CheckpointConfig
+from gangline.config.schema import CheckpointConfig
 
 @dataclass
 class Config(CheckpointConfig): pass
@@ -291,7 +291,7 @@ def test_a_part_whose_package_is_present_twice(tmp_path, strangers):
 
 @pytest.fixture
 def run(tmp_path):
-    from gangline.config import default_run
+    from gangline.config.defaults import default_run
 
     made = RunDirectory.create(default_run(run={"dir": str(tmp_path / "out")}))
     made.unlock()

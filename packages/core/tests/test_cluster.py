@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given, strategies as st
 
 from gangline import UserError
-from gangline.cluster import Topology, load_cluster, save_cluster, shipped
-from gangline.cluster.file import SHIPPED
+from gangline.cluster.file import SHIPPED, load_cluster, save_cluster, shipped
+from gangline.cluster.topology import Topology
 from gangline.mesh import Mesh
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gangline.config import Recompute, default_run
+from gangline.config import Recompute
 from gangline.config.compose import compose, compose_one
+from gangline.config.defaults import default_run
 from gangline.config.resume import continued
 from gangline.config.serial import from_dict, to_dict
 from gangline.errors import UserError
@@ -224,7 +225,7 @@ LORA = """
 from dataclasses import dataclass, field
 from gangline import Part, hookimpl
 from gangline.errors import Problem
-from gangline.plugin.parts import EditConfig, PartConfig, TrackConfig
+from gangline.config.schema import EditConfig, PartConfig, TrackConfig
 
 @dataclass
 class Everywhere(PartConfig):
@@ -333,7 +334,7 @@ def test_a_recipe_of_a_plugin_is_found(adapter, strangers):
 SECRETIVE = """
 from dataclasses import dataclass
 from gangline import Part, hookimpl
-from gangline.plugin.parts import TrackConfig
+from gangline.config.schema import TrackConfig
 
 @dataclass
 class Cloud(TrackConfig):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from gangline import Part, hookimpl
 from gangline.model.decoder_nodes import FeedForwardNode
 from gangline.model.tree import (nodes, replaced)
-from gangline.plugin.parts import EditConfig, PartConfig
+from gangline.config.schema import EditConfig, PartConfig
 
 
 @dataclass

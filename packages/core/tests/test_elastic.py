@@ -39,8 +39,8 @@ import time
 from dataclasses import dataclass
 
 from gangline import Part, hookimpl
-from gangline.callback import Callback
-from gangline.plugin.parts import CallbackConfig
+from gangline.callback.base import Callback
+from gangline.config.schema import CallbackConfig
 
 
 @dataclass
@@ -295,7 +295,7 @@ from dataclasses import dataclass
 
 from gangline import Part, hookimpl
 from gangline.health import Action, HealthCheck, Order, Verdict
-from gangline.plugin.parts import HealthConfig
+from gangline.config.schema import HealthConfig
 
 
 @dataclass

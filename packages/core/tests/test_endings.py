@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from gangline.checkpoint.base import SaveFailed
 from gangline.checkpoint.id import CheckpointId
-from gangline.config import default_run
 from gangline.config.check import _variables
+from gangline.config.defaults import default_run
 from gangline.errors import UserError
 from gangline.launch import failures, several
 from gangline.launch.config import LocalLaunch

@@ -9,11 +9,13 @@ from dataclasses import replace
 import pytest
 
 from gangline.config.compose import compose_one
-from gangline.explain import ActionTimes, AttentionProduct, MatrixProduct, StepAction, step_timeline
+from gangline.explain.explained import StepAction
+from gangline.explain.timeline import ActionTimes, step_timeline
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.model.flops import flops_per_token
 from gangline.model.local_sizes import LocalSizes
+from gangline.model.products import AttentionProduct, MatrixProduct
 from gangline.model.tree import nodes
 
 
@@ -96,7 +98,7 @@ def test_ranks_that_wait_for_ever_are_named():
 
 def test_it_needs_no_torch():
     script = (
-        "import sys; from gangline.config import compose_one; from gangline.mesh import Mesh; "
+        "import sys; from gangline.config.compose import compose_one; from gangline.mesh import Mesh; "
         "run = compose_one(['parallel=ddp', 'launch.processes=8']); import gangline.cluster; "
         "assert run.parallel.explain(run, Mesh.of({'dp_replicate': 8})).parameters; sys.exit('torch' in sys.modules)"
     )

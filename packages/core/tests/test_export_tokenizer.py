@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from gangline.data import template_of
+from gangline.data.chat import template_of
 from gangline.errors import UserError
 from gangline.interop.commands import export_run
 from gangline.interop.tokenizer_files import tokenizer_files

@@ -16,7 +16,8 @@ HERE = Path(__file__).parent
 CODE = """
 import sys
 from gangline.config.defaults import default_run
-from gangline.launch import fork_agent, forkserver
+from gangline.launch import forkserver
+from gangline.launch.forked import fork_agent
 """
 RANKS = """
 forkserver.PRELOAD = forkserver.PRELOAD[:4]

@@ -18,7 +18,7 @@ from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from gangline.cluster import GivenNodes, given_nodes
+from gangline.cluster.given import GivenNodes, given_nodes
 from gangline.errors import Problem, UserError
 from gangline.launch import elastic, failures, meeting_state, worker
 from gangline.launch.before import reason_of

@@ -113,7 +113,7 @@ def test_one_run_made_of_all_examples_trains(runs, documented):
 
 def test_the_edit_of_the_example_changes_the_model(documented, monkeypatch):
     monkeypatch.syspath_prepend(str(documented.site))
-    from gangline.config import default_run
+    from gangline.config.defaults import default_run
     from gangline.model.compose import compose_model
     from gangline.model.tree import parameter_shapes
     from gangline.plugin.registry import installed

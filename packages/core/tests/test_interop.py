@@ -18,8 +18,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gangline.config import default_run
 from gangline.config.compose import compose_one
+from gangline.config.defaults import default_run
 from gangline.errors import UserError
 from gangline.interop import config_json, export, load_pretrained, model_config_from
 from gangline.interop.adapter import Adapter

@@ -7,12 +7,13 @@ from dataclasses import fields
 import pytest
 import torch
 
-from gangline.config import default_run
-from gangline.model import compose_model, keep_in_8_bits, keep_in_bf16
+from gangline.config.defaults import default_run
+from gangline.model.compose import compose_model
 from gangline.model.config import DecoderConfig
 from gangline.model.decoder_nodes import LinearNode
 from gangline.model.init import whole_model
 from gangline.model.kept import EightBitLinear
+from gangline.model.kept_node import keep_in_8_bits, keep_in_bf16
 from gangline.model.tree import by_path, parameter_shapes, replaced
 
 MODEL = DecoderConfig(vocab_size=64, dim=64, layers=3, heads=2, hidden=128)

@@ -19,10 +19,11 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
+from gangline.config import Sidecar
 from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
 from gangline.errors import PeerFailed, UserError
-from gangline.launch import Sidecar, changed_data, forkserver, guard, sidecars
+from gangline.launch import changed_data, forkserver, guard, sidecars
 from gangline.launch.config import LocalLaunch, gpus, processes
 from gangline.launch.failures import lost_peer
 from gangline.launch.local import start

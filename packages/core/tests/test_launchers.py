@@ -8,8 +8,8 @@ import pytest
 
 from gangline.cli import main as gangline
 from gangline.cli.train import main as train
-from gangline.config import default_run
 from gangline.config.check import check, world_of
+from gangline.config.defaults import default_run
 from gangline.launch import forkserver
 from gangline.launch.config import LocalLaunch
 from gangline.plugin import catalogue

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gangline.batch import Batch
-from gangline.config.schema import Run
+from gangline.config.schema import CheckpointConfig, DataConfig, LaunchConfig, Run
 from gangline.config.sections import Recompute, RunSection
 from gangline.mesh import Mesh
 from gangline.model.build import model_of
@@ -21,7 +21,6 @@ from gangline.optimizer.config import Adamw
 from gangline.parallel.config import Ddp, Single
 from gangline.parallel.ddp import build as build_ddp
 from gangline.parallel.single import build as build_single
-from gangline.plugin.parts import CheckpointConfig, DataConfig, LaunchConfig
 from gangline.precision.config import Bf16, Fp32, Fp64
 from gangline.precision.plain import Plain
 from gangline.schedule.config import Constant

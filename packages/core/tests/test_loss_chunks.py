@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.forward_context import Frame, frame
 from gangline.mesh import Mesh
 from gangline.model.calls import LossCall

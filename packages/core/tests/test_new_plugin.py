@@ -9,8 +9,8 @@ import yaml
 
 from gangline import testing
 from gangline.cli.new_plugin import choices_of, files, main, write
+from gangline.config.schema import LISTS
 from gangline.errors import UserError
-from gangline.plugin.parts import LISTS
 from gangline.plugin.registry import installed
 from gangline.testing import as_installed
 from gangline.testing.report import run_file

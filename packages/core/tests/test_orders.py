@@ -492,7 +492,7 @@ from dataclasses import dataclass
 
 from gangline import Part, hookimpl
 from gangline.health import Action, HealthCheck, Order, Verdict
-from gangline.plugin.parts import HealthConfig
+from gangline.config.schema import HealthConfig
 
 
 @dataclass
@@ -549,7 +549,7 @@ from dataclasses import dataclass
 
 from gangline import Part, hookimpl
 from gangline.health import Action, HealthCheck, Verdict, within
-from gangline.plugin.parts import HealthConfig
+from gangline.config.schema import HealthConfig
 
 
 @dataclass

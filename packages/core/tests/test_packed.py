@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.model import packed as packing
 from gangline.model.columns import lay_out_by_columns
 from gangline.model.compose import compose_model

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from gangline.config import default_run
+from gangline.config.defaults import default_run
+from gangline.config.schema import EditConfig
 from gangline.errors import UserError
 from gangline.interop.config import check_weights
 from gangline.model import config, presets
@@ -21,7 +22,7 @@ from gangline.model.plan import plan_decoder
 from gangline.model.tree import parameter_shapes, replaced
 from gangline.plan import Cut, Init, Name, Plan, Seam, matches
 from gangline.plugin import registry
-from gangline.plugin.parts import EditConfig, Part
+from gangline.plugin.parts import Part
 
 # What the models' own pages and config.json files come to, in parameters.
 PUBLISHED = {

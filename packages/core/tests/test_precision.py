@@ -23,7 +23,7 @@ from gangline.parallel.config import Ddp, Single
 from gangline.parallel.ddp import build as build_ddp
 from gangline.parallel.single import build as build_single
 from gangline.parallel.storage import WholeStorage
-from gangline.precision import Precision
+from gangline.precision.base import Precision
 from gangline.precision.config import PARTS, Fp16
 from gangline.precision.fp16 import ScaledFp16
 from gangline.precision.plain import Plain

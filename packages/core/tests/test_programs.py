@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 from gangline import Part, hookimpl
 from gangline.config import RunsCode
-from gangline.plugin.parts import TrackConfig
+from gangline.config.schema import TrackConfig
 
 @dataclass
 class Notify(TrackConfig):
@@ -167,7 +167,7 @@ def test_printable_text_steers_no_terminal():
 
 @pytest.mark.parametrize("name", ["${ oc.env:OWN}", "${\toc.env : OWN}", "${oc.env:OWN}"])
 def test_reference_in_any_spacing_stays_a_reference(monkeypatch, name):
-    from gangline.config import to_dict
+    from gangline.config.serial import to_dict
 
     monkeypatch.setenv("OWN", "secret")
     run = compose_one([f"run.name={name}"])

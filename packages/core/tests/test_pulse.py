@@ -18,7 +18,10 @@ from gangline.comm.pulsed import Pulsed
 from gangline.comm.transport import connect
 from gangline.launch import guard
 from gangline.mesh import Mesh
-from gangline.pulse import PHASES, ROWS, Pulse, PulseReader, layout, memory
+from gangline.pulse import layout, memory
+from gangline.pulse.layout import PHASES, ROWS
+from gangline.pulse.read import PulseReader
+from gangline.pulse.write import Pulse
 from gangline.testing import rank
 from gangline.testing.pool import pool
 
@@ -27,7 +30,7 @@ NUMBER = {name: number for number, name in enumerate(PHASES)}
 # A launcher with one rank, which is killed in its backward pass, in a collective of a group of four.
 RANK = """
 import os, signal, sys
-from gangline.pulse import Pulse
+from gangline.pulse.write import Pulse
 pulse = Pulse.open(sys.argv[1], rank=3, world=8, generation=2, owner=int(sys.argv[2]))
 group = pulse.group("tp", (0, 1, 2, 3))
 for step in range(1, 7):
@@ -212,7 +215,7 @@ def test_columns_of_a_histogram_are_in_order_and_a_quarter_wide():
 def test_what_is_read_is_of_one_moment(tmp_path):
     """A writer that changes its phase every ten microseconds or so: phase and beat belong together in what is read."""
     code = (
-        "import sys, time; from gangline.pulse import Pulse\n"
+        "import sys, time; from gangline.pulse.write import Pulse\n"
         "pulse, end = Pulse.open(sys.argv[1], 0, 1, 0, int(sys.argv[2])), time.monotonic() + 60\n"
         "while time.monotonic() < end:\n"
         "    for phase in (4, 6, 7):\n"

@@ -8,16 +8,10 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from gangline.config import default_run
 from gangline.config.check import check, meaningless
+from gangline.config.defaults import default_run
 from gangline.config.fields import options
-from gangline.errors import UserError
-from gangline.launch.config import LocalLaunch
-from gangline.model.config import DecoderConfig
-from gangline.optimizer.config import Adamw, Muon
-from gangline.parallel.config import Ddp, Single
-from gangline.precision.config import Fp16
-from gangline.ranges import (
+from gangline.config.ranges import (
     AnyNumber,
     AtLeast,
     AtMost,
@@ -33,6 +27,12 @@ from gangline.ranges import (
     words,
     wrong,
 )
+from gangline.errors import UserError
+from gangline.launch.config import LocalLaunch
+from gangline.model.config import DecoderConfig
+from gangline.optimizer.config import Adamw, Muon
+from gangline.parallel.config import Ddp, Single
+from gangline.precision.config import Fp16
 from gangline.schedule.config import Cosine, Wsd
 from gangline.track.config import Console
 

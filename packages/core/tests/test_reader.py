@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from gangline.data import DataSource, ReadPlace, read_ahead
+from gangline.data import read_ahead
+from gangline.data.base import DataSource
 from gangline.data.read_ahead import ReadAhead
+from gangline.data.reader import ReadPlace
 from gangline.mesh import Mesh
 from gangline.testing import rank
 from gangline.testing.pool import pool

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from gangline import pulse
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.plugin.registry import build
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.config.serial import to_dict
 from gangline.errors import UserError
 from gangline.run import provenance
@@ -148,7 +148,7 @@ def test_a_directory_that_holds_a_run_is_not_taken_again(directory):
 def test_a_directory_that_may_not_be_written_is_refused():
     code = (
         "import os, sys\n"
-        "from gangline.run.directory import RunDirectory\nfrom gangline.config import default_run\n"
+        "from gangline.run.directory import RunDirectory\nfrom gangline.config.defaults import default_run\n"
         "run = default_run(run={'dir': sys.argv[1]})\n"
         "if os.geteuid() == 0: os.setegid(65534); os.seteuid(65534)\n"  # nothing is read-only to root
         "RunDirectory.create(run)"

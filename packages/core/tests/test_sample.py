@@ -14,11 +14,12 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from gangline.batch import Batch
-from gangline.checkpoint import SaveRequest
+from gangline.checkpoint.base import SaveRequest
 from gangline.checkpoint.config import Off
 from gangline.checkpoint.torch_dcp import DcpCheckpointer
 from gangline.cli.main import main
-from gangline.config import Run, default_run
+from gangline.config import Run
+from gangline.config.defaults import default_run
 from gangline.data.config import TextConfig
 from gangline.errors import UserError
 from gangline.mesh import Mesh

@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
-from gangline.checkpoint import SaveRequest
+from gangline.checkpoint.base import SaveRequest
+from gangline.config.schema import LaunchConfig
 from gangline.launch.config import LocalLaunch
-from gangline.plugin.parts import LaunchConfig
 from gangline.train.save import asked
 from gangline.train.session import Session
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
 from gangline import forward_context
-from gangline.config import default_run
 from gangline.config.check import meaningless
+from gangline.config.defaults import default_run
 from gangline.forward_context import Collected, Frame
 from gangline.model.attention import plain
 from gangline.model.calls import AttentionCall, LossCall

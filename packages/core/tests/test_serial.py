@@ -12,13 +12,14 @@ import pytest
 import yaml
 from hypothesis import given, settings, strategies as st
 
-from gangline.config import Recompute, default_run
+from gangline.config import Recompute
+from gangline.config.defaults import default_run
+from gangline.config.schema import LISTS
 from gangline.config.sections import SECTIONS
 from gangline.config.serial import fill, from_dict, to_dict
 from gangline.config.values import Misfit, describe, plain, typed
 from gangline.errors import UserError
 from gangline.optimizer.config import Adamw
-from gangline.plugin.parts import LISTS
 from gangline.plugin.registry import installed
 
 pytestmark = pytest.mark.usefixtures("core_alone")

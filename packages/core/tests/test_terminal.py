@@ -13,8 +13,8 @@ from gangline.cli import guarded
 from gangline.cli.main import main
 from gangline.cli.terminal import TerminalStream
 from gangline.cli.train import read
-from gangline.config import default_run
 from gangline.config.check import problems
+from gangline.config.defaults import default_run
 from gangline.errors import UserError
 from gangline.run.directory import RunDirectory
 
@@ -86,7 +86,8 @@ def test_encoding_without_a_letter_shows_its_escape(tmp_path):
 
 def test_files_of_a_run_are_utf8_in_every_locale(tmp_path):
     code = (
-        "import sys; from gangline.config import default_run; from gangline.run.directory import RunDirectory\n"
+        "import sys\nfrom gangline.config.defaults import default_run\n"
+        "from gangline.run.directory import RunDirectory\n"
         "RunDirectory.create(default_run(run={'dir': sys.argv[1], 'name': '\\xe9'}), ['\\xe9'])"
     )
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

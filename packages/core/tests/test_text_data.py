@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from gangline.config import Run, default_run
+from gangline.config import Run
+from gangline.config.defaults import default_run
 from gangline.data.codec import open_codec
 from gangline.data.config import TextConfig
 from gangline.data.corpus import listing, split

@@ -10,7 +10,7 @@ import lzma
 import numpy as np
 import pytest
 
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.data.config import TextConfig
 from gangline.data.formats import lines_of, read
 from gangline.data.text import build

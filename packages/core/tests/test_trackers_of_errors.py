@@ -9,7 +9,7 @@ import pytest
 
 from gangline.record import StepRecord
 from gangline.testing.sessions import session
-from gangline.track import Tracker
+from gangline.track.base import Tracker
 from gangline.train.rank import train
 
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.errors import UserError
-from gangline.model import LINEAR, LinearNode, Node, construct
-from gangline.model.build import model_of
+from gangline.model.build import construct, model_of
 from gangline.model.compose import compose_model
+from gangline.model.decoder_nodes import LINEAR, LinearNode
+from gangline.model.tree import Node
 
 
 @dataclass(frozen=True, kw_only=True)

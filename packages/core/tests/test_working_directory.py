@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from gangline.config.answers import Sidecar
 from gangline.launch import sidecars
-from gangline.plugin.parts import Sidecar
 from gangline.run import provenance
 
 WARM = """

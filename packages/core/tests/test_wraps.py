@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gangline.config.defaults import default_run
+from gangline.config.schema import EditConfig
 from gangline.errors import UserError
 from gangline.model import compose
 from gangline.model.buffers import listeners
@@ -21,7 +22,7 @@ from gangline.model.linear import Linear
 from gangline.model.tree import Node, WrapNode, by_path, nodes, parameter_shapes, replaced
 from gangline.plan import Init, Plan
 from gangline.plugin import registry
-from gangline.plugin.parts import EditConfig, Part
+from gangline.plugin.parts import Part
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gangline import Part, Problem, hookimpl
-from gangline.config import EditConfig, Run, world_of
-from gangline.model import EmbeddingNode, Init, nodes, replaced
-from gangline.strategy import Mesh
+from gangline.config import EditConfig, Run
+from gangline.config.check import world_of
+from gangline.mesh import Mesh
+from gangline.model.decoder_nodes import EmbeddingNode
+from gangline.model.tree import nodes, replaced
+from gangline.plan import Init
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 
-from gangline.model import Embedding
+from gangline.model.linear import Embedding
 
 
 class PatchEmbedding(Embedding):

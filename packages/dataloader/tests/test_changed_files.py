@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from gangline.data import ReadPlace
+from gangline.data.reader import ReadPlace
 from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands

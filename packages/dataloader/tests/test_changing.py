@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from gangline.data import ReadPlace
+from gangline.data.reader import ReadPlace
 from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, WeightStage

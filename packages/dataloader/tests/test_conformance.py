@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gangline.data import DataSource, Sample
+from gangline.data.base import DataSource, Sample
 from gangline.testing import DataSourceSuite
 from gangline_dataloader.packing.pack_plan import make
 from gangline_dataloader.prepare.run import prepare

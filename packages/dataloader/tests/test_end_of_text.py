@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from gangline.data import open_codec
+from gangline.data.codec import open_codec
 from gangline.data.config import TextConfig
 from gangline.errors import UserError
 from gangline.testing.runs import small_run

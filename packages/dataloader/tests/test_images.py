@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gangline.config.check import problems
-from gangline.data import ReadPlace
+from gangline.data.reader import ReadPlace
 from gangline.errors import UserError
 from gangline.testing import as_installed, warm
 from gangline.testing.runs import small_run

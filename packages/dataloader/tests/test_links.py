@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.data import listing as of_train
+from gangline.data.corpus import listing as of_train
 from gangline.errors import UserError
 from gangline_dataloader.prepare.inputs import listing as of_prepare
 

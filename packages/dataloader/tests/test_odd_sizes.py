@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gangline.data import ReadPlace
+from gangline.data.reader import ReadPlace
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build

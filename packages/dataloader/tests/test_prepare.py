@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gangline.data import FilePart, TextFile
+from gangline.data.corpus import FilePart, TextFile
 from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.prepare import run

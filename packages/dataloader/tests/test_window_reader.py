@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from gangline.data import ReadPlace, read_ahead
+from gangline.data import read_ahead
 from gangline.data.expand import expand
+from gangline.data.reader import ReadPlace
 from gangline.data.sample_reader import KeptMemory, SampleReader, stacked
 from gangline.errors import UserError
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, WeightStage

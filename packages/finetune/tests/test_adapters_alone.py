@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from small_models import SHORT, llama, logits, opened
 
 from gangline.cli.main import main
+from gangline.sampling.sampler import sample
 from gangline.testing import RealRuns
-from gangline.tools import sample
 
 SETTINGS = (*SHORT, "run.steps=2", "lora=on", "lora.rank=4", "checkpoint.every=2")
 ALONE = "checkpoint.frozen=false"
@@ -153,7 +153,7 @@ def test_an_adapter_that_the_run_began_with_may_go(runs):
 
 def test_the_fingerprint_is_of_numbers_and_places_and_not_of_cuts():
     from gangline.checkpoint.base_weights import fingerprint
-    from gangline.strategy import Shard
+    from gangline.shard import Shard
 
     torch.manual_seed(0)
     w, stack = torch.randn(6, 5), torch.randn(2, 4, 3)

@@ -11,7 +11,7 @@ from small_models import llama
 from transformers import AutoTokenizer
 
 from gangline import UserError
-from gangline.config import compose_one
+from gangline.config.compose import compose_one
 from gangline_finetune.chat.source import build
 
 WORDS = ("recipe=quick", "data=chat", "batch.sequence_length=160")

@@ -11,7 +11,7 @@ from chats import TEMPLATE, tokenizer, write
 from small_models import llama, opened
 
 from gangline.cli.main import main
-from gangline.config import compose_one
+from gangline.config.compose import compose_one
 from gangline.testing import RealRuns
 from gangline_finetune.dpo.modules import dpo_losses, pairs_won
 from gangline_finetune.dpo.source import build

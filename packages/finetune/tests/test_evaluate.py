@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from gangline import UserError
 from gangline.cli.main import main
-from gangline.data import TokenizerCodec
+from gangline.data.codec import TokenizerCodec
 from gangline.testing import RealRuns, warm
 from gangline.testing.real_runs import TRAIN, own_environment
 from gangline_finetune.evaluate.text_model import TextModel

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from gangline import forward_context
-from gangline.config import compose_one
-from gangline.model import compose_model, construct
+from gangline.config.compose import compose_one
+from gangline.model.build import construct
+from gangline.model.compose import compose_model
 from gangline_finetune.lora.modules import DroppedLowRank
 
 

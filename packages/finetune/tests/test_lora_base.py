@@ -13,7 +13,9 @@ from small_models import SHORT, llama, logits, opened
 
 from gangline.cli.main import main
 from gangline.interop.adapters import bits_beside
-from gangline.model import Codes, compose_model, decode, encode, parameter_shapes
+from gangline.model.compose import compose_model
+from gangline.model.kept import Codes, decode, encode
+from gangline.model.tree import parameter_shapes
 from gangline.testing import ModelEditSuite, RealRuns
 from gangline.testing.sessions import session
 

@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from gangline import UserError
-from gangline.cluster import load_cluster, measure
-from gangline.config import compose_one
+from gangline.cluster import measure
+from gangline.cluster.file import load_cluster
 from gangline.config.check import check
+from gangline.config.compose import compose_one
+from gangline.run.events import read_events
 from gangline.testing import HealthCheckSuite, warm
 from gangline.testing.pool import pool
 from gangline.testing.real_runs import RealRuns
 from gangline.testing.runs import small_run
 from gangline.testing.sessions import session
-from gangline.tools import read_events
 from gangline.train.rank import train
 from gangline_health.burn_in.check import exact_sum
 from gangline_health.burn_in.config import BurnInHealth

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gangline.run.events import read_events
 from gangline.testing import HealthCheckSuite
 from gangline.testing.real_runs import RealRuns
-from gangline.tools import read_events
 from gangline_health.chaos.plan import ANYWHERE, KINDS, FaultsDone, parse, plan
 
 

@@ -10,19 +10,21 @@ import pytest
 import torch
 
 from gangline import UserError
-from gangline.checkpoint import Shard
 from gangline.checkpoint.torch_dcp import DcpCheckpointer
-from gangline.comm import Comm
+from gangline.comm.base import Comm
 from gangline.config.check import check
 from gangline.launch.failures import RestartWanted
 from gangline.launch.nodes import name_of_this_node
+from gangline.record import read_records
+from gangline.run import attempts
+from gangline.run.events import read_events
+from gangline.shard import Shard
 from gangline.testing.health import healthy
 from gangline.testing.health_ranks import lived
 from gangline.testing.pool import pool
 from gangline.testing.real_runs import RealRuns
 from gangline.testing.runs import small_run
 from gangline.testing.sessions import session
-from gangline.tools import attempts, read_events, read_records
 from gangline.train.rank import train
 from gangline_health.config import CorruptionOptions
 from gangline_health.monitors.bits import array_sums, fingerprint, weights, words

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.pulse import Collective, Seen
+from gangline.pulse.read import Collective, Seen
 from gangline_health.hangs import summary
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Watched, diagnose
@@ -151,7 +151,8 @@ def test_where_no_file_can_be_locked_ranks_are_watched_all_the_same(tmp_path: Pa
 
 
 def test_limits_are_learned_and_at_most_five_times_the_99th_percentile():
-    from gangline.pulse import PHASES, layout
+    from gangline.pulse import layout
+    from gangline.pulse.layout import PHASES
 
     histogram = [0] * 256
     for n in range(1000):

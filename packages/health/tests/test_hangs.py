@@ -18,9 +18,10 @@ import pytest
 
 from gangline import pulse
 from gangline.launch.failures import first
-from gangline.pulse import Pulse, PulseReader, Seen, find, readers
+from gangline.pulse.read import PulseReader, Seen, find, readers
+from gangline.pulse.write import Pulse
+from gangline.run.events import read_events
 from gangline.testing.real_runs import RealRuns
-from gangline.tools import read_events
 from gangline_health.hangs import flight
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Diagnosis, Watched
@@ -222,7 +223,7 @@ def test_ranks_of_an_earlier_start_do_not_hide_one_that_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After another division of the ranks a launcher has left pulses of those that it has no longer, which are dead."""
-    earlier = "import sys; from gangline.pulse import Pulse; Pulse.open(sys.argv[1], 5, 8, 1, int(sys.argv[2]))"
+    earlier = "import sys; from gangline.pulse.write import Pulse; Pulse.open(sys.argv[1], 5, 8, 1, int(sys.argv[2]))"
     ours = str(os.getpid())
     monkeypatch.setattr("gangline_health.hangs.processes.state", lambda _pid: ("T", 0.0))
     (tmp_path / "logs").mkdir()

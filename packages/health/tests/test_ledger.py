@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gangline import UserError
-from gangline.config import compose_one
+from gangline.config.compose import compose_one
+from gangline.run.directory import RunDirectory
 from gangline.testing import readable
 from gangline.testing.sessions import session
-from gangline.tools import RunDirectory
 from gangline.train.rank import train
 from gangline_health.commands.report import run as report
 from gangline_health.ledger.picture import picture

@@ -22,11 +22,12 @@ import pytest
 
 from gangline import UserError
 from gangline.config.check import check
-from gangline.launch import born
+from gangline.launch.guard import born
+from gangline.run.directory import RunDirectory
+from gangline.run.events import read_events
 from gangline.testing.ports import free_port
 from gangline.testing.real_runs import RealRuns
 from gangline.testing.runs import small_run
-from gangline.tools import RunDirectory, read_events
 from gangline_health.commands import watch
 from gangline_health.live import alerts, serve
 from gangline_health.live.alerts import Alerts, send, worth

@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
+from gangline.record import StepRecord
 from gangline.testing.health import healthy
-from gangline.track import StepRecord
 from gangline_health.config import NumbersOptions
 from gangline_health.monitors.numbers import ROUTINE, SEVERAL, NumbersMonitor
 

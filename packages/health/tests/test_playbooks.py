@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gangline.health import Action, Agreed, Order, Verdict
+from gangline.run.attempts import Attempt
 from gangline.testing.runs import small_run
-from gangline.tools import Attempt
 from gangline_health.config import Budget, Playbook, Playbooks
 from gangline_health.playbooks import respond, used
 

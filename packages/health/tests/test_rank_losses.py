@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from gangline.health import Action, Verdict
+from gangline.record import StepRecord, read_records
+from gangline.run.events import read_events
 from gangline.testing.health import healthy
 from gangline.testing.pool import pool
 from gangline.testing.sessions import session
-from gangline.tools import read_events, read_records
-from gangline.track import StepRecord
 from gangline.train.rank import train
 from gangline_health.config import RankLossesOptions
 from gangline_health.monitors.rank_losses import RankLossesMonitor

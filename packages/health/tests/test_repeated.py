@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from gangline.health import Action, Agreed, Order, Verdict
+from gangline.run import attempts
+from gangline.run.attempts import Attempt
+from gangline.run.ending import read_ending
 from gangline.testing.real_runs import RealRuns
-from gangline.tools import Attempt, attempts, read_ending
 from gangline_health.config import Budget, Playbooks
 from gangline_health.monitors.repeated import RepeatedMonitor
 from gangline_health.playbooks import respond

@@ -11,15 +11,16 @@ from typing import cast
 import pytest
 
 from gangline import UserError
-from gangline.comm import Comm
+from gangline.comm.base import Comm
 from gangline.config.check import check
 from gangline.health import Agreed, Verdict
-from gangline.launch import RankFailure
+from gangline.launch.failures import RankFailure
+from gangline.record import StepRecord, read_records
+from gangline.run import attempts
+from gangline.run.events import Events, read_events
 from gangline.testing.health import healthy
 from gangline.testing.runs import small_run
 from gangline.testing.sessions import session
-from gangline.tools import Events, attempts, read_events, read_records
-from gangline.track import StepRecord
 from gangline.train.rank import train
 from gangline_health.check import WatchCheck
 from gangline_health.config import WatchedHealth

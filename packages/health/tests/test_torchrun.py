@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gangline.run.ending import read_ending
+from gangline.run.events import read_events
 from gangline.testing.real_runs import RealRuns
-from gangline.tools import read_ending, read_events
 from gangline_health.ledger.report import ledger
 
 AGENT = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=2")

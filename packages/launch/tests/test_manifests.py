@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from gangline.cli.train import main as train
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline_launch.kubernetes import manifests
 from gangline_launch.kubernetes.config import KubernetesLaunch
 from gangline_launch.kubernetes.launcher import dump

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import pytest
 
 from gangline import UserError
-from gangline.cluster import nodes_per_rack
-from gangline.config import ParallelConfig, default_run
+from gangline.cluster.given import nodes_per_rack
+from gangline.config import ParallelConfig
+from gangline.config.defaults import default_run
 from gangline.launch.placed import PlacedAddress
-from gangline.tools import RunEnding
+from gangline.run.ending import RunEnding
 from gangline_launch import agent, clocks, fabric, storage
 from gangline_launch.explain import axes_by_tier
 from gangline_launch.kubernetes import levels

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from gangline.config.compose import compose_one
+from gangline.run.directory import RunDirectory
+from gangline.run.ending import read_ending
+from gangline.run.events import read_events
 from gangline.testing import warm
 from gangline.testing.processes import kill
 from gangline.testing.real_runs import SMALL, RealRuns
-from gangline.tools import RunDirectory, read_ending, read_events
 from gangline_launch.kubernetes import tries
 
 SECONDS = 240.0

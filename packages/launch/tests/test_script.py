@@ -12,8 +12,8 @@ import pytest
 
 from gangline import UserError
 from gangline.cli.train import main as train
-from gangline.config import default_run
-from gangline.tools import read_ending
+from gangline.config.defaults import default_run
+from gangline.run.ending import read_ending
 from gangline_launch import setup
 from gangline_launch.job import one_submit
 from gangline_launch.slurm import commands, script

@@ -12,7 +12,8 @@ import pytest
 
 from gangline import UserError
 from gangline.cli.train import main as train
-from gangline.tools import RunDirectory, RunEnding, read_ending, write_ending
+from gangline.run.directory import RunDirectory
+from gangline.run.ending import RunEnding, read_ending, write_ending
 from gangline_launch import job as jobs
 from gangline_launch.agent import note_mistake
 from gangline_launch.follow import follow, follow_all

@@ -11,7 +11,7 @@ import pytest
 
 from gangline import UserError
 from gangline.cli.train import main as train
-from gangline.tools import RunEnding, write_ending
+from gangline.run.ending import RunEnding, write_ending
 from gangline_launch import commands, follow, job as jobs
 from gangline_launch.kubernetes import launcher, levels, scheduler
 from gangline_launch.slurm import requeues

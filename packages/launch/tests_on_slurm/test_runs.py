@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from conftest import MANY, STEPS
 
-from gangline.tools import read_ending, read_events
+from gangline.run.ending import read_ending
+from gangline.run.events import read_events
 
 DDP = ("parallel=ddp", "launch=slurm", "launch.nodes=2", "launch.processes=2")
 

@@ -20,16 +20,18 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from gangline import UserError
-from gangline.config import BatchSection, Run, default_run
+from gangline.batch import Batch
+from gangline.config import BatchSection, Run
+from gangline.config.defaults import default_run
 from gangline.interop import export, load_pretrained
 from gangline.interop.commands import words_for
 from gangline.interop.config import edited_config_from
 from gangline.interop.fields import HARMLESS
 from gangline.interop.names import theirs_of
-from gangline.model import compose_model, construct, shards_of
-from gangline.model.build import materialise
+from gangline.model.build import construct, materialise
+from gangline.model.compose import compose_model
+from gangline.model.init import shards_of
 from gangline.plugin.registry import installed
-from gangline.strategy import Batch
 from gangline.testing.inputs import whole_sequences
 
 

@@ -14,10 +14,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from gangline import UserError
-from gangline.config import BatchSection, Run, default_run
+from gangline.config import BatchSection, Run
+from gangline.config.defaults import default_run
 from gangline.interop import model_config_from
 from gangline.interop.commands import words_for
-from gangline.model import compose_model, parameter_shapes
+from gangline.model.compose import compose_model
+from gangline.model.tree import parameter_shapes
 from gangline.plugin.registry import installed
 from gangline_models.families.gpt2 import Gpt2
 from gangline_models.families.olmo import Olmo3

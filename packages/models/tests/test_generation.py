@@ -7,7 +7,8 @@ import torch
 from family_cases import CASES, LENGTH, theirs
 from test_families import ours, run_of
 
-from gangline.model import Linear, compose_model
+from gangline.model.compose import compose_model
+from gangline.model.linear import Linear
 from gangline.model.seams import recomputed
 from gangline.sampling.options import Sampling
 from gangline.sampling.sampler import generate

@@ -16,17 +16,20 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from gangline import UserError
+from gangline.batch import Batch
 from gangline.config import Recompute
 from gangline.config.check import check
 from gangline.config.compose import compose, compose_one
 from gangline.forward_context import Collected, Frame, frame
 from gangline.interop.config import edited_config_from
-from gangline.model import compose_model, whole_model
-from gangline.strategy import Batch, finish_head, finisher
+from gangline.model.compose import compose_model
+from gangline.model.init import whole_model
+from gangline.parallel.prepare import finish_head
 from gangline.testing import ModelEditSuite
 from gangline.testing.inputs import microbatch
 from gangline.testing.runs import small_run
 from gangline.testing.sessions import lines, trained, trained_on
+from gangline.train.recompute_and_compile import finisher
 
 
 class TestOn(ModelEditSuite):

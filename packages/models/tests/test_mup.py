@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from gangline.batch import Batch
 from gangline.config.check import check
 from gangline.config.compose import compose
 from gangline.errors import UserError
-from gangline.model import compose_model, parameter_shapes
-from gangline.strategy import Batch
+from gangline.model.compose import compose_model
+from gangline.model.tree import parameter_shapes
 from gangline.testing.sessions import lines, session, trained, trained_on
 
 BLOCKS = ("attention.wq", "attention.wk", "attention.wv", "attention.wo")

@@ -6,7 +6,7 @@ import torch
 from test_layer import layer, x_of
 from torch import Tensor
 
-from gangline.comm import Comm
+from gangline.comm.base import Comm
 from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
 from gangline.testing import rank

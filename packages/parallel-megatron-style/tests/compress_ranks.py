@@ -9,9 +9,9 @@ from runtimes import runtime_of
 from torch import Tensor
 
 from gangline.batch import Batch
-from gangline.comm import Comm
+from gangline.comm.base import Comm
 from gangline.comm.wrap import Wrapped, WrappedComms
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
 from gangline.model.config import DecoderConfig
 from gangline.optimizer.adamw import build as build_adamw

@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import nn
 
-from gangline.comm import Comms
+from gangline.comm.base import Comms
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.model.init import initialise
 from gangline.plugin import registry
-from gangline.precision import Precision
+from gangline.precision.base import Precision
 from gangline.testing import rank
 from gangline.train.recompute_and_compile import finisher
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from gangline.batch import Batch
-from gangline.comm import Comm
+from gangline.comm.base import Comm
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.config import DecoderConfig

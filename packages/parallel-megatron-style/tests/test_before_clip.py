@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.callback import Callback
+from gangline.callback.base import Callback
 from gangline.testing.pool import pool
 from gangline.testing.sessions import lines, session
 from gangline.train.rank import train

@@ -9,7 +9,10 @@ import pytest
 from torch import nn
 
 from gangline import UserError
-from gangline.model import Embedding, EmbeddingNode, Node, compose_model
+from gangline.model.compose import compose_model
+from gangline.model.decoder_nodes import EmbeddingNode
+from gangline.model.linear import Embedding
+from gangline.model.tree import Node
 from gangline.testing.runs import small_run
 from gangline_parallel_megatron_style.build import hidden_width
 

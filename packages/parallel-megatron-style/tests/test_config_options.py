@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.cluster import Topology
+from gangline.cluster.topology import Topology
 from gangline.config.defaults import default_run
 from gangline.config.fields import options
 from gangline.config.serial import from_dict, to_dict

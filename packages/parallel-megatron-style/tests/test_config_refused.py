@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.cli.train import main
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.errors import Problem
 from gangline.launch import forkserver
 from gangline.launch.config import LocalLaunch

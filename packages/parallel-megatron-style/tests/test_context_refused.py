@@ -33,7 +33,7 @@ from gangline import Part, hookimpl
 from gangline.model.calls import AttentionCall
 from gangline.model.decoder_nodes import (AttentionNode, HeadNode)
 from gangline.model.tree import (nodes, replaced)
-from gangline.plugin.parts import EditConfig
+from gangline.config.schema import EditConfig
 
 
 @dataclass(frozen=True, kw_only=True)

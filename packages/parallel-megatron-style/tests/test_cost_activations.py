@@ -10,9 +10,10 @@ from test_cost_traffic import microbatch
 from torch import nn
 
 from gangline.comm.fake import FakeComms
-from gangline.config import RunSection, default_run
+from gangline.config import RunSection
+from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
-from gangline.explain import ActivationSizes
+from gangline.explain.activations import ActivationSizes
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.config import DecoderConfig

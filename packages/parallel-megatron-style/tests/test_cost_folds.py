@@ -7,10 +7,11 @@ from typing import ClassVar
 
 import pytest
 
-from gangline.cluster import Topology
-from gangline.config import RunSection, default_run
+from gangline.cluster.topology import Topology
+from gangline.config import RunSection
+from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
-from gangline.explain import norm_bytes, of_node
+from gangline.explain.activations import norm_bytes, of_node
 from gangline.mesh import Mesh
 from gangline.model.config import DecoderConfig
 from gangline.model.decoder_nodes import NormNode

@@ -9,7 +9,7 @@ from math import prod
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model

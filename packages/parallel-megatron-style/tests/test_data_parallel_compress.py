@@ -19,7 +19,7 @@ from compress_ranks import (
 )
 from hypothesis import given, settings, strategies as st
 
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.config import ThreeD

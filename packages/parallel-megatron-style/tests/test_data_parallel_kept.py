@@ -6,14 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
-from gangline.model import compose_model, decode, keep_in_8_bits
 from gangline.model.build import model_of
+from gangline.model.compose import compose_model
 from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise
+from gangline.model.kept import decode
+from gangline.model.kept_node import keep_in_8_bits
 from gangline.plugin import registry
-from gangline.strategy import Shard, model_array
+from gangline.shard import Shard, model_array
 from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline.train.recompute_and_compile import finisher

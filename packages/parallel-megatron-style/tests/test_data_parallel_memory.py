@@ -10,7 +10,7 @@ import torch
 from runtimes import runtime_of
 from torch import Tensor
 
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
 from gangline.model.config import DecoderConfig
 from gangline.optimizer.adamw import build as build_adamw

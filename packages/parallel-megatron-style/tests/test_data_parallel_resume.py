@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from gangline.checkpoint import SaveRequest
+from gangline.checkpoint.base import SaveRequest
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.run.directory import RunDirectory

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.config import compose_one
-from gangline.strategy import AXES, Mesh
+from gangline.config.compose import compose_one
+from gangline.mesh import AXES, Mesh
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import together
 from gangline_parallel_megatron_style.explain.explained import of_case
@@ -39,7 +39,7 @@ def test_blocks_that_are_alike_are_as_if_each_stood_alone(words, world, monkeypa
 
 
 def test_a_rule_about_one_block_sets_it_apart():
-    from gangline.model import compose_model
+    from gangline.model.compose import compose_model
 
     run = compose_one(["parallel=3d", "launch.processes=8", *SMALL.split()])
     tree, plan = compose_model(run)

@@ -6,7 +6,7 @@ from math import prod
 
 import pytest
 
-from gangline.config import compose_one
+from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 

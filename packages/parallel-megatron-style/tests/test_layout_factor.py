@@ -7,9 +7,9 @@ from math import prod
 import pytest
 from hypothesis import given, strategies as st
 
+from gangline.config.ranges import divisors
 from gangline.errors import UserError
 from gangline.mesh import AXES
-from gangline.ranges import divisors
 from gangline_parallel_megatron_style.config import Composed, Fsdp, Hsdp, Pp, ThreeD, Tp
 from gangline_parallel_megatron_style.layout.factor import factor, nearest
 

@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 from gangline.launch.config import LocalLaunch
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model

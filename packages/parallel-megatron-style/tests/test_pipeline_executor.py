@@ -12,7 +12,7 @@ from torch import nn
 from gangline import forward_context
 from gangline.comm.solo import Done
 from gangline.comm.wrap import Wrapped
-from gangline.explain import ActionTimes
+from gangline.explain.timeline import ActionTimes
 from gangline.mesh import Mesh
 from gangline.model.decoder_nodes import LinearNode
 from gangline.model.linear import Linear

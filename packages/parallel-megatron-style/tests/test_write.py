@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import write_ranks
 
-from gangline.strategy import Sampling
+from gangline.sampling.options import Sampling
 from gangline.testing.pool import pool
 from gangline.testing.runs import small_run
 

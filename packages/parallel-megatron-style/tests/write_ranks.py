@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from runtimes import runtime_of
 
+from gangline.batch import Batch
 from gangline.config.schema import Run
-from gangline.strategy import Batch, Sampling, Written
+from gangline.sampling.options import Sampling, Written
 from gangline.testing.inputs import share
 from gangline.testing.strategy_ranks import Stepped, one_step
 

@@ -11,7 +11,7 @@ import pytest
 from stored import mlflow_history, trackio_history, wandb_ended, wandb_history
 
 from gangline.testing import TrackerSuite
-from gangline.track import Tracker
+from gangline.track.base import Tracker
 from gangline_track.to_mlflow import local
 
 

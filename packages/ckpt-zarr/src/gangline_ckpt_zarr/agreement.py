@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from gangline.comm import Store
+    from gangline.comm.base import Store
 
 # A wait polls the store: each pause is a tenth of what has passed, so that the wait is over at most a tenth late, but
 # never so short that all ranks together ask more than _ASKED times a second. Each poll asks twice: up to 1,250 ranks

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, final
 import torch.distributed as dist
 
 from gangline import BadCheckpoint, UserError
-from gangline.checkpoint import Checkpointer, CheckpointId, Handle, SaveRequest
+from gangline.checkpoint.base import Checkpointer, Handle, SaveRequest
+from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.agreement import Agreement, PrefixedStore
 from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.base import Meta
@@ -29,9 +30,9 @@ from gangline_ckpt_zarr.tiers.memory import MemoryTier
 from gangline_ckpt_zarr.tiers.stored import stored_tiers
 
 if TYPE_CHECKING:
-    from gangline.checkpoint import Registry, Shard
-    from gangline.comm import Store
+    from gangline.comm.base import Store
     from gangline.config import Run
+    from gangline.shard import Registry, Shard
     from gangline_ckpt_zarr.config import ZarrCheckpoint
 
 

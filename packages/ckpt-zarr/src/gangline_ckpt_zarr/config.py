@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gangline import Problem
-from gangline.config import CheckpointConfig, NonNegativeInt, PositiveFloat, PositiveInt
-from gangline.launch import Sidecar
+from gangline.config import CheckpointConfig, NonNegativeInt, PositiveFloat, PositiveInt, Sidecar
 
 if TYPE_CHECKING:
     from gangline.config import Run

@@ -1,7 +1,7 @@
 """A run from plain Python, with no Hydra: the command `train` does the same with what it composed.
 
 from gangline import api
-from gangline.config import default_run
+from gangline.config.defaults import default_run
 
 if __name__ == "__main__":  # ranks import this file again
     directory = api.train(default_run(run={"steps": 100}, parallel="ddp"))

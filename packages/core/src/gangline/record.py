@@ -29,8 +29,8 @@ class StepRecord:
     # By phase: data, forward_backward, optimizer, validate; checkpoint is of the save between the step before and this.
     seconds: dict[str, float] = field(default_factory=dict)
     first_sample: int = 0  # of the step's global batch: it read the samples from there on
-    # Where each rank's time went since the ranks agreed on the step before: by phase (`gangline.pulse.ROWS`) a list by
-    # rank. Every phase is without the waits for other ranks in it, which are "collective".
+    # Where each rank's time went since the ranks agreed on the step before: by phase (`pulse.layout.ROWS`) a list
+    # by rank. Every phase is without the waits for other ranks in it, which are "collective".
     rank_phases: dict[str, list[float]] | None = None
     # Of each rank's own tokens, in nats: null of one that computes no loss. They come from different samples.
     rank_losses: list[float | None] | None = None

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
-from gangline.plugin.parts import PartConfig
+from gangline.config.schema import PartConfig
 
 GROUP = "simulator"
 DAY = 86400.0

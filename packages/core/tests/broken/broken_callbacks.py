@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gangline.comm import Wrapped
+from gangline.comm.wrap import Wrapped
 from gangline.health import Action, Order
 from gangline.shard import Layout, Registry
 from gangline.testing.toys.nan import NanCheck

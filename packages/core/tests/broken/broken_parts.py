@@ -6,9 +6,10 @@ import os
 import time
 from dataclasses import dataclass
 
+from gangline.config.schema import EditConfig, HealthConfig, PrecisionConfig, ScheduleConfig, TrackConfig
 from gangline.optimizer.config import Adamw
 from gangline.plugin.hooks import hookimpl
-from gangline.plugin.parts import EditConfig, HealthConfig, Part, PrecisionConfig, ScheduleConfig, TrackConfig
+from gangline.plugin.parts import Part
 from gangline.precision.config import Fp16
 from gangline.reliability import SimulatorConfig
 from gangline.testing.toys.plugin import Files, Lanes, Nan, Numbers, Previous, Rows
@@ -157,7 +158,7 @@ class Halved(Previous):
     def wrap(self, run, comms):
         from broken_callbacks import HalvedComm
 
-        from gangline.comm import WrappedComms
+        from gangline.comm.wrap import WrappedComms
 
         return WrappedComms(comms, HalvedComm)
 
@@ -166,7 +167,7 @@ class Swapped(Previous):
     def wrap(self, run, comms):
         from broken_callbacks import SwappedComm
 
-        from gangline.comm import WrappedComms
+        from gangline.comm.wrap import WrappedComms
 
         return WrappedComms(comms, SwappedComm)
 

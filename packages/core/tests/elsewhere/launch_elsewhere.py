@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from gangline import Part, hookimpl
 from gangline.config import Run
+from gangline.config.schema import LaunchConfig
 from gangline.errors import UserError
-from gangline.launch import Launcher
-from gangline.plugin.parts import LaunchConfig
+from gangline.launch.base import Launcher
 from gangline.run.directory import RunDirectory
 
 

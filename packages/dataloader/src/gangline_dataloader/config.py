@@ -11,7 +11,8 @@ from gangline.config import AtLeast, AtMost, DataConfig, NonNegativeFloat, Posit
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.data import ChatTemplate, TextCodec
+    from gangline.data.chat import ChatTemplate
+    from gangline.data.codec import TextCodec
     from gangline_dataloader.store.remote.cache import RemoteCache
 
 
@@ -61,8 +62,8 @@ class SequenceConfig(DataConfig, ABC):
         return template(stores_of(self))
 
     def exported(self, run: Run) -> dict[str, bytes]:
-        from gangline.data import TokenizerCodec
-        from gangline.tools import tokenizer_files
+        from gangline.data.codec import TokenizerCodec
+        from gangline.interop.tokenizer_files import tokenizer_files
 
         codec = self.codec(run)
         return tokenizer_files(codec.path, run.model.pretrained()) if isinstance(codec, TokenizerCodec) else {}
@@ -149,7 +150,7 @@ class TokensConfig(SequenceConfig):
             return [error.problem()]
 
     def _check_vocabulary(self, run: Run, needed: int) -> list[Problem]:
-        from gangline.data import vocabulary_problems
+        from gangline.data.vocabulary import vocabulary_problems
 
         return vocabulary_problems(
             run.model.vocab_size, needed, f"data.path={self.path}", f"Its tokenizer has {needed} tokens."

@@ -22,10 +22,10 @@ from gangline_health.monitors.stragglers import StragglersMonitor
 if TYPE_CHECKING:
     import torch
 
-    from gangline.comm import Comm, Comms, Store
+    from gangline.comm.base import Comm, Comms, Store
     from gangline.config import Run
-    from gangline.strategy import Runtime
-    from gangline.track import StepRecord
+    from gangline.record import StepRecord
+    from gangline.runtime import Runtime
 
 
 class WatchCheck(HealthCheck):

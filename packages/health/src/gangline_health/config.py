@@ -20,8 +20,9 @@ from gangline.config import (
     Run,
     RunsCode,
     Share,
+    Sidecar,
 )
-from gangline.launch import ElasticLaunch, Sidecar
+from gangline.launch.config import ElasticLaunch
 from gangline_health.burn_in.config import PART as BURN_IN
 from gangline_health.chaos.config import PART as CHAOS
 from gangline_health.hangs.config import HangsOptions
@@ -29,7 +30,7 @@ from gangline_health.live.target import is_url, malformed, tells_a_secret
 from gangline_health.monitors.straggler_options import StragglersOptions
 
 if TYPE_CHECKING:
-    from gangline.comm import Comms
+    from gangline.comm.base import Comms
 
 ACTIONS = ("note", "warn", "skip", "lower_rate", "roll_back", "restart", "exclude", "stop")
 

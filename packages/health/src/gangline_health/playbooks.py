@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.health import Action, Agreed, Order, Verdict
 from gangline_health.config import Budget, Playbook, Playbooks
 
 if TYPE_CHECKING:
-    from gangline.tools import Attempt
+    from gangline.run.attempts import Attempt
 
 
 RETURNS = ("roll_back", "restart")

@@ -30,8 +30,8 @@ def main(argv: list[str]) -> int:
     for signum in (signal.SIGUSR1, signal.SIGUSR2):  # before there is anything to save a notice means nothing
         signal.signal(signum, signal.SIG_IGN)
     asked = parse(argv)
-    from gangline.launch import fork_agent
-    from gangline.tools import RunDirectory
+    from gangline.launch.forked import fork_agent
+    from gangline.run.directory import RunDirectory
     from gangline_launch import clocks
     from gangline_launch.kubernetes.tries import refuse_more
     from gangline_launch.nodes import this_node
@@ -79,8 +79,8 @@ def refuse_temporary_folder() -> None:
 def run(argv: list[str]) -> int:
     """In the agent's own process."""
     asked = parse(argv)
-    from gangline.launch import run_node
-    from gangline.tools import RunDirectory
+    from gangline.launch.several import run_node
+    from gangline.run.directory import RunDirectory
     from gangline_launch.nodes import this_node
 
     try:
@@ -105,7 +105,7 @@ def note_mistake(run_dir: Path, error: UserError, ends: bool = False) -> None:
 
     Both times are those of the file system that all nodes share.
     """
-    from gangline.tools import RunEnding, read_ending, write_ending
+    from gangline.run.ending import RunEnding, read_ending, write_ending
 
     events, began = run_dir / "events.jsonl", run_dir / "launch" / "nodes"
     others_train = events.exists() and began.exists() and events.stat().st_mtime > began.stat().st_mtime

@@ -7,7 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gangline import UserError
-from gangline.tools import RunDirectory, notes_by, read_ending, read_records, usage_of, verb_of
+from gangline.cli import notes_by
+from gangline.cli.verbs import usage_of, verb_of
+from gangline.record import read_records
+from gangline.run.directory import RunDirectory
+from gangline.run.ending import read_ending
 from gangline_launch import job as jobs
 from gangline_launch.explain import explain
 from gangline_launch.follow import LAST_LINES, Lines, follow

@@ -11,7 +11,7 @@ from gangline_launch import job as jobs
 from gangline_launch.state import Scheduler, SchedulerError
 
 if TYPE_CHECKING:
-    from gangline.tools import RunDirectory
+    from gangline.run.directory import RunDirectory
 
 
 def give_back(directory: RunDirectory) -> int:

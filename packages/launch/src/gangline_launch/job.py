@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gangline import UserError
-from gangline.tools import read_regular, write_whole
+from gangline.run.directory import write_whole
+from gangline.run_files import read_regular
 
 FOLDER = "launch"
 FILE = "job.json"

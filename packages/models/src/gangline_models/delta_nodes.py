@@ -6,18 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gangline.model import (
-    LINEAR,
-    AttentionNode,
-    Call,
-    Decoding,
-    LocalSizes,
-    Node,
-    NormNode,
-    Product,
-    Shape,
-    fitted,
-)
+from gangline.model.calls import Call
+from gangline.model.decoder_nodes import LINEAR, AttentionNode, NormNode, fitted
+from gangline.model.local_sizes import LocalSizes
+from gangline.model.products import Product
+from gangline.model.tree import Decoding, Node, Shape
 
 CHUNK = 64  # tokens that a delta-rule layer multiplies at once
 

@@ -6,20 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gangline.model import (
-    LINEAR,
-    AttentionCall,
-    AttentionProduct,
-    Call,
-    CommVolume,
-    Decoding,
-    LocalSizes,
-    Node,
-    NormNode,
-    Product,
-    Rope,
-    fitted,
-)
+from gangline.model.calls import AttentionCall, Call
+from gangline.model.decoder_nodes import LINEAR, NormNode, fitted
+from gangline.model.local_sizes import CommVolume, LocalSizes
+from gangline.model.products import AttentionProduct, Product
+from gangline.model.rope_rates import Rope
+from gangline.model.tree import Decoding, Node
 
 
 @dataclass(frozen=True, kw_only=True)

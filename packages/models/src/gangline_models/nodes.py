@@ -5,17 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gangline.model import (
-    LINEAR,
-    DecoderNode,
-    Decoding,
-    EmbeddingNode,
-    LocalSizes,
-    Node,
-    NormNode,
-    Shape,
-    fitted,
-)
+from gangline.model.decoder_nodes import LINEAR, DecoderNode, EmbeddingNode, NormNode, fitted
+from gangline.model.local_sizes import LocalSizes
+from gangline.model.tree import Decoding, Node, Shape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gangline.model import (
+from gangline.model.decoder_nodes import (
     AttentionNode,
     DecoderNode,
     EmbeddingNode,
     FeedForwardNode,
     HeadNode,
     LinearNode,
-    Node,
     NormNode,
 )
+from gangline.model.tree import Node
 
 if TYPE_CHECKING:
     from gangline.config import Run

@@ -19,14 +19,16 @@ from gangline.config import (
     TrackConfig,
     listed_divisors,
 )
+from gangline.mesh import Mesh
+from gangline.parallel.config import Ddp, Single
 from gangline.plugin.registry import installed
-from gangline.strategy import Ddp, Mesh, Single
 from gangline_moe.load_history import imbalance
 from gangline_moe.routers.config import RouterConfig, Softmax
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.strategy import Plan, Shard
+    from gangline.plan import Plan
+    from gangline.shard import Shard
 
 FOLD = "ep"  # the axis that experts live on, made of ranks of others
 TokenAxis = Literal["dp_replicate", "dp_shard", "cp", "tp"]
@@ -69,7 +71,7 @@ class MoeOptions(EditConfig):
 
     def _ranks(self, run: Run) -> int:
         """Ranks that may share a layer's experts: of the axes of `ep_out_of`, where the strategy folds any."""
-        from gangline.config import world_of
+        from gangline.config.check import world_of
 
         if isinstance(run.parallel, Single | Ddp):
             return 1

@@ -6,19 +6,9 @@ import re
 from dataclasses import replace
 
 from gangline import UserError
-from gangline.model import (
-    AttentionNode,
-    Cut,
-    FeedForwardNode,
-    Fold,
-    Init,
-    LinearNode,
-    Node,
-    Plan,
-    matches,
-    nodes,
-    replaced,
-)
+from gangline.model.decoder_nodes import AttentionNode, FeedForwardNode, LinearNode
+from gangline.model.tree import Node, nodes, replaced
+from gangline.plan import Cut, Fold, Init, Plan, matches
 from gangline.plugin.registry import installed, load
 from gangline_moe.config import FOLD, MoeOptions
 from gangline_moe.interop import others_names

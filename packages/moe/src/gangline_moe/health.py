@@ -11,7 +11,7 @@ from gangline_moe.load_history import loads_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.track import StepRecord
+    from gangline.record import StepRecord
 
 
 class ExpertsCheck(HealthCheck):

@@ -15,8 +15,10 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gangline import Problem, UserError
-from gangline.config import NonNegativeInt, PositiveInt, stated
-from gangline.model import Name, checked
+from gangline.config import NonNegativeInt, PositiveInt
+from gangline.config.fields import stated
+from gangline.interop.fields import checked
+from gangline.plan import Name
 from gangline_moe.routers.config import Biased, Grouped, Sigmoid, Softmax
 
 if TYPE_CHECKING:
@@ -347,8 +349,8 @@ def _sparse_blocks(config: dict[str, Any]) -> list[int]:
 
 def weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
     """Whether the experts of the directory in `model.weights` are these."""
-    from gangline.config import holds_checkpoint
-    from gangline.model import read_config
+    from gangline.interop.config import read_config
+    from gangline.run.directory import holds_checkpoint
 
     directory = run.model.pretrained()
     if directory is None or holds_checkpoint(run):

@@ -6,9 +6,9 @@ import math
 
 from torch import Tensor, nn
 
-from gangline.comm import Comm
+from gangline.comm.base import Comm
 from gangline.forward_context import emit_metric
-from gangline.model import construct
+from gangline.model.build import construct
 from gangline_moe.balance import balanced
 from gangline_moe.dispatch.dispatcher import TokenDispatcher
 from gangline_moe.dispatch.permute import Combine, Permutation, Permute, drop_over_capacity, permutation

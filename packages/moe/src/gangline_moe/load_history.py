@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from gangline import UserError
-from gangline.tools import read_records
+from gangline.record import read_records
 
 LOAD = "/load"
 

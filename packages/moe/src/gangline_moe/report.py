@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangline import UserError
-from gangline.tools import notes_by, verb_of
+from gangline.cli import notes_by
+from gangline.cli.verbs import verb_of
 from gangline_moe.load_history import StepLoads, layers_of, load_history, shares, windows
 from gangline_moe.picture import over_time
 

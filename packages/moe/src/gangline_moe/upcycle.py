@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gangline import Problem, UserError
-from gangline.checkpoint import Layout, Registry, Shard
-from gangline.config import holds_checkpoint
 from gangline.plugin import registry
-from gangline.tools import RunDirectory
+from gangline.run.directory import RunDirectory, holds_checkpoint
+from gangline.shard import Layout, Registry, Shard
 
 if TYPE_CHECKING:
-    from gangline.checkpoint import Checkpointer, CheckpointId
+    from gangline.checkpoint.base import Checkpointer
+    from gangline.checkpoint.id import CheckpointId
     from gangline.config import Run
     from gangline_moe.config import MoeOptions
 
@@ -62,7 +62,7 @@ def upcycle(run_dir: str, shards: Sequence[Shard]) -> None:
     """
     import torch
 
-    from gangline.checkpoint import Mesh
+    from gangline.mesh import Mesh
 
     _, kept, id = _open(run_dir)
     stored = kept.arrays(id)

@@ -9,23 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from gangline import UserError
-from gangline.comm import Comm, Comms
+from gangline.batch import Batch
+from gangline.comm.base import Comm, Comms
 from gangline.config import Run
-from gangline.model import Linear, Node, by_path
-from gangline.precision import Precision
-from gangline.strategy import (
-    Batch,
-    Finish,
-    Mesh,
-    Plan,
-    bind_folds,
-    calls,
-    dtype_name,
-    finish_head,
-    model_array,
-    recomputed,
-    set_products,
-)
+from gangline.mesh import Mesh
+from gangline.model.linear import Linear
+from gangline.model.seams import calls, recomputed
+from gangline.model.tree import Node, by_path
+from gangline.parallel.prepare import Finish, bind_folds, finish_head, set_products
+from gangline.parallel.storage import dtype_name
+from gangline.plan import Plan
+from gangline.precision.base import Precision
+from gangline.shard import model_array
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.config import Composed
 from gangline_parallel_megatron_style.data_parallel.describe import describe
@@ -168,7 +163,7 @@ def first_rows(arrays: ModelLayout, plan: Plan, mesh: Mesh, rank: int, given: Mo
 
 def fold_comm(plan: Plan, mesh: Mesh, comms: Comms, name: str) -> Comm:
     """The ranks of a fold; this rank alone where the mesh has none for it."""
-    from gangline.comm import Solo
+    from gangline.comm.solo import Solo
 
     fold = active_fold(plan, mesh, name)
     return Solo(name, comms.rank) if fold is None else comms.fold(fold)

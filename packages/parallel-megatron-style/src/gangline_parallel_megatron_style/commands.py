@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline import UserError
-from gangline.config import near
-from gangline.explain import ActionTimes
-from gangline.tools import verb_of
+from gangline.cli.verbs import verb_of
+from gangline.config.suggest import near
+from gangline.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.draw import Caption, as_svg, as_text
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline
 
 if TYPE_CHECKING:
-    from gangline.cluster import GivenNodes
+    from gangline.cluster.given import GivenNodes
     from gangline.config import Run
 
 USAGE = """\
@@ -76,9 +76,9 @@ def _explain(argv: Sequence[str]) -> int:
 
 def _asked(words: Sequence[str]) -> tuple[Run, GivenNodes | None]:
     """A run of `train`'s words; or one that lies in a directory, with the nodes that its newest start was given."""
-    from gangline.cluster import given_nodes
-    from gangline.config import compose_one
-    from gangline.tools import RunDirectory
+    from gangline.cluster.given import given_nodes
+    from gangline.config.compose import compose_one
+    from gangline.run.directory import RunDirectory
 
     if len(words) != 1 or not Path(words[0], "config.yaml").exists():
         return compose_one(words), None
@@ -133,7 +133,9 @@ def _title(name: str, schedule: Schedule, whose: str = "") -> str:
 
 def _recorded(directory: Path) -> tuple[Timeline, Caption]:
     """What the newest recorded step of a run did, in milliseconds."""
-    from gangline.tools import RunDirectory, notes_by, read_records
+    from gangline.cli import notes_by
+    from gangline.record import read_records
+    from gangline.run.directory import RunDirectory
     from gangline_parallel_megatron_style.cost.timing import schedule_of
     from gangline_parallel_megatron_style.explain.explained import case_of
     from gangline_parallel_megatron_style.pipeline.record import latest, timeline
@@ -155,7 +157,7 @@ def _recorded(directory: Path) -> tuple[Timeline, Caption]:
 
 def _of_run(words: Sequence[str]) -> tuple[Schedule, list[ActionTimes], Caption]:
     """The schedule of a run, and what its stages compute."""
-    from gangline.config import compose_one
+    from gangline.config.compose import compose_one
     from gangline_parallel_megatron_style.cost.timing import action_times, schedule_of
     from gangline_parallel_megatron_style.explain.explained import case_of
 

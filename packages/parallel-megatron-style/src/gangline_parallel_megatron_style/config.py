@@ -8,17 +8,17 @@ from math import prod
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from gangline import Problem
-from gangline.cluster import Topology
+from gangline.cluster.topology import Topology
 from gangline.config import LayoutBounds, NonNegativeInt, OneOf, ParallelConfig, PositiveInt, divisors
-from gangline.strategy import AXES, Mesh
+from gangline.mesh import AXES, Mesh
 from gangline_parallel_megatron_style.layout.factor import factor, nearest
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.explain import Explained
-    from gangline.model import Node
-    from gangline.strategy import Plan
+    from gangline.explain.explained import Explained
+    from gangline.model.tree import Node
+    from gangline.plan import Plan
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Composed(ParallelConfig):
 
     def notices(self, run: Run) -> list[str]:
         """What works but is not what one would choose, for a run that `check` found nothing wrong with."""
-        from gangline.config import world_of
+        from gangline.config.check import world_of
         from gangline_parallel_megatron_style.cost.case import Case
         from gangline_parallel_megatron_style.layout.notices import notices
 

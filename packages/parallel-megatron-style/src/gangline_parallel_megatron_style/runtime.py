@@ -16,30 +16,19 @@ import torch
 from torch import Tensor
 
 from gangline import forward_context
+from gangline.batch import Batch
 from gangline.forward_context import Collected
-from gangline.strategy import (
-    AXES,
-    DATA_AXES,
-    Batch,
-    Matrices,
-    MatrixId,
-    Registry,
-    Runtime,
-    Sampling,
-    Shard,
-    ShardedParam,
-    StepResult,
-    Stop,
-    Tally,
-    Written,
-    check_share,
-    count_tokens,
-    decode,
-    evaluated,
-    frame_of,
-    in_global_order,
-    writing,
-)
+from gangline.mesh import AXES, DATA_AXES
+from gangline.parallel.matrices import Matrices
+from gangline.parallel.metrics import Tally
+from gangline.parallel.microbatch import count_tokens, frame_of
+from gangline.parallel.owners import MatrixId
+from gangline.parallel.sample_losses import check_share, evaluated, in_global_order
+from gangline.runtime import Runtime, ShardedParam, StepResult
+from gangline.sampling.decode import Stop, decode
+from gangline.sampling.on_ranks import writing
+from gangline.sampling.options import Sampling, Written
+from gangline.shard import Registry, Shard
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.data_parallel.group_schedule import GroupSchedule
 from gangline_parallel_megatron_style.data_parallel.norm import GradNorm

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from gangline.comm import Comm, Pending
+from gangline.batch import Batch
+from gangline.comm.base import Comm, Pending
 from gangline.forward_context import Collected, Frame
-from gangline.strategy import Batch, count_on_host, frame_of
+from gangline.parallel.microbatch import count_on_host, frame_of
 
 
 class StepContext:

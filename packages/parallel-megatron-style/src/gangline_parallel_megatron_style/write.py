@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gangline.comm import Comm
+from gangline.comm.base import Comm
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.pipeline.stage import Stage
 from gangline_parallel_megatron_style.tensor.loss import VocabularyLoss

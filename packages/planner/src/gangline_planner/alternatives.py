@@ -9,8 +9,8 @@ from itertools import product
 from typing import NamedTuple
 
 from gangline.config import ParallelConfig, PartConfig, Recompute, Run
-from gangline.model import compose_model
-from gangline.strategy import AXES, DATA_AXES, Mesh
+from gangline.mesh import AXES, DATA_AXES, Mesh
+from gangline.model.compose import compose_model
 from gangline_planner.assumed import Planned
 
 LARGEST = 8  # sequences of a microbatch that are tried where the words leave them open

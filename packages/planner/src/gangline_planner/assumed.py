@@ -7,12 +7,16 @@ from dataclasses import dataclass, fields, replace
 from math import ceil, log2
 
 from gangline import UserError
-from gangline.cluster import Cluster
-from gangline.config import BatchSection, ParallelConfig, Run, compose_one, layout_problems, meaningless, world_of
-from gangline.explain import Explained, Kernels
-from gangline.model import Node, Plan, compose_model
+from gangline.cluster.file import Cluster
+from gangline.config import BatchSection, ParallelConfig, Run
+from gangline.config.check import layout_problems, meaningless, world_of
+from gangline.config.compose import compose_one
+from gangline.explain.explained import Explained, Kernels
+from gangline.mesh import Mesh
+from gangline.model.compose import compose_model
+from gangline.model.tree import Node
+from gangline.plan import Plan
 from gangline.plugin.registry import installed
-from gangline.strategy import Mesh
 
 LENGTH = 8192  # tokens per sequence: Llama 3's (arXiv 2407.21783, table 4)
 STEP = 2**22  # tokens per step: Llama 2's (arXiv 2307.09288, section 2.2) and those that Llama 3 begins with

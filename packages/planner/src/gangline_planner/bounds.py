@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from gangline.cluster import Cluster
+from gangline.cluster.file import Cluster
 from gangline.config import LayoutBounds, ParallelConfig, Run
-from gangline.explain import When
-from gangline.model import Node, Plan, flops_per_token
-from gangline.strategy import Mesh
+from gangline.explain.explained import When
+from gangline.mesh import Mesh
+from gangline.model.flops import flops_per_token
+from gangline.model.tree import Node
+from gangline.plan import Plan
 from gangline_planner.alternatives import LaidOut, divided, words_of
 from gangline_planner.assumed import Planned, kernels_of
 from gangline_planner.price.products import Rates

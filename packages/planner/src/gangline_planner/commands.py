@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gangline import UserError
-from gangline.cluster import Cluster, Quantity, load_cluster, shipped
-from gangline.config import near
+from gangline.cluster.file import Cluster, Quantity, load_cluster, shipped
+from gangline.config.suggest import near
 from gangline.figure import Figure
 
 USAGE = """\

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gangline import UserError
-from gangline.cluster import Cluster
-from gangline.explain import Explained
+from gangline.cluster.file import Cluster
+from gangline.explain.explained import Explained
 from gangline.reliability import DAY, Reliability
 from gangline_planner.price.step import Pieces, StepTime, step_time
 

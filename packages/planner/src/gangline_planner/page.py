@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gangline.cluster import shipped
+from gangline.cluster.file import shipped
 from gangline.config import Run
 from gangline.plugin.registry import installed
 from gangline_planner.forecast import Forecast

@@ -9,7 +9,7 @@ from heapq import nsmallest
 from typing import Any
 
 from gangline import UserError
-from gangline.cluster import Cluster, shipped
+from gangline.cluster.file import Cluster, shipped
 from gangline.figure import Figure
 from gangline_planner.alternatives import name_of
 from gangline_planner.assumed import Planned, refused

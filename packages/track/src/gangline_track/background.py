@@ -23,7 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gangline.track import Start, StepRecord, Tracker, numbers, read_records
+from gangline.record import StepRecord, numbers, read_records
+from gangline.track.base import Start, Tracker
 from gangline_track.config import Service
 
 if TYPE_CHECKING:

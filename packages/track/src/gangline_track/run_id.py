@@ -6,7 +6,8 @@ import json
 import re
 from pathlib import Path
 
-from gangline.tools import read_regular, write_whole
+from gangline.run.directory import write_whole
+from gangline.run_files import read_regular
 
 
 class RunId:

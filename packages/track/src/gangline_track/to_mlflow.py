@@ -11,7 +11,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
-from gangline.track import Start, StepRecord
+from gangline.record import StepRecord
+from gangline.track.base import Start
 from gangline_track.background import Connection, flat, scalars
 from gangline_track.config import Mlflow
 from gangline_track.run_id import RunId

@@ -8,7 +8,8 @@ from typing import Any
 
 import trackio
 
-from gangline.track import Start, StepRecord
+from gangline.record import StepRecord
+from gangline.track.base import Start
 from gangline_track.background import Connection, lists, scalars
 from gangline_track.config import Trackio
 from gangline_track.run_id import RunId

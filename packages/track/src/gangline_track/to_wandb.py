@@ -12,7 +12,8 @@ from urllib.request import getproxies
 
 import wandb
 
-from gangline.track import Start, StepRecord
+from gangline.record import StepRecord
+from gangline.track.base import Start
 from gangline_track.background import Connection, lists, scalars
 from gangline_track.config import Wandb
 from gangline_track.run_id import RunId

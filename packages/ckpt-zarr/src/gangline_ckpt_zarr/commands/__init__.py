@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from gangline import BadCheckpoint, UserError
-from gangline.tools import usage_of, verb_of
+from gangline.cli.verbs import usage_of, verb_of
 
 VERBS = {
     "ls": "checkpoints with step, size, age, tiers and state",

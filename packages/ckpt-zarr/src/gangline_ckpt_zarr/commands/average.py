@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gangline import UserError
-from gangline.checkpoint import in_model
-from gangline.tools import override
+from gangline.config.values import override
+from gangline.shard import in_model
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.weights import place_for, write_weights
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, parser, places
@@ -25,7 +25,7 @@ from gangline_ckpt_zarr.load.read_plan import Target
 from gangline_ckpt_zarr.load.reader import read_target
 
 if TYPE_CHECKING:
-    from gangline.checkpoint import Shard
+    from gangline.shard import Shard
 
 
 def run(argv: Sequence[str]) -> int:
@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("-o", "--out", metavar="DIR", required=True, help="the directory of a run to be; it must be new")
     options = words.parse_args(list(argv))
 
-    from gangline.config import from_dict
+    from gangline.config.serial import from_dict
 
     found = places(options.places)
     if len(found) < 2:
@@ -121,7 +121,7 @@ def _weights(copy: Copy) -> dict[str, tuple[tuple[int, ...], str]]:
 
 def _model(copy: Copy) -> Mapping[str, Any]:
     """What the configuration says of the model and of its edits, but for where its first weights came from."""
-    from gangline.config import from_dict
+    from gangline.config.serial import from_dict
 
     config = copy.meta.document.get("config") or {}
     said = {name: value for name, value in (config.get("model") or {}).items() if name != "weights"}

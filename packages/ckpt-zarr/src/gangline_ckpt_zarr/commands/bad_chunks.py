@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gangline.checkpoint import Box
+from gangline.shard import Box
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.chunks import ChunkRun, RankFile
 from gangline_ckpt_zarr.format.spans import spans_of

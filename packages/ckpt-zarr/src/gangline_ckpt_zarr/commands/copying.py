@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from gangline import BadCheckpoint, UserError
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.bad_chunks import FileScanner
 from gangline_ckpt_zarr.commands.blocks import Blocks

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gangline import UserError
-from gangline.checkpoint import Box
+from gangline.shard import Box
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, parser, places
 from gangline_ckpt_zarr.format.base import Meta

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gangline import UserError
-from gangline.checkpoint import Box, with_base
-from gangline.tools import add_output, write_model
+from gangline.checkpoint.base_weights import with_base
+from gangline.interop.commands import add_output, write_model
+from gangline.shard import Box
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
 from gangline_ckpt_zarr.format.grid import stored_dtype
@@ -40,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _run(copy: Copy) -> Run:
     """The run that saved the checkpoint."""
-    from gangline.config import from_dict
+    from gangline.config.serial import from_dict
 
     config = copy.meta.document.get("config")
     if not config:

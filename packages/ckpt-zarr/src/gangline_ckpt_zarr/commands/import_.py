@@ -21,8 +21,9 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("out", metavar="RUN_DIR", help="the directory of a run to be, or a URL for its checkpoints")
     options = words.parse_args(list(argv))
 
-    from gangline.config import compose_one
-    from gangline.tools import override, train_command, words_for
+    from gangline.config.compose import compose_one
+    from gangline.config.values import override
+    from gangline.interop.commands import train_command, words_for
 
     directory, out = Path(options.directory).expanduser().resolve(), options.out.rstrip("/")
     settings = [word for word in words_for(directory) if not word.startswith("model.weights=")]  # they will be here
@@ -34,9 +35,11 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _write(store: ObjectStore, directory: Path, trained: Run) -> None:
-    from gangline.config import to_dict
-    from gangline.model import compose_model, construct, shards_of
-    from gangline.tools import load_pretrained
+    from gangline.config.serial import to_dict
+    from gangline.interop.read import load_pretrained
+    from gangline.model.build import construct
+    from gangline.model.compose import compose_model
+    from gangline.model.init import shards_of
 
     tree, plan = compose_model(trained)
     arrays = shards_of(construct(tree), plan)  # without their memory

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from gangline import BadCheckpoint
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.stores.base import ObjectStore

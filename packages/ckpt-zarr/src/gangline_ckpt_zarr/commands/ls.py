@@ -8,8 +8,9 @@ import time
 from collections.abc import Sequence
 
 from gangline import UserError
-from gangline.checkpoint import CheckpointId
-from gangline.tools import attempts, notes_by
+from gangline.checkpoint.id import CheckpointId
+from gangline.cli import notes_by
+from gangline.run import attempts
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.listing import ListedCheckpoint, list_checkpoints
 from gangline_ckpt_zarr.commands.where import Place, one, parser

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gangline import UserError
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.listing import list_checkpoints
 from gangline_ckpt_zarr.commands.verify import checked

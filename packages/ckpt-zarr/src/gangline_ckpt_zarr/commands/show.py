@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from gangline.checkpoint import Division, Layout
+from gangline.shard import Division, Layout
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
 from gangline_ckpt_zarr.format.base import Meta

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gangline import UserError
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.format import packed
 from gangline_ckpt_zarr.format.nodes import NAME
@@ -16,8 +16,8 @@ from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.stores.open import open_store
 
 if TYPE_CHECKING:
-    from gangline.checkpoint import Registry, Shard
     from gangline.config import Run
+    from gangline.shard import Registry, Shard
     from gangline_ckpt_zarr.stores.base import ObjectStore
 
 FIRST = CheckpointId(0)
@@ -53,8 +53,11 @@ def write_weights(
     """
     import torch
 
-    from gangline.checkpoint import Document, Layout, Mesh, Registry, fingerprint
-    from gangline.tools import part_versions
+    from gangline.checkpoint.document import Document
+    from gangline.mesh import Mesh
+    from gangline.run.directory import part_versions
+    from gangline.shard import Layout, Registry
+    from gangline.train.restore import fingerprint
 
     registry = Registry.of(Mesh.of({}), {name: Layout(shape, dtype) for name, (shape, dtype) in shapes.items()})
     document = Document(
@@ -82,7 +85,7 @@ def _chunks(store: ObjectStore, registry: Registry, write_id: str) -> Iterator[S
     """Gives each chunk to be filled, and writes it where it lies in the file when asked for the next."""
     import torch
 
-    from gangline.checkpoint import Shard
+    from gangline.shard import Shard
     from gangline_ckpt_zarr.commands.blocks import Blocks
     from gangline_ckpt_zarr.format.checksum import seal_start, trailer
     from gangline_ckpt_zarr.format.grid import stored_dtype

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gangline import BadCheckpoint, UserError
-from gangline.checkpoint import CheckpointId
-from gangline.tools import attempts
+from gangline.checkpoint.id import CheckpointId
+from gangline.run import attempts
 from gangline_ckpt_zarr.format import zarr_json
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.nodes import NAME
@@ -155,7 +155,7 @@ def tiers_of(run_dir: str) -> tuple[StoreTier, ...]:
 
     Raises UserError where the run's checkpoints are another part's.
     """
-    from gangline.tools import RunDirectory
+    from gangline.run.directory import RunDirectory
 
     directory = RunDirectory.open(run_dir)
     content = directory.content()

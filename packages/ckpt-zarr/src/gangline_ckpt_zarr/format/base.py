@@ -9,7 +9,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from gangline.checkpoint import Registry
+from gangline.shard import Registry
 from gangline_ckpt_zarr.format import overlap
 from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun
 from gangline_ckpt_zarr.format.grid import stored_itemsize

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
-from gangline.checkpoint import Box, Registry
+from gangline.shard import Box, Registry
 from gangline_ckpt_zarr.format.checksum import TRAILER
 from gangline_ckpt_zarr.format.grid import chunk_shape, stored_itemsize
 

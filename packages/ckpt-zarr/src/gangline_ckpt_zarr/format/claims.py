@@ -11,7 +11,8 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from gangline.checkpoint import Division, Layout, Mesh
+from gangline.mesh import Mesh
+from gangline.shard import Division, Layout
 
 DEEPEST = 64  # of a document: dicts and lists within each other
 MOST_DIMS = 32

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gangline.checkpoint import Division, Layout, Registry
+from gangline.shard import Division, Layout, Registry
 from gangline_ckpt_zarr.format import claims
 
 

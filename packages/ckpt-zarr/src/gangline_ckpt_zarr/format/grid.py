@@ -13,8 +13,8 @@ from functools import lru_cache
 from itertools import product
 from math import gcd, prod
 
-from gangline.checkpoint import Box, Division, Layout
 from gangline.config import divisors
+from gangline.shard import Box, Division, Layout
 
 # No chunk is larger where the cuts leave the choice. Whole chunks are read to be checked, so 8 MiB cost a load into
 # twice as many ranks a third of its speed: a rank's boxes are often no larger. Below 1 MiB Python's time shows.

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, final
 
-from gangline.checkpoint import Box, Division, Layout, Mesh, Places, Registry, primary_replica
+from gangline.mesh import Mesh
+from gangline.shard import Box, Division, Layout, Places, Registry, primary_replica
 from gangline_ckpt_zarr.format import claims, cuts
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.checksum import CHECKSUM, MISPLACED, trailer, wrong

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from math import prod
 
-from gangline.checkpoint import Box, Division, Layout, Registry
+from gangline.shard import Box, Division, Layout, Registry
 from gangline_ckpt_zarr.format.owners import BoxOwners, box_owners
 
 

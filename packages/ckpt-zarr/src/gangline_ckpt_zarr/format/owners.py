@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from gangline.checkpoint import Box, Division, Layout, Mesh, Places, primary_replica
+from gangline.mesh import Mesh
+from gangline.shard import Box, Division, Layout, Places, primary_replica
 
 
 class BoxOwners:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from threading import local
 from typing import Any, final
 
-from gangline.checkpoint import Box, Registry
+from gangline.shard import Box, Registry
 from gangline_ckpt_zarr.format import checksum as sums, claims, cuts
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.checksum import TRAILER

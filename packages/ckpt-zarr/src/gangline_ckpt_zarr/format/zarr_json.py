@@ -10,7 +10,7 @@ import json
 import re
 
 from gangline import BadCheckpoint
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.format import claims, cuts, native, packed
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.nodes import FORMAT, NAME, groups, root_checksum

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from gangline import BadCheckpoint
-from gangline.checkpoint import Box
+from gangline.shard import Box
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.checksum import checksum_of
 from gangline_ckpt_zarr.format.chunks import ChunkRun

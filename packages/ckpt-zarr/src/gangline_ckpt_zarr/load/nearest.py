@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gangline import BadCheckpoint, UserError
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.load.read_plan import ReadItem, Target, plan_reads
 from gangline_ckpt_zarr.load.reader import ChunkReader

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gangline.checkpoint import Box
+from gangline.shard import Box
 from gangline_ckpt_zarr.format import overlap
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.chunks import ChunkRun

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gangline.checkpoint import Box
+from gangline.shard import Box
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.format.grid import stored_dtype

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from gangline import BadCheckpoint, UserError
-from gangline.checkpoint import CheckpointId, Registry, Shard
+from gangline.checkpoint.id import CheckpointId
+from gangline.shard import Registry, Shard
 from gangline_ckpt_zarr.agreement import Agreement, Failed
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.load.nearest import fill_from_nearest

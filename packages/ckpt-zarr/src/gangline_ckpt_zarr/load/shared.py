@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gangline.checkpoint import Box, Registry
+from gangline.shard import Box, Registry
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.grid import stored_itemsize

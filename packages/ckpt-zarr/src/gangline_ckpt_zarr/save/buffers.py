@@ -17,7 +17,7 @@ from gangline_ckpt_zarr.save.staging import Staging
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gangline.checkpoint import Registry, Shard
+    from gangline.shard import Registry, Shard
     from gangline_ckpt_zarr.format.chunks import RankFile
     from gangline_ckpt_zarr.save.writer.client import WriterClient
     from gangline_ckpt_zarr.tiers.memory import MemoryTier

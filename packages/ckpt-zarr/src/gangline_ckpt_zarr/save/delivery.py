@@ -13,7 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from gangline.checkpoint import CheckpointId, hold
+from gangline.checkpoint.id import CheckpointId
+from gangline.run.generation import hold
 from gangline_ckpt_zarr.agreement import Agreement, Failed, StoreLost
 from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.nodes import NAME

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import final
 
 from gangline import BadCheckpoint
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.format import zarr_json
 from gangline_ckpt_zarr.format.nodes import NAME

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
-from gangline.checkpoint import CheckpointId, Handle, SaveFailed
+from gangline.checkpoint.base import Handle, SaveFailed
+from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.save.durable import DurableCopy
 from gangline_ckpt_zarr.save.staged import StagedDelivery
 

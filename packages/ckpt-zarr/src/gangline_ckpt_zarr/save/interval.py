@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gangline.tools import attempts
+from gangline.run import attempts
 
 PRIOR_SECONDS = 24 * 3600.0  # between failures, before any was seen
 FIRST_COST = 1.0  # seconds, before any save was measured

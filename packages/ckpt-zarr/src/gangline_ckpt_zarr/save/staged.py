@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Collection
 from typing import final
 
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.save.delivery import Delivery, DeliveryPlan, Report, there_already
 from gangline_ckpt_zarr.save.durable import DurableCopies, DurableCopy

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from gangline.checkpoint import Shard
+from gangline.shard import Shard
 from gangline_ckpt_zarr.format.chunks import ChunkRun, RankFile
 from gangline_ckpt_zarr.format.grid import stored_dtype
 from gangline_ckpt_zarr.format.views import views

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gangline.checkpoint import CheckpointId, Registry
+from gangline.checkpoint.id import CheckpointId
+from gangline.shard import Registry
 from gangline_ckpt_zarr.format import packed
 from gangline_ckpt_zarr.format.chunks import RankFile
 from gangline_ckpt_zarr.format.packed import PackedFiles, data_path

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from gangline import BadCheckpoint
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.format import zarr_json
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.nodes import NAME

@@ -16,8 +16,9 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gangline.launch import born, name_of_this_node, space
-from gangline.tools import read_ending
+from gangline.launch.guard import born, space
+from gangline.launch.nodes import name_of_this_node
+from gangline.run.ending import read_ending
 from gangline_ckpt_zarr.tiers.peers import FOLDER, Address, announce, this_machine, withdraw
 from gangline_ckpt_zarr.tiers.places import TROUBLE, directory, make, of_run, of_user
 from gangline_ckpt_zarr.tiers.server import Server

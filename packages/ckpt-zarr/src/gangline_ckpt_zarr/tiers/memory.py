@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, final
 
 from gangline import BadCheckpoint, UserError
-from gangline.checkpoint import CheckpointId
-from gangline.launch import name_of_this_node
-from gangline.tools import attempts
+from gangline.checkpoint.id import CheckpointId
+from gangline.launch.nodes import name_of_this_node
+from gangline.run import attempts
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.tiers.base import Tier
@@ -29,7 +29,7 @@ from gangline_ckpt_zarr.tiers.places import ROOT, SPARE, TROUBLE, directory, mak
 from gangline_ckpt_zarr.tiers.survey import Survivor, survivors
 
 if TYPE_CHECKING:  # the tools that come here have no use for torch
-    from gangline.comm import Store as JobStore
+    from gangline.comm.base import Store as JobStore
     from gangline.config import Run
     from gangline_ckpt_zarr.save.staging import Staging
 

@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.stores.local import LocalStore
 from gangline_ckpt_zarr.tiers.handshake import admit, line_from

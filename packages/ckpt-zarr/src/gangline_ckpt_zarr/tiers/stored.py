@@ -6,7 +6,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from gangline.checkpoint import CheckpointId, Lacks, superfluous
+from gangline.checkpoint.id import CheckpointId
+from gangline.checkpoint.retention import Lacks, superfluous
 from gangline_ckpt_zarr.stores.base import ObjectPath, ObjectStore
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.tiers.base import Tier

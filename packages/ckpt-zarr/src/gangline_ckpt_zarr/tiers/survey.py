@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gangline import BadCheckpoint
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.format import zarr_json
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.tiers.completeness import lacking

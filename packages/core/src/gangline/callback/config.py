@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
+from gangline.config.ranges import LessThan, MoreThan, NonNegativeInt, PositiveInt
+from gangline.config.schema import CallbackConfig
 from gangline.errors import Problem, UserError
-from gangline.plugin.parts import CallbackConfig, Part
-from gangline.ranges import LessThan, MoreThan, NonNegativeInt, PositiveInt
+from gangline.plugin.parts import Part
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gangline.config.ranges import PositiveInt
+from gangline.config.schema import CheckpointConfig
 from gangline.errors import Problem
-from gangline.plugin.parts import CheckpointConfig, Part
-from gangline.ranges import PositiveInt
+from gangline.plugin.parts import Part
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from gangline.config.schema import GROUPS, LISTS
 from gangline.config.suggest import near
 from gangline.errors import UserError
 from gangline.plugin.hooks import GROUP_OF, Kind
-from gangline.plugin.parts import GROUPS, LISTS
 from gangline.plugin.registry import installed, load
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")

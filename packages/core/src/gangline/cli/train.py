@@ -182,7 +182,7 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
 
 def _ranks_run_here(line: CommandLine) -> bool:
     """Whether it looks so, before the run is composed: a recipe or the run that goes on may say otherwise."""
-    from gangline.plugin.parts import LaunchConfig
+    from gangline.config.schema import LaunchConfig
     from gangline.plugin.registry import installed
 
     named = [word.removeprefix("launch=") for word in line.words if word.startswith("launch=")]

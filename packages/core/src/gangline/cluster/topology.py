@@ -8,8 +8,8 @@ from functools import lru_cache
 from math import gcd, lcm
 from typing import Literal
 
+from gangline.config.ranges import PositiveFloat, PositiveInt
 from gangline.mesh import Mesh
-from gangline.ranges import PositiveFloat, PositiveInt
 
 Tier = Literal["self", "node", "rack", "cluster", "fibre"]
 

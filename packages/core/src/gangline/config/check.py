@@ -11,7 +11,8 @@ from typing import Any
 from gangline.config.fields import REQUIRED, comments_of, defaults, stated
 from gangline.config.memory import memory_problems
 from gangline.config.ramp import ramp_problems
-from gangline.config.schema import Run
+from gangline.config.ranges import choices, listed_divisors, wrong
+from gangline.config.schema import PartConfig, Run
 from gangline.config.sections import SECTIONS
 from gangline.config.start import start_problems
 from gangline.config.suggest import near
@@ -24,9 +25,7 @@ from gangline.launch.config import ElasticLaunch, gpus, processes
 from gangline.launch.nodes import fewest_and_most, usable
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
-from gangline.plugin.parts import PartConfig
 from gangline.plugin.registry import installed
-from gangline.ranges import choices, listed_divisors, wrong
 
 SHORT, LONG = 1, 1 << 30  # rows, in tokens: shorter and longer than any that a part may have
 DEVICES = r"cpu|cuda(:\d+)?"  # torch names of devices that gangline computes on
@@ -99,7 +98,7 @@ def world_of(run: Run) -> int:
 
 
 def meaningless(run: Run) -> list[Problem]:
-    """Values outside of the ranges that the fields of sections and parts state (`gangline.ranges`)."""
+    """Values outside of the ranges that the fields of sections and parts state (`gangline.config.ranges`)."""
     places = [*((name, getattr(run, name)) for name in SECTIONS), *run.parts()]
     places += [(f"{VALIDATION_SETS}.{name}", config) for name, config in read_sets(run)[0].items()]
     return [problem for place, config in places for problem in _meaningless(config, place)]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from gangline.config.defaults import DEFAULTS
 from gangline.config.known_options import KnownOptions
+from gangline.config.schema import LISTS
 from gangline.errors import UserError
-from gangline.plugin.parts import LISTS
 from gangline.plugin.registry import Offer, installed
 
 

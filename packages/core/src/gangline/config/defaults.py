@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gangline.config.schema import Run
+from gangline.config.schema import LISTS, EditConfig, PartConfig, Run
 from gangline.config.sections import SECTIONS
 from gangline.errors import UserError
-from gangline.plugin.parts import LISTS, EditConfig, PartConfig
 from gangline.plugin.registry import OFF, installed
 
 DEFAULTS: dict[str, str | list[str]] = {

@@ -12,8 +12,8 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
+from gangline.config.ranges import choices, runs_code, words
 from gangline.config.values import plain
-from gangline.ranges import choices, runs_code, words
 
 REQUIRED = "???"  # an option without a default, as OmegaConf writes it
 
@@ -26,7 +26,7 @@ class Option:
     hint: Any
     default: Any  # plain; REQUIRED where there is none
     owner: type  # the dataclass whose field it is
-    stated: Any  # the hint with its range, see `gangline.ranges`
+    stated: Any  # the hint with its range, see `gangline.config.ranges`
 
     @property
     def comment(self) -> str:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from gangline.config.fields import Option
+from gangline.config.ranges import runs_code
 from gangline.config.serial import ENVIRONMENT
 from gangline.config.values import override
 from gangline.errors import Problem, UserError, printable
-from gangline.ranges import runs_code
 
 
 def suspects(

@@ -6,9 +6,9 @@ import copy
 import math
 from dataclasses import replace
 
+from gangline.config.ranges import listed_divisors
 from gangline.config.schema import Run
 from gangline.errors import Problem
-from gangline.ranges import listed_divisors
 
 EXAMPLE = "batch.ramp={4: 8000, 8: 24000} batch.global_size=16"
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gangline.config.answers import ItemSizes, LayoutBounds, Sidecar
+from gangline.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from gangline.config.sections import BatchSection, RunSection, ValidateSection
 from gangline.config.state_sizes import StateSizes
 from gangline.errors import Problem
-from gangline.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +69,7 @@ class PartConfig:
         return {}
 
     def wrap(self, run: Run, comms: Comms) -> Comms:
-        """The same axes, around `comms` (`gangline.comm.WrappedComms`): what measures, delays or breaks traffic.
+        """The same axes, around `comms` (`gangline.comm.wrap.WrappedComms`): what measures, delays or breaks traffic.
 
         Called on every rank before anything is built; a part that comes later in the run wraps what an earlier one did.
         """
@@ -115,7 +115,7 @@ class EditConfig(PartConfig):
     anyone supplying it, and its edit runs in order of group name. Two edits that claim the same path,
     or a path inside another's, are an error.
 
-    `wraps`: it replaces nothing but puts `gangline.model.WrapNode`s around nodes (adapters around linears). It
+    `wraps`: it replaces nothing but puts `gangline.model.tree.WrapNode`s around nodes (adapters around linears). It
     runs after all edits that do not, may claim what others claim, and where several wrap one node the first is
     innermost.
 
@@ -219,7 +219,7 @@ class ParallelConfig(PartConfig):
 
 @dataclass
 class PrecisionConfig(PartConfig):
-    """`build(config, run) -> gangline.precision.Precision`."""
+    """`build(config, run) -> gangline.precision.base.Precision`."""
 
     def sizes(self) -> ItemSizes:
         """Bytes of its numbers, for who plans memory and traffic."""
@@ -232,7 +232,7 @@ class PrecisionConfig(PartConfig):
 
 @dataclass
 class OptimizerConfig(PartConfig, StateSizes):
-    """`build(config, run, runtime) -> gangline.optimizer.Optimizer`."""
+    """`build(config, run, runtime) -> gangline.optimizer.base.Optimizer`."""
 
     learning_rate: NonNegativeFloat = 3e-3  # at its highest; the schedule multiplies it with a factor up to 1
     clip_norm: PositiveFloat | None = 1.0  # global gradient norm; null for none
@@ -254,7 +254,7 @@ class ScheduleConfig(PartConfig):
 
 @dataclass
 class CheckpointConfig(PartConfig):
-    """`build(config, run, store) -> gangline.checkpoint.Checkpointer`."""
+    """`build(config, run, store) -> gangline.checkpoint.base.Checkpointer`."""
 
     every: PositiveInt | Literal["auto"] | None = None  # steps, or "auto" where the part can; null: only at the end
     at_end: bool = True  # save after the last step
@@ -263,7 +263,7 @@ class CheckpointConfig(PartConfig):
 
 @dataclass
 class DataConfig(PartConfig):
-    """`build(config, run, split) -> gangline.data.DataSource`; split is "train" or "validation"."""
+    """`build(config, run, split) -> gangline.data.base.DataSource`; split is "train" or "validation"."""
 
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
@@ -284,7 +284,7 @@ class DataConfig(PartConfig):
 
 @dataclass
 class CallbackConfig(PartConfig):
-    """`build(config, run) -> gangline.callback.Callback`."""
+    """`build(config, run) -> gangline.callback.base.Callback`."""
 
     def copies(self, run: Run) -> int:
         """Arrays cut like each trained parameter that it keeps (`like_parameters`), for who plans memory."""
@@ -298,12 +298,12 @@ class HealthConfig(PartConfig):
 
 @dataclass
 class TrackConfig(PartConfig):
-    """`build(config, run) -> gangline.track.Tracker`, on global rank 0 alone."""
+    """`build(config, run) -> gangline.track.base.Tracker`, on global rank 0 alone."""
 
 
 @dataclass
 class LaunchConfig(PartConfig):
-    """`build(config, run) -> gangline.launch.Launcher`: a run directory in, processes out."""
+    """`build(config, run) -> gangline.launch.base.Launcher`: a run directory in, processes out."""
 
     shares: ClassVar[bool] = False  # whether commands on several nodes are one job, and hold its run directory together
     here: ClassVar[bool] = (

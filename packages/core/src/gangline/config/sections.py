@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
-from gangline.ranges import AnyNumber, NonNegativeInt, PositiveInt, Printable
+from gangline.config.ranges import AnyNumber, NonNegativeInt, PositiveInt, Printable
 
 
 class Recompute(Enum):

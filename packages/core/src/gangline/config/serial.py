@@ -19,14 +19,13 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from gangline.config.fields import REQUIRED, defaults, hints
-from gangline.config.schema import SINGLE, Run
+from gangline.config.ranges import choices
+from gangline.config.schema import GROUPS, LISTS, SINGLE, EditConfig, PartConfig, Run
 from gangline.config.sections import SECTIONS
 from gangline.config.suggest import near, synonym
 from gangline.config.values import Misfit, describe, plain, typed, written
 from gangline.errors import Problem, UserError
-from gangline.plugin.parts import GROUPS, LISTS, EditConfig, PartConfig
 from gangline.plugin.registry import OFF, Offer, installed
-from gangline.ranges import choices
 
 ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*(?:,([^}]*))?\}")
 

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
-from gangline.config.schema import Run
+from gangline.config.schema import DataConfig, PartConfig, Run
 from gangline.config.serial import fill
 from gangline.config.values import plain
 from gangline.errors import Problem, UserError
-from gangline.plugin.parts import DataConfig, PartConfig
 from gangline.plugin.registry import installed
 
 _NAME = re.compile(r"\w[\w-]*")  # without dots and slashes: a name is a step of a path, and of a curve's tag

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from gangline.config.ranges import Share
+from gangline.config.schema import DataConfig
 from gangline.config.values import written
 from gangline.data.vocabulary import vocabulary_problems
 from gangline.errors import Problem, UserError
-from gangline.plugin.parts import DataConfig, Part
-from gangline.ranges import Share
+from gangline.plugin.parts import Part
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

@@ -15,7 +15,8 @@ class Signum(OptimizerConfig):
 def build(config, run, runtime):
     import torch
 
-    from gangline.optimizer import Optimizer, Shard, model_array
+    from gangline.optimizer.base import Optimizer
+    from gangline.shard import Shard, model_array
 
     class SignumOptimizer(Optimizer):
         def __init__(self):

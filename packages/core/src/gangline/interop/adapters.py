@@ -19,8 +19,8 @@ from gangline.plan import SCALES
 if TYPE_CHECKING:
     import torch
 
+    from gangline.config.schema import EditConfig
     from gangline.plan import Plan
-    from gangline.plugin.parts import EditConfig
 
 Shapes = Mapping[str, tuple[int, ...]]
 Read = Callable[[Shapes], Iterator[tuple[str, "torch.Tensor"]]]  # each until the next: they may share memory

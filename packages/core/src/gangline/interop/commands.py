@@ -25,10 +25,9 @@ from gangline.shard import in_model, parameter_of
 if TYPE_CHECKING:
     import torch
 
-    from gangline.config.schema import EditConfig, ModelConfig, Run
+    from gangline.config.schema import EditConfig, ModelConfig, PartConfig, Run
     from gangline.interop.adapters import Read
     from gangline.plan import Plan
-    from gangline.plugin.parts import PartConfig
 
 
 def export_run(argv: Sequence[str]) -> int:
@@ -234,8 +233,8 @@ def import_model(argv: Sequence[str]) -> int:
 
 def _check_tensors(directory: Path, config: ModelConfig, edits: Sequence[EditConfig]) -> None:
     """Raises UserError where a run that starts from the directory would find that its weights lack or do not fit."""
-    from gangline.config import default_run
     from gangline.config.check import part_problems
+    from gangline.config.defaults import default_run
     from gangline.interop.read import check_pretrained, refuse_larger
     from gangline.model.build import construct
     from gangline.model.compose import compose_model

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from gangline.config.ranges import unfit
 from gangline.errors import UserError
-from gangline.ranges import unfit
 
 # What says nothing of what the model computes from its weights: tokens, files, and what is of training alone. (Dropout
 # is: gangline's modules have none.)

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gangline.config.ranges import NonNegativeInt, PositiveInt
 from gangline.errors import UserError
 from gangline.interop.fields import checked
-from gangline.ranges import NonNegativeInt, PositiveInt
 
 if TYPE_CHECKING:
     from gangline.model.config import DecoderConfig

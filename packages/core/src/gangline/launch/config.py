@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from gangline.config.ranges import AtLeast, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from gangline.config.schema import LaunchConfig
 from gangline.errors import Problem, UserError
 from gangline.launch.nodes import fewest_and_most
-from gangline.plugin.parts import LaunchConfig, Part
-from gangline.ranges import AtLeast, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from gangline.plugin.parts import Part
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

@@ -8,13 +8,13 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gangline import pulse
 from gangline.config.schema import Run
 from gangline.launch import forkserver, sidecars
 from gangline.launch.base import Launcher
 from gangline.launch.config import LocalLaunch, processes
 from gangline.launch.starts import Starts
 from gangline.launch.worker import WORK
+from gangline.pulse import memory
 
 if TYPE_CHECKING:
     from gangline.run.directory import RunDirectory
@@ -36,7 +36,7 @@ class LocalLauncher(Launcher):
             return start(run_dir, processes(self.run), self.config)
         finally:
             sidecars.stop(running)
-            pulse.remove(os.getpid())
+            memory.remove(os.getpid())
 
 
 def start(

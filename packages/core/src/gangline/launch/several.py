@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gangline import pulse
 from gangline.errors import UserError
 from gangline.launch import forkserver, guard, sidecars
 from gangline.launch.base import Launcher
@@ -24,6 +23,7 @@ from gangline.launch.placed import PlacedAddress
 from gangline.launch.signals import exit_code, hand_on, name_of, stop_signals
 from gangline.launch.starts import Starts
 from gangline.launch.worker import WORK
+from gangline.pulse import memory
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import RunEnding, read_ending
 from gangline.run.generation import progress
@@ -103,7 +103,7 @@ def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "", 
     finally:
         directory.unlock()
         sidecars.stop(running)
-        pulse.remove(os.getpid())
+        memory.remove(os.getpid())
 
 
 @dataclass

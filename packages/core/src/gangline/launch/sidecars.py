@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gangline.config.answers import Sidecar
 from gangline.launch import guard
 from gangline.launch.nodes import name_of_this_node
-from gangline.plugin.parts import Sidecar
 from gangline.run_files import open_own, read_regular
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from gangline import pulse
 from gangline.errors import UserError
 from gangline.launch import failures, guard, output, signals
 from gangline.launch.failures import EXIT_FAILURE, RankFailure
 from gangline.plugin.registry import load
+from gangline.pulse import memory, write as pulse
 from gangline.run.ending import EXIT_REQUEUE, read_ending
 from gangline.run.generation import Fenced, generation
 
@@ -98,7 +98,7 @@ def _wait(run_dir: str, mine: int) -> int:
 def seen_from_outside(run_dir: str, rank: int, owner: int, log: TextIO) -> None:
     """This rank's pulse, and on `signals.STACKS` where its threads are, in its log, whatever it is busy with."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        pulse.sweep()
+        memory.sweep()
     pulse.use(pulse.Pulse.open(run_dir, rank, int(os.environ.get("WORLD_SIZE", "1")), generation(), owner))
     if signals.STACKS is not None:
         faulthandler.register(signals.STACKS, log, all_threads=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from gangline.config.ranges import AtLeast, NonNegativeFloat, PositiveFloat, PositiveInt, listed_divisors
+from gangline.config.schema import ModelConfig
 from gangline.errors import Problem
-from gangline.plugin.parts import ModelConfig, Part
-from gangline.ranges import AtLeast, NonNegativeFloat, PositiveFloat, PositiveInt, listed_divisors
+from gangline.plugin.parts import Part
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from gangline.comm import Comm
-    from gangline.precision import Precision
+    from gangline.comm.base import Comm
+    from gangline.precision.base import Precision
 
 
 @runtime_checkable

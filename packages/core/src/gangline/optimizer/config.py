@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
+from gangline.config.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, ShareBelowOne
+from gangline.config.schema import OptimizerConfig
 from gangline.errors import Problem
-from gangline.plugin.parts import OptimizerConfig, Part
-from gangline.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, ShareBelowOne
+from gangline.plugin.parts import Part
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gangline.config.ranges import PositiveFloat, PositiveInt
+from gangline.config.schema import ParallelConfig
 from gangline.errors import Problem, UserError
-from gangline.plugin.parts import ParallelConfig, Part
-from gangline.ranges import PositiveFloat, PositiveInt
+from gangline.plugin.parts import Part
 
 if TYPE_CHECKING:
     from gangline.cluster.topology import Topology

@@ -15,9 +15,10 @@ from typing import cast
 
 import pluggy
 
+from gangline.config.schema import GROUPS, LISTS, VERBS_READ, EditConfig, PartConfig
 from gangline.plugin import catalogue, hooks
 from gangline.plugin.hooks import ENTRY_POINTS, GROUP_OF, PROJECT, Command, Kind
-from gangline.plugin.parts import GROUPS, LISTS, VERBS_READ, EditConfig, Part, PartConfig
+from gangline.plugin.parts import Part
 
 VARIABLE = "GANGLINE_PLUGINS"  # names of plugins or distributions, comma-separated; "" for core alone
 

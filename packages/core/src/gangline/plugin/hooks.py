@@ -55,7 +55,7 @@ def gangline_parallel_strategies() -> Iterable[Part]:
         from dataclasses import dataclass, replace
 
         from gangline import Part, hookimpl
-        from gangline.strategy import Single
+        from gangline.parallel.config import Single
 
 
         @dataclass
@@ -64,7 +64,7 @@ def gangline_parallel_strategies() -> Iterable[Part]:
 
 
         def build(config, run, model, plan, mesh, comms, precision, finish):
-            from gangline.strategy import SingleRuntime
+            from gangline.parallel.single import SingleRuntime
 
             class WatchedRuntime(SingleRuntime):
                 def step(self, microbatches):
@@ -104,7 +104,7 @@ def gangline_precisions() -> Iterable[Part]:
         def build(config, run):
             import torch
 
-            from gangline.precision import Precision
+            from gangline.precision.base import Precision
 
             class CoarsePrecision(Precision):
                 param_dtype = compute_dtype = reduce_dtype = grad_dtype = torch.float32
@@ -134,7 +134,7 @@ def gangline_checkpointers() -> Iterable[Part]:
         from pathlib import Path
 
         from gangline import Part, hookimpl
-        from gangline.checkpoint import TorchCheckpoint
+        from gangline.checkpoint.config import TorchCheckpoint
 
 
         @dataclass
@@ -143,7 +143,7 @@ def gangline_checkpointers() -> Iterable[Part]:
 
 
         def build(config, run, store):
-            from gangline.checkpoint import DcpCheckpointer
+            from gangline.checkpoint.torch_dcp import DcpCheckpointer
 
             checkpointer = DcpCheckpointer(run.run.dir, config.keep_last)
             checkpointer.directory = Path(config.folder) / Path(run.run.dir).name
@@ -171,7 +171,7 @@ def gangline_data_sources() -> Iterable[Part]:
 
         from gangline import Part, hookimpl
         from gangline.config import DataConfig, PositiveInt
-        from gangline.data import DataSource
+        from gangline.data.base import DataSource
 
 
         @dataclass
@@ -258,7 +258,8 @@ def gangline_parts() -> Iterable[Part]:
 
 
         def edit(tree, plan, options):
-            from gangline.model import FeedForwardNode, nodes, replaced
+            from gangline.model.decoder_nodes import FeedForwardNode
+            from gangline.model.tree import nodes, replaced
 
             found = {path: node for path, node in nodes(tree) if isinstance(node, FeedForwardNode)}
             for path, node in found.items():
@@ -317,7 +318,7 @@ def gangline_kinds() -> Iterable[Kind]:
             from dataclasses import dataclass
             from gangline import Part, hookimpl
             from gangline.config import TrackConfig
-            from gangline.track import Tracker
+            from gangline.track.base import Tracker
 
             @dataclass
             class Whisper(TrackConfig):

@@ -1,4 +1,4 @@
-"""What a plugin offers: a `Part`. The bases of the groups' configurations go with it.
+"""What a plugin offers: a `Part`.
 
 Torch-free. A part says what exists; the user's configuration says what is chosen and with which
 values; `build` names the code, imported only when the part is chosen.
@@ -9,26 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
-
-from gangline.config.answers import Sidecar
-from gangline.config.schema import (
-    GROUPS,
-    LISTS,
-    VERBS_READ,
-    CallbackConfig,
-    CheckpointConfig,
-    DataConfig,
-    EditConfig,
-    HealthConfig,
-    LaunchConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    PartConfig,
-    PrecisionConfig,
-    ScheduleConfig,
-    TrackConfig,
-)
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 _BUILD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -60,25 +40,3 @@ class Part:
             raise ValueError(f"part {self.name!r}: build must read 'package.module:name', got {self.build!r}")
         if not self.summary or "\n" in self.summary:
             raise ValueError(f"part {self.name!r}: summary must be one line")
-
-
-__all__ = [
-    "GROUPS",
-    "LISTS",
-    "VERBS_READ",
-    "CallbackConfig",
-    "CheckpointConfig",
-    "DataConfig",
-    "EditConfig",
-    "HealthConfig",
-    "LaunchConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "ParallelConfig",
-    "Part",
-    "PartConfig",
-    "PrecisionConfig",
-    "ScheduleConfig",
-    "Sidecar",
-    "TrackConfig",
-]

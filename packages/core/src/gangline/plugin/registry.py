@@ -15,12 +15,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from gangline.config.schema import GROUPS, VERBS_READ, EditConfig, PartConfig
 from gangline.config.suggest import foreign
 from gangline.errors import UserError
 from gangline.plugin import catalogue
 from gangline.plugin.discovery import VARIABLE, BrokenPlugin, Found, Offer, discover, normal, version_of
 from gangline.plugin.hooks import Command, Kind
-from gangline.plugin.parts import GROUPS, VERBS_READ, EditConfig, PartConfig
 
 OFF = "off"  # the choice that every group beside core's own has without anyone supplying it
 SEE = "(gangline plugins  lists who offers what)"

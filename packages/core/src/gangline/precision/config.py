@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gangline.config.answers import ItemSizes
+from gangline.config.ranges import PositiveFloat, PositiveInt
+from gangline.config.schema import PrecisionConfig
 from gangline.errors import Problem
-from gangline.plugin.parts import Part, PrecisionConfig
-from gangline.ranges import PositiveFloat, PositiveInt
+from gangline.plugin.parts import Part
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

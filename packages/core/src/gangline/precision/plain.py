@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gangline.config.schema import Run
-from gangline.plugin.parts import PrecisionConfig
+from gangline.config.schema import PrecisionConfig, Run
 from gangline.precision.base import Precision
 
 

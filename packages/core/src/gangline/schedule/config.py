@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gangline.config.ranges import NonNegativeInt, Share
+from gangline.config.schema import ScheduleConfig
 from gangline.errors import Problem
-from gangline.plugin.parts import Part, ScheduleConfig
-from gangline.ranges import NonNegativeInt, Share
+from gangline.plugin.parts import Part
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

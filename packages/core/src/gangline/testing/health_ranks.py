@@ -13,11 +13,10 @@ import torch.distributed as dist
 
 from gangline.comm import transport
 from gangline.comm.base import Comm, Comms
-from gangline.config.schema import Run
+from gangline.config.schema import HealthConfig, Run
 from gangline.health import HealthCheck, Verdict
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
-from gangline.plugin.parts import HealthConfig
 from gangline.plugin.registry import load
 from gangline.precision.plain import Plain
 from gangline.record import StepRecord

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gangline.plugin.parts import EditConfig
+from gangline.config.schema import EditConfig
 from gangline.plugin.registry import Offer, installed
 from gangline.testing.claims import Unclaimed, Waived
 

@@ -8,9 +8,8 @@ from typing import Any
 import yaml
 
 from gangline.config.defaults import DEFAULTS
-from gangline.config.schema import Run
+from gangline.config.schema import LISTS, Run
 from gangline.config.serial import from_dict
-from gangline.plugin.parts import LISTS
 from gangline.plugin.registry import installed
 
 SMALL = (

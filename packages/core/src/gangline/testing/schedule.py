@@ -18,7 +18,7 @@ import sys
 from gangline.plugin import registry
 from gangline.testing.runs import small_run
 run = small_run(*sys.argv[1:])
-print(plugins.build(run.schedule, run)(3))
+print(registry.build(run.schedule, run)(3))
 assert "torch" not in sys.modules, "torch is imported"
 """
 

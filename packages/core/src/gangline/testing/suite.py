@@ -15,11 +15,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gangline.config.schema import Run
+from gangline.config.schema import LISTS, PartConfig, Run
 from gangline.config.serial import from_dict, to_dict
 from gangline.errors import UserError
 from gangline.plugin.hooks import ENTRY_POINTS
-from gangline.plugin.parts import LISTS, PartConfig
 from gangline.plugin.registry import Offer, installed, load
 from gangline.testing.claims import overridden, standard_tests
 from gangline.testing.runs import small_run

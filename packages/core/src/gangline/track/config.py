@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gangline.plugin.parts import Part, TrackConfig
-from gangline.ranges import PositiveInt
+from gangline.config.ranges import PositiveInt
+from gangline.config.schema import TrackConfig
+from gangline.plugin.parts import Part
 
 
 @dataclass

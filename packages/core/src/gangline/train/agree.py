@@ -48,7 +48,7 @@ def agree(
 ) -> Gathered:
     """Gather seconds of the step and of its phases, losses, stop signals, verdicts and wishes for a checkpoint.
 
-    own_phases: seconds of this rank, of each of `gangline.pulse.ROWS`. own_loss: nats a token, of this rank's own.
+    own_phases: seconds of this rank, of each of `gangline.pulse.layout.ROWS`. own_loss: nats a token, of this rank.
     metrics: the `gangline.train.emitted.hash_metrics` of what callbacks returned here.
     """
     if world.size == 1:

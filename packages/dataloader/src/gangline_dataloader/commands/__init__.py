@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from gangline import UserError
-from gangline.tools import usage_of, verb_of
+from gangline.cli.verbs import usage_of, verb_of
 
 VERBS = {
     "prepare": "text, JSONL or Parquet -> clean, without doubles, as tokens",

@@ -19,7 +19,7 @@ from dataclasses import asdict
 import numpy as np
 
 from gangline import UserError
-from gangline.tools import attempts
+from gangline.run import attempts
 from gangline_dataloader.sources.of_run import first_sample, held, source_of
 
 VERSION = 1

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from gangline.data import BatchReader, ReadAhead, ReadPlace, StoredBatch
+from gangline.data.read_ahead import ReadAhead
+from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
 from gangline_dataloader.dali.pipeline import ChunkPipeline
 from gangline_dataloader.sources.chunks import StepChunks, in_steps, microbatches, steps_per_chunk
 from gangline_dataloader.sources.windows import StoredRows, WindowSource

@@ -9,7 +9,8 @@ from gangline_dataloader.sources.windows import WindowSource
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.data import BatchReader, ReadPlace, Split
+    from gangline.data.base import Split
+    from gangline.data.reader import BatchReader, ReadPlace
     from gangline_dataloader.dali.config import DaliConfig
 
 

@@ -30,7 +30,7 @@ class ImagesConfig(DataConfig):
     validation_fraction: ShareBelowOne = 0.02  # of the samples, the last ones, are held out
 
     def check(self, run: Run) -> list[Problem]:
-        from gangline.data import vocabulary_problems
+        from gangline.data.vocabulary import vocabulary_problems
         from gangline_dataloader.images.webdataset import listed
 
         if not installed():

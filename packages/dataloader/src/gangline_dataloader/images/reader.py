@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from gangline.data import BatchReader, ReadAhead, ReadPlace, StoredBatch
+from gangline.data.read_ahead import ReadAhead
+from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
 from gangline_dataloader.images.decode import ImageDecoder
 
 if TYPE_CHECKING:

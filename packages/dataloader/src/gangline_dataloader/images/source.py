@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gangline import UserError
-from gangline.data import BatchReader, DataSource, ReadPlace, Sample
+from gangline.data.base import DataSource, Sample
+from gangline.data.reader import BatchReader, ReadPlace
 from gangline_dataloader.images.augment import Crops, crops
 from gangline_dataloader.images.structure import beginning, damage
 from gangline_dataloader.images.webdataset import ImageTexts, listed
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gangline.config import Run
-    from gangline.data import Split
+    from gangline.data.base import Split
     from gangline_dataloader.images.config import ImagesConfig
     from gangline_dataloader.images.decode import ImageDecoder
 

@@ -21,7 +21,7 @@ from gangline_dataloader.sources.windows import MakeReader, SampleOrder, WindowS
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.data import Split
+    from gangline.data.base import Split
     from gangline_dataloader.config import MixConfig, SequenceConfig, TokensConfig
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from gangline.data import ReadPlace, StoredBatch
+from gangline.data.reader import ReadPlace, StoredBatch
 from gangline_dataloader.order.mixture import RowPlace
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gangline import UserError
-from gangline.data import TokenizerCodec
+from gangline.data.codec import TokenizerCodec
 from gangline_dataloader.order.permutation import U64, mix, round_keys
 from gangline_dataloader.sources.codec import codec
 from gangline_dataloader.store.stored import StoreTokens
 from gangline_dataloader.store.tokens import Tokens
 
 if TYPE_CHECKING:
-    from gangline.data import Split
+    from gangline.data.base import Split
     from gangline_dataloader.config import SequenceConfig
 
 LEAST = 8  # tokens of a document that is worth cutting

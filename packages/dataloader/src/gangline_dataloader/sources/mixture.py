@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gangline import Problem, UserError
-from gangline.config import near
-from gangline.data import vocabulary_problems
+from gangline.config.suggest import near
+from gangline.data.vocabulary import vocabulary_problems
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, RowPlace, WeightStage, shares
 from gangline_dataloader.sources.infill import infill_of
 from gangline_dataloader.sources.present import missing
@@ -25,7 +25,7 @@ from gangline_dataloader.store.stored import StoreTokens
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.data import Split
+    from gangline.data.base import Split
     from gangline_dataloader.config import MixConfig
 
 LAST = 10**15  # the last sample that a stage may begin at: far beyond any run, and far below what 64 bits hold

@@ -11,7 +11,9 @@ import numpy as np
 from gangline import UserError
 from gangline.config import BatchSection, Run
 from gangline.plugin import registry
-from gangline.tools import Attempt, RunDirectory, attempts
+from gangline.run import attempts
+from gangline.run.attempts import Attempt
+from gangline.run.directory import RunDirectory
 from gangline_dataloader.sources.windows import WindowSource
 
 

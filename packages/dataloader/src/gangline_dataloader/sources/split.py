@@ -21,7 +21,7 @@ from gangline_dataloader.store.stored import StoreTokens
 from gangline_dataloader.store.tokens import Tokens
 
 if TYPE_CHECKING:
-    from gangline.data import Split
+    from gangline.data.base import Split
 
 
 @dataclass(frozen=True, eq=False)

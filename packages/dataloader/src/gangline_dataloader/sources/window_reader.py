@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from gangline.data import BatchReader, KeptMemory, ReadAhead, ReadPlace, StoredBatch, use_device
+from gangline.data.read_ahead import ReadAhead
+from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
+from gangline.data.sample_reader import KeptMemory, use_device
 from gangline_dataloader.sources.chunks import StepChunks, in_steps, microbatches, steps_per_chunk
 
 if TYPE_CHECKING:

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from gangline import UserError
-from gangline.data import BatchReader, DataSource, ReadPlace, Sample
+from gangline.data.base import DataSource, Sample
+from gangline.data.reader import BatchReader, ReadPlace
 from gangline_dataloader.order.mixture import RowPlace
 
 if TYPE_CHECKING:
-    from gangline.data import TextCodec
+    from gangline.data.codec import TextCodec
     from gangline_dataloader.sources.infill import Infill
     from gangline_dataloader.sources.split import SplitRows
     from gangline_dataloader.store.tokens import Tokens

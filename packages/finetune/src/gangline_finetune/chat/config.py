@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline import Problem, UserError
 from gangline.config import DataConfig, Share
-from gangline.data import vocabulary_problems
+from gangline.data.vocabulary import vocabulary_problems
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.data import ChatTemplate, RenderedChat, TokenizerCodec
+    from gangline.data.answers import RenderedChat
+    from gangline.data.chat import ChatTemplate
+    from gangline.data.codec import TokenizerCodec
 
 RENDERED = 100  # rows of which a check renders as many as it takes to find one that the template takes
 
@@ -31,19 +33,19 @@ class TemplatedConfig(DataConfig, ABC):
     validation_fraction: Share = 0.02  # of the rows is held out, evenly spread; 1, of a validation set: all
 
     def codec(self, run: Run) -> TokenizerCodec:
-        from gangline.data import TokenizerCodec
+        from gangline.data.codec import TokenizerCodec
         from gangline_finetune.chat.tokenizer import tokenizer_of
 
         return TokenizerCodec(tokenizer_of(self.tokenizer, run.model.pretrained()), None, "replace")
 
     def chat_template(self, run: Run) -> ChatTemplate:
-        from gangline.data import template_of
+        from gangline.data.chat import template_of
         from gangline_finetune.chat.tokenizer import tokenizer_of
 
         return template_of(tokenizer_of(self.tokenizer, run.model.pretrained()), self.template)
 
     def exported(self, run: Run) -> dict[str, bytes]:
-        from gangline.tools import tokenizer_files
+        from gangline.interop.tokenizer_files import tokenizer_files
         from gangline_finetune.chat.tokenizer import tokenizer_of
 
         weights = run.model.pretrained()
@@ -65,7 +67,7 @@ class TemplatedConfig(DataConfig, ABC):
 
     def check_rows(self, template: ChatTemplate) -> None:
         """Raises UserError for the first row that is not what it has to be, and where none of the first is rendered."""
-        from gangline.data import TemplateRefusal
+        from gangline.data.chat import TemplateRefusal
         from gangline_finetune.chat.rows import rows
 
         number, taken, why = 0, False, ""
@@ -103,7 +105,8 @@ class ChatConfig(TemplatedConfig):
     field: str = "messages"  # of a row: its list of {"role": ..., "content": ...}
 
     def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
-        from gangline.data import ASSISTANT, is_trained_on, messages_of, render_chat, tools_of
+        from gangline.data.answers import ASSISTANT, is_trained_on, render_chat
+        from gangline.data.chat_rows import messages_of, tools_of
         from gangline_finetune.chat.rows import field_of, says
 
         named = f"data.path: {where}"

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gangline import UserError
-from gangline.data import decompressed, listing, without_nulls
+from gangline.data.chat_rows import without_nulls
+from gangline.data.compressed import decompressed
+from gangline.data.corpus import listing
 
 Row = tuple[str, dict[str, Any]]  # where it stands, for messages; its fields
 LINES, COLUMNS = (".jsonl", ".ndjson", ".json"), ".parquet"

@@ -12,7 +12,8 @@ from gangline_finetune.chat.config import TemplatedConfig
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.data import ChatTemplate, RenderedChat
+    from gangline.data.answers import RenderedChat
+    from gangline.data.chat import ChatTemplate
 
 
 @dataclass
@@ -36,7 +37,8 @@ class PreferencesConfig(TemplatedConfig):
         return super().check(run)
 
     def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
-        from gangline.data import render_chat, tools_of
+        from gangline.data.answers import render_chat
+        from gangline.data.chat_rows import tools_of
         from gangline_finetune.dpo.pairs import pair_of
 
         pair = pair_of(row, where)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gangline import UserError
-from gangline.model import LossCall, Node, Plan, by_path, compose_model, nodes, replaced
-from gangline.strategy import calls
+from gangline.model.calls import LossCall
+from gangline.model.compose import compose_model
+from gangline.model.seams import calls
+from gangline.model.tree import Node, by_path, nodes, replaced
+from gangline.plan import Plan
 from gangline_finetune.dpo.config import DpoConfig
 from gangline_finetune.dpo.nodes import DpoHeadNode
 

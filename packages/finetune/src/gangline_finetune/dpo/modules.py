@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gangline.batch import Batch
 from gangline.forward_context import emit_metric, over_sequence
-from gangline.model import Wrapper
-from gangline.strategy import Batch
+from gangline.model.build import Wrapper
 from gangline_finetune.dpo.nodes import DpoHeadNode
 
 ROUNDING = 256  # machine epsilons of a log-likelihood that a sum over an answer may be off by

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gangline.model import LocalSizes, WrapNode
+from gangline.model.local_sizes import LocalSizes
+from gangline.model.tree import WrapNode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gangline import UserError
-from gangline.data import FirstModel, MaskedTokens, Sample, Split, TokenizerCodec
+from gangline.data.base import FirstModel, Sample, Split
+from gangline.data.chat_tokens import MaskedTokens
+from gangline.data.codec import TokenizerCodec
 from gangline_finetune.chat.templated import TemplatedSource, encoded_rows
 
 if TYPE_CHECKING:

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from gangline import UserError
-from gangline.callback import Callback, Metrics
-from gangline.comm import Comms, Store, gather_json
+from gangline.callback.base import Callback, Metrics
+from gangline.comm.base import Comms, Store
+from gangline.comm.objects import gather_json
 from gangline.config import Run
-from gangline.strategy import Runtime
-from gangline.track import StepRecord
+from gangline.record import StepRecord
+from gangline.runtime import Runtime
 from gangline_finetune.evaluate.config import EvalConfig
 from gangline_finetune.evaluate.live_model import LiveWriter, live_lm
 from gangline_finetune.evaluate.tasks import Questions, numbers

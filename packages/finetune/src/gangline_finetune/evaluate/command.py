@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangline import UserError
-from gangline.tools import plain
+from gangline.record import plain
 from gangline_finetune.evaluate.config import check_installed
 
 

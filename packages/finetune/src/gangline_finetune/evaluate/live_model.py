@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 
-from gangline.comm import Comms, gather_json
+from gangline.batch import Batch
+from gangline.comm.base import Comms
+from gangline.comm.objects import gather_json
 from gangline.config import Run
-from gangline.strategy import Batch, Runtime
-from gangline.tools import Sampling, Writer, Written
+from gangline.runtime import Runtime
+from gangline.sampling.options import Sampling, Written
+from gangline.sampling.sampler import Writer
 from gangline_finetune.evaluate.text_model import AskedRow, TextModel, as_lm
 
 

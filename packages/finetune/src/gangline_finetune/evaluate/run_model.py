@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gangline import UserError
+from gangline.batch import Batch
 from gangline.config import Run
-from gangline.strategy import Batch
-from gangline.tools import Sampler
+from gangline.sampling.sampler import Sampler
 from gangline_finetune.evaluate.text_model import AskedRow, TextModel, as_lm
 
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from gangline import Problem
-from gangline.config import AtLeast, EditConfig, LessThan, PositiveFloat, PositiveInt, holds_checkpoint
-from gangline.model import Adapter
+from gangline.config import AtLeast, EditConfig, LessThan, PositiveFloat, PositiveInt
+from gangline.interop.adapter import Adapter
+from gangline.run.directory import holds_checkpoint
 
 if TYPE_CHECKING:
     import torch
 
     from gangline.config import Run
-    from gangline.model import Plan
-    from gangline.strategy import Shard
+    from gangline.plan import Plan
+    from gangline.shard import Shard
 
 
 @dataclass
@@ -69,7 +70,8 @@ class LoraConfig(EditConfig):
 
     def notices(self, run: Run) -> list[str]:
         """Of adapters that peft has no like of, which an export would say after training only."""
-        from gangline.model import compose_model, parameter_shapes
+        from gangline.model.compose import compose_model
+        from gangline.model.tree import parameter_shapes
         from gangline_finetune.lora.peft import unlike
 
         tree, plan = compose_model(run)
@@ -85,7 +87,7 @@ class LoraConfig(EditConfig):
     def first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
         if self.adapter is None:
             return
-        from gangline.strategy import parameter_of
+        from gangline.shard import parameter_of
 
         shards = [shard for shard in shards if not plan.is_frozen(parameter_of(shard.name))]
         if not shards:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
-from gangline.model import Plan, Shape
-from gangline.strategy import Shard, model_array, parameter_of
-from gangline.tools import load_pretrained
+from gangline.interop.read import load_pretrained
+from gangline.model.tree import Shape
+from gangline.plan import Plan
+from gangline.shard import Shard, model_array, parameter_of
 from gangline_finetune.lora.lengths import LENGTHS
 from gangline_finetune.lora.peft import WEIGHTS
 

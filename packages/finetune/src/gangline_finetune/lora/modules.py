@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gangline.comm import Comm
+from gangline.comm.base import Comm
 from gangline.forward_context import draw
-from gangline.model import Wrapper, construct
+from gangline.model.build import Wrapper, construct
 from gangline_finetune.lora.nodes import DoraNode, DroppedLoraNode, LengthsNode, LoraNode
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gangline.model import Decoding, LinearNode, LocalSizes, Node, Shape, WrapNode
+from gangline.model.decoder_nodes import LinearNode
+from gangline.model.local_sizes import LocalSizes
+from gangline.model.tree import Decoding, Node, Shape, WrapNode
 
 
 @dataclass(frozen=True, kw_only=True)

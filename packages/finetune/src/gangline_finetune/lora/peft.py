@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangline import UserError
-from gangline.model import Plan, Shape
-from gangline.tools import theirs_of
+from gangline.interop.names import theirs_of
+from gangline.model.tree import Shape
+from gangline.plan import Plan
 
 if TYPE_CHECKING:
     from gangline_finetune.lora.config import LoraConfig

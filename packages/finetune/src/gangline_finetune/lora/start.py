@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gangline import Problem, UserError
-from gangline.model import Plan, Shape, compose_model, parameter_shapes
+from gangline.model.compose import compose_model
+from gangline.model.tree import Shape, parameter_shapes
+from gangline.plan import Plan
 from gangline_finetune.lora.peft import CONFIG, DEFAULTS, SAME, compared, names_of, read_config
 
 if TYPE_CHECKING:

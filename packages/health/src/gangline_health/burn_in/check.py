@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gangline.cluster import load_cluster, measure, save_cluster
-from gangline.comm import gather_json
+from gangline.cluster import measure
+from gangline.cluster.file import load_cluster, save_cluster
+from gangline.comm.objects import gather_json
 from gangline.health import Action, HealthCheck, Verdict
-from gangline.launch import name_of_this_node
-from gangline.tools import read_regular, write_whole
+from gangline.launch.nodes import name_of_this_node
+from gangline.run.directory import write_whole
+from gangline.run_files import read_regular
 from gangline_health.burn_in.config import BurnInHealth
 from gangline_health.burn_in.judge import RankRates, bad_links, bad_ranks, measured
 
 if TYPE_CHECKING:
-    from gangline.comm import Comm, Comms, Store
+    from gangline.comm.base import Comm, Comms, Store
     from gangline.config import Run
-    from gangline.strategy import Runtime
-    from gangline.track import StepRecord
+    from gangline.record import StepRecord
+    from gangline.runtime import Runtime
 
 LOGS, FILE = "logs", "burn-in.json"
 CLUSTER = "cluster.yaml"  # in the run directory

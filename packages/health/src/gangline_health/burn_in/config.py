@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from gangline import Part, Problem, UserError
-from gangline.cluster import load_cluster
+from gangline.cluster.file import load_cluster
 from gangline.config import HealthConfig, MoreThan, OneOf, PositiveFloat, PositiveInt, Run
 
 Less = Annotated[float, MoreThan(0)]  # and less than 1

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from gangline.cluster import Cluster, Quantity, Topology
+from gangline.cluster.file import Cluster, Quantity
+from gangline.cluster.topology import Topology
 from gangline_health.burn_in.config import BurnInHealth
 
 MOST_SHARE = 0.9  # a rank below a tenth of the median is bad on any machine

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gangline.health import HealthCheck, Verdict
-from gangline.pulse import current, readers
-from gangline.tools import Events
+from gangline.pulse.read import readers
+from gangline.pulse.write import current
+from gangline.run.events import Events
 from gangline_health.chaos import state
 from gangline_health.chaos.config import ChaosHealth
 from gangline_health.chaos.plan import APART, Fault, FaultsDone, plan
 
 if TYPE_CHECKING:
-    from gangline.comm import Comms, Store
+    from gangline.comm.base import Comms, Store
     from gangline.config import Run
-    from gangline.strategy import Runtime
-    from gangline.track import StepRecord
+    from gangline.record import StepRecord
+    from gangline.runtime import Runtime
 
 READS = "bad-restore"  # comes with a checkpoint that is read, not with a step
 FULL_BYTES = 1 << 12  # that a file may have while a disk is full

@@ -10,7 +10,7 @@ from gangline.config import HealthConfig, NonNegativeInt, OneOf, PositiveFloat, 
 from gangline_health.chaos.plan import ANYWHERE, KINDS, parse
 
 if TYPE_CHECKING:
-    from gangline.comm import Comms
+    from gangline.comm.base import Comms
     from gangline.config import Run
 
 Kind = Annotated[str, OneOf(KINDS)]

@@ -7,8 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gangline.comm import Comm, Comms, Pending, Reduction, Store, Wrapped, WrappedComms
-from gangline.pulse import PHASES, current
+from gangline.comm.base import Comm, Comms, Pending, Reduction, Store
+from gangline.comm.wrap import Wrapped, WrappedComms
+from gangline.pulse.layout import PHASES
+from gangline.pulse.write import current
 from gangline_health.chaos import state
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 
-from gangline.tools import usage_of, verb_of
+from gangline.cli.verbs import usage_of, verb_of
 
 VERBS = {
     "report": "where every second of a run went, its faults, and the best that could be had",

@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gangline import UserError
-from gangline.launch import ElasticLaunch, fewest_and_most
-from gangline.tools import read_regular
+from gangline.launch.config import ElasticLaunch
+from gangline.launch.nodes import fewest_and_most
+from gangline.run_files import read_regular
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -61,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
 
 def composed(words: Sequence[str]) -> Run:
     """The run that is to be launched. Raises UserError, also for nodes that would not find each other."""
-    from gangline.config import compose_one
+    from gangline.config.compose import compose_one
 
     if earlier := next((word for word in words if word.startswith(("resume=", "from="))), ""):
         raise UserError(f"{earlier}: burn-in measures with a run of its own, and goes on with none.", "Leave it out.")
@@ -73,7 +74,7 @@ def composed(words: Sequence[str]) -> Run:
 
 def samples(run: Run) -> int:
     """A global batch that divides over the ranks, also where fewer nodes come than the most."""
-    from gangline.config import world_of
+    from gangline.config.check import world_of
 
     worlds = [world_of(run)]
     if isinstance(run.launch, ElasticLaunch):

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gangline import UserError
-from gangline.tools import notes_by
+from gangline.cli import notes_by
 from gangline_health.commands.watch import file_text
 from gangline_health.ledger.picture import picture, words
 from gangline_health.ledger.report import Ledger, ledger

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gangline.tools import printable
+from gangline.errors import printable
 from gangline_health.live.status import RunFollower, Status
 
 BARS = "▁▂▃▄▅▆▇█"

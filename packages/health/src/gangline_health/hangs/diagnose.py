@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gangline.pulse import Collective, Seen
+from gangline.pulse.read import Collective, Seen
 
 
 @dataclass(frozen=True)

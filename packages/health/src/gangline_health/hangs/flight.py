@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from gangline.launch import ANSWER, answer_signal
-from gangline.pulse import Seen, current
-from gangline.tools import write_whole
+from gangline.launch.signals import ANSWER, answer_signal
+from gangline.pulse.read import Seen
+from gangline.pulse.write import current
+from gangline.run.directory import write_whole
 from gangline_health.hangs import processes
 
 ASKED_SECONDS = 2.0  # for all ranks of a machine together; who has not answered by then is left out

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gangline.pulse import PHASES, Seen, upper
+from gangline.pulse.layout import PHASES, upper
+from gangline.pulse.read import Seen
 from gangline_health.hangs.config import HangsOptions
 
 ENOUGH = 8  # of one phase, on all ranks of the machine together, before it is known

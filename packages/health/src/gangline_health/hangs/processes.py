@@ -9,9 +9,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangline.launch import STACKS, born, log_path
-from gangline.pulse import Seen
-from gangline.tools import open_regular
+from gangline.launch.guard import born
+from gangline.launch.output import log_path
+from gangline.launch.signals import STACKS
+from gangline.pulse.read import Seen
+from gangline.run_files import open_regular
 
 TICK = os.sysconf("SC_CLK_TCK")
 

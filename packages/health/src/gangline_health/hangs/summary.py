@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gangline.pulse import Collective, Seen
-from gangline.tools import open_own, read_regular
+from gangline.pulse.read import Collective, Seen
+from gangline.run_files import open_own, read_regular
 from gangline_health.hangs.diagnose import Watched
 
 FRESH_SECONDS = 10.0  # an older one says nothing of now

@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gangline.health import Action, Verdict
-from gangline.launch import RankFailure, claim
-from gangline.pulse import PulseReader, Seen, find
-from gangline.tools import Events, open_own, write_whole
+from gangline.launch.failures import RankFailure, claim
+from gangline.pulse.read import PulseReader, Seen, find
+from gangline.run.directory import write_whole
+from gangline.run.events import Events
+from gangline.run_files import open_own
 from gangline_health.hangs import flight, processes, summary
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Diagnosis, Watched, diagnose

@@ -12,7 +12,8 @@ from typing import Any
 
 from gangline import UserError
 from gangline.reliability import Reliability
-from gangline.tools import RunDirectory, read_events
+from gangline.run.directory import RunDirectory
+from gangline.run.events import read_events
 from gangline_health.ledger.account import FAULTS, Bubble, follows, found, spans
 from gangline_health.ledger.clock import set_forward
 from gangline_health.ledger.spans import Span, partition, seconds

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gangline.tools import every_record
+from gangline.record import every_record
 from gangline_health.ledger.clock import Line, moment, set_right
 
 

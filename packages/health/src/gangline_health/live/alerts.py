@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from gangline.health import Action, Verdict
-from gangline.tools import Events, RunDirectory, read_regular, write_whole
+from gangline.run.directory import RunDirectory, write_whole
+from gangline.run.events import Events
+from gangline.run_files import read_regular
 from gangline_health.live.follow import Follower
 from gangline_health.live.target import is_url, named
 

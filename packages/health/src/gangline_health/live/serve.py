@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from gangline.health import Action, Verdict
-from gangline.tools import Events
+from gangline.run.events import Events
 from gangline_health.live.openmetrics import TYPE, text
 from gangline_health.live.status import RunFollower
 

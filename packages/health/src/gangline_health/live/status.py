@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gangline import UserError
-from gangline.pulse import Seen, readers
-from gangline.tools import RunDirectory, RunEnding, read_ending
+from gangline.pulse.read import Seen, readers
+from gangline.run.directory import RunDirectory
+from gangline.run.ending import RunEnding, read_ending
 from gangline_health.live.follow import Follower
 
 KEPT = 256  # newest steps of which the loss is kept

@@ -11,9 +11,9 @@ from gangline.health import Verdict
 if TYPE_CHECKING:
     import torch
 
-    from gangline.comm import Comm, Comms, Store
-    from gangline.strategy import Runtime
-    from gangline.track import StepRecord
+    from gangline.comm.base import Comm, Comms, Store
+    from gangline.record import StepRecord
+    from gangline.runtime import Runtime
 
 
 class Monitor(ABC):

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gangline.checkpoint import in_model
+from gangline.shard import in_model
 
 if TYPE_CHECKING:
-    from gangline.checkpoint import Shard
-    from gangline.strategy import Runtime
+    from gangline.runtime import Runtime
+    from gangline.shard import Shard
 
 CHUNK = 1 << 22  # words that are widened to 64 bits at once
 

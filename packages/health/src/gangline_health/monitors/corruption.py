@@ -23,9 +23,9 @@ from gangline_health.monitors.bits import array_sums, fingerprint, gradients, he
 from gangline_health.monitors.recompute import RepeatedSteps
 
 if TYPE_CHECKING:
-    from gangline.comm import Comm, Comms, Store
-    from gangline.strategy import Runtime
-    from gangline.track import StepRecord
+    from gangline.comm.base import Comm, Comms, Store
+    from gangline.record import StepRecord
+    from gangline.runtime import Runtime
 
 NO_GRADIENT = (0, 0, 0)
 

@@ -18,9 +18,9 @@ from gangline_health.probes import UNASKED, Findings, Probe, descriptors, disk, 
 if TYPE_CHECKING:
     import torch
 
-    from gangline.comm import Comm, Comms, Store
-    from gangline.strategy import Runtime
-    from gangline.track import StepRecord
+    from gangline.comm.base import Comm, Comms, Store
+    from gangline.record import StepRecord
+    from gangline.runtime import Runtime
 
 
 CLOCKS = 1000  # steps from one comparison of clocks to the next

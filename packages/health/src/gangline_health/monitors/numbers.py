@@ -20,7 +20,7 @@ from gangline_health.monitors.base import Monitor
 from gangline_health.robust import RECENT, centre, deviation, rise
 
 if TYPE_CHECKING:
-    from gangline.track import StepRecord
+    from gangline.record import StepRecord
 
 LEAST_LOSS = 0.01  # a deviation of the loss below this share of its median is taken as this
 LEAST_LOG_NORM = 0.15  # and of the logarithm of the gradient norm below this: twice the usual norm is no spike

@@ -19,7 +19,7 @@ from gangline_health.monitors.base import Monitor
 from gangline_health.robust import NORMAL
 
 if TYPE_CHECKING:
-    from gangline.track import StepRecord
+    from gangline.record import StepRecord
 
 LEAST_RANKS = 3  # of two that differ nobody knows which one is wrong
 LEAST_LOSS = 0.01  # a deviation below this share of the loss is taken as this

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from gangline.comm import Comm, Comms, Pending, Reduction, Wrapped, WrappedComms
+from gangline.comm.base import Comm, Comms, Pending, Reduction
+from gangline.comm.wrap import Wrapped, WrappedComms
 from gangline.health import Action, Verdict
 from gangline_health.monitors.bits import added_up, gradients
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gangline.strategy import Batch, Runtime, StepResult
+    from gangline.batch import Batch
+    from gangline.runtime import Runtime, StepResult
 
 T = TypeVar("T")
 

@@ -17,17 +17,19 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.health import Action, Verdict
-from gangline.tools import attempts, open_regular, read_events
+from gangline.run import attempts
+from gangline.run.events import read_events
+from gangline.run_files import open_regular
 from gangline_health.monitors.base import Monitor
 
 if TYPE_CHECKING:
     import torch
 
-    from gangline.comm import Comms, Store
-    from gangline.strategy import Runtime
-    from gangline.track import StepRecord
+    from gangline.comm.base import Comms, Store
+    from gangline.record import StepRecord
+    from gangline.runtime import Runtime
 
 # torch on a GPU, torch on a CPU, Python
 NO_MEMORY = re.compile(r"OutOfMemoryError|out of memory\. Tried|can't allocate memory|\bMemoryError\b")

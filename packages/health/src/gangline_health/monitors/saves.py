@@ -14,9 +14,9 @@ from gangline_health.monitors.base import Monitor
 if TYPE_CHECKING:
     import torch
 
-    from gangline.comm import Comms, Store
-    from gangline.strategy import Runtime
-    from gangline.track import StepRecord
+    from gangline.comm.base import Comms, Store
+    from gangline.record import StepRecord
+    from gangline.runtime import Runtime
 
 
 class SavesMonitor(Monitor):

@@ -22,9 +22,9 @@ from gangline_health.robust import NORMAL
 if TYPE_CHECKING:
     import torch
 
-    from gangline.comm import Comms, Store
-    from gangline.strategy import Runtime
-    from gangline.track import StepRecord
+    from gangline.comm.base import Comms, Store
+    from gangline.record import StepRecord
+    from gangline.runtime import Runtime
 
 OWN = ("data", "forward", "backward", "optimizer", "other")  # a rank's own work; saves are the disk's
 

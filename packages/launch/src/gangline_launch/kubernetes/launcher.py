@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from gangline import UserError
-from gangline.launch import Launcher
-from gangline.tools import clear_ending, read_ending, write_ending, write_whole
+from gangline.launch.base import Launcher
+from gangline.run.directory import write_whole
+from gangline.run.ending import clear_ending, read_ending, write_ending
 from gangline_launch import clocks, job as jobs
 from gangline_launch.follow import follow
 from gangline_launch.give_back import give_back, handed_over
@@ -22,7 +23,8 @@ from gangline_launch.state import GONE
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.tools import RunDirectory, RunEnding
+    from gangline.run.directory import RunDirectory
+    from gangline.run.ending import RunEnding
     from gangline_launch.kubernetes.config import KubernetesLaunch
 
 FILE = "jobset.yaml"

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline import UserError
-from gangline.launch import Launcher, excluded
-from gangline.tools import clear_ending, read_ending, write_ending, write_whole
+from gangline.launch.base import Launcher
+from gangline.launch.exclusion import excluded
+from gangline.run.directory import write_whole
+from gangline.run.ending import clear_ending, read_ending, write_ending
 from gangline_launch import clocks, job as jobs, storage
 from gangline_launch.follow import EXIT_FAILURE, follow, follow_all
 from gangline_launch.give_back import give_back, handed_over
@@ -24,7 +26,7 @@ from gangline_launch.slurm.submit import cancelled_on_error, found, submit
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.tools import RunDirectory
+    from gangline.run.directory import RunDirectory
     from gangline_launch.slurm.config import SlurmLaunch
 
 

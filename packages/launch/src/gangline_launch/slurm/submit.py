@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gangline import UserError
-from gangline.tools import read_regular, write_whole
+from gangline.run.directory import write_whole
+from gangline.run_files import read_regular
 from gangline_launch import job as jobs
 from gangline_launch.job import SubmittedJob
 from gangline_launch.slurm import commands

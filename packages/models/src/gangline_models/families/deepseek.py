@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline import Problem
 from gangline.config import NonNegativeInt, PositiveFloat, PositiveInt
-from gangline.model import BlockNode, Cut, DecoderNode, LinearNode, NormNode, Plan, Rope
+from gangline.model.decoder_nodes import BlockNode, DecoderNode, LinearNode, NormNode
+from gangline.model.rope_rates import Rope
+from gangline.plan import Cut, Plan
 from gangline_models.families.base import SIZES, FamilyConfig
 from gangline_models.hugging_face.experts import refuse_experts, refuse_packed
 from gangline_models.hugging_face.files import passed_over

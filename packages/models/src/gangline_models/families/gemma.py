@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline.config import PositiveFloat, PositiveInt
-from gangline.model import AttentionNode, DecoderNode, EmbeddingNode, Gating, HeadNode, NormNode, Plan
+from gangline.model.decoder_nodes import AttentionNode, DecoderNode, EmbeddingNode, HeadNode, NormNode
+from gangline.model.gating import Gating
+from gangline.plan import Plan
 from gangline_models.families.base import SIZES, PatternConfig, TwoRopesConfig
 from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
 from gangline_models.hugging_face.rope import read_layered_rope

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline.config import PositiveInt
-from gangline.model import BlockNode, DecoderNode, Plan, Rope
+from gangline.model.decoder_nodes import BlockNode, DecoderNode
+from gangline.model.rope_rates import Rope
+from gangline.plan import Plan
 from gangline_models.families.base import SIZES, RotaryConfig
 from gangline_models.hugging_face.layers import FULL, read_types
 from gangline_models.plan import LAYER, TOP, TheirNames, plan_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.tools import tensor_names
+from gangline.interop.tensors import tensor_names
 
 
 def passed_over(weights: str | None, beginning: str) -> list[str]:

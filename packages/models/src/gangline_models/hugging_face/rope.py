@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gangline.config import PositiveFloat, PositiveInt, stated
+from gangline.config import PositiveFloat, PositiveInt
+from gangline.config.fields import stated
 from gangline_models.hugging_face.config_reader import ConfigReader
 from gangline_models.rope.base import RopeChoice
 from gangline_models.rope.parts import BY_KIND

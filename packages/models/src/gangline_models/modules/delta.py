@@ -33,9 +33,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gangline.comm import Comm
-from gangline.model import Cache, Carried, construct
-from gangline.strategy import Batch
+from gangline.batch import Batch
+from gangline.comm.base import Comm
+from gangline.model.build import construct
+from gangline.model.cache import Cache, Carried
 from gangline_models.delta_nodes import DecayNode, GatedDeltaNode
 
 

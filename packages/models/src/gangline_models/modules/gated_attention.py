@@ -15,8 +15,12 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from gangline.model import KeyValues, construct, frequencies, plain, rotated
-from gangline.strategy import Batch
+from gangline.batch import Batch
+from gangline.model.attention import plain
+from gangline.model.build import construct
+from gangline.model.cache import KeyValues
+from gangline.model.rope import rotated
+from gangline.model.rope_rates import frequencies
 from gangline_models.delta_nodes import GatedAttentionNode
 
 

@@ -28,9 +28,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gangline.batch import Batch
 from gangline.forward_context import for_all_heads
-from gangline.model import KeptTokens, KeyValues, Linear, construct, frequencies, one_query, plain, rotated
-from gangline.strategy import Batch
+from gangline.model.attention import plain
+from gangline.model.build import construct
+from gangline.model.cache import KeptTokens, KeyValues, one_query
+from gangline.model.linear import Linear
+from gangline.model.rope import rotated
+from gangline.model.rope_rates import frequencies
 from gangline_models.latent_nodes import LatentUpNode, MlaNode
 
 

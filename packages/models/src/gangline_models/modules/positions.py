@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from gangline.model import construct
-from gangline.strategy import Batch
+from gangline.batch import Batch
+from gangline.model.build import construct
 from gangline_models.nodes import PositionedEmbeddingNode
 
 

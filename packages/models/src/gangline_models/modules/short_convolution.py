@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gangline.comm import Comm
-from gangline.model import Cache, Carried
+from gangline.comm.base import Comm
+from gangline.model.cache import Cache, Carried
 from gangline_models.delta_nodes import ShortConvolutionNode
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gangline.model import construct
+from gangline.model.build import construct
 from gangline_models.nodes import UngatedFeedForwardNode
 
 

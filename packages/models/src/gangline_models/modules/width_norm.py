@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gangline.comm import Comm
+from gangline.comm.base import Comm
 from gangline_models.nodes import WidthNormNode
 
 

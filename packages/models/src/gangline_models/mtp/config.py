@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gangline import Part, Problem
-from gangline.config import EditConfig, NonNegativeFloat, PositiveInt, holds_checkpoint
-from gangline.tools import tensor_names
+from gangline.config import EditConfig, NonNegativeFloat, PositiveInt
+from gangline.interop.tensors import tensor_names
+from gangline.run.directory import holds_checkpoint
 
 if TYPE_CHECKING:
     from gangline.config import Run

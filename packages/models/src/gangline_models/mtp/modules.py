@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gangline.batch import Batch
 from gangline.forward_context import at, emit_loss, emit_metric
-from gangline.model import Wrapper, construct
-from gangline.strategy import Batch
+from gangline.model.build import Wrapper, construct
 from gangline_models.mtp.nodes import MtpHeadNode, MtpNode
 
 

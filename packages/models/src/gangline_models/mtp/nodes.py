@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gangline.model import Decoding, HeadNode, LinearNode, LocalSizes, Node, WrapNode
+from gangline.model.decoder_nodes import HeadNode, LinearNode
+from gangline.model.local_sizes import LocalSizes
+from gangline.model.tree import Decoding, Node, WrapNode
 
 INDEX_BYTES = 8  # of the number of a token
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from gangline import Part, Problem
 from gangline.config import EditConfig, PositiveInt
-from gangline.optimizer import Adamw
+from gangline.optimizer.config import Adamw
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.model import Plan
+    from gangline.plan import Plan
 
 
 @dataclass
@@ -29,7 +29,9 @@ class Mup(EditConfig):
     base_head_dim: PositiveInt | None = None  # width of its heads; null: that of this model, which then has more heads
 
     def check(self, run: Run) -> list[Problem]:
-        from gangline.model import chosen, compose_model, parameter_shapes
+        from gangline.model.compose import compose_model
+        from gangline.model.tree import parameter_shapes
+        from gangline.plan import chosen
 
         optimizer = run.optimizer
         if not isinstance(optimizer, Adamw) or optimizer.maps_matrices():

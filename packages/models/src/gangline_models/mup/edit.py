@@ -16,7 +16,9 @@ from dataclasses import replace
 from math import sqrt
 
 from gangline import UserError
-from gangline.model import AttentionNode, HeadNode, Node, Plan, by_path, matches, nodes, parameter_shapes, replaced
+from gangline.model.decoder_nodes import AttentionNode, HeadNode
+from gangline.model.tree import Node, by_path, nodes, parameter_shapes, replaced
+from gangline.plan import Plan, matches
 from gangline_models.mup.config import Mup
 
 

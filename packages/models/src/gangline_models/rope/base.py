@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gangline.config import PartConfig
 
 if TYPE_CHECKING:
-    from gangline.model import RopeScaling
+    from gangline.model.rope_rates import RopeScaling
 
 GROUP = "model/rope"
 

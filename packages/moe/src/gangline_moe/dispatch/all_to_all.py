@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gangline.comm import Comm, Pending
+from gangline.comm.base import Comm, Pending
 
 
 class AllToAll(ABC):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gangline.comm import Comm, Pending
+from gangline.comm.base import Comm, Pending
 from gangline_moe.dispatch.all_to_all import AllToAll
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gangline.comm import Comm, Pending
+from gangline.comm.base import Comm, Pending
 from gangline_moe.dispatch.all_to_all import AllToAll
 
 Counts = list[list[int]]  # rows by rank and expert there

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gangline.forward_context import draw
-from gangline.model import construct
+from gangline.model.build import construct
 from gangline_moe.nodes import RouterNode
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gangline import Part, Problem
-from gangline.config import NonNegativeFloat, PartConfig, PositiveFloat, PositiveInt, ShareBelowOne, nearest
+from gangline.config import NonNegativeFloat, PartConfig, PositiveFloat, PositiveInt, ShareBelowOne
+from gangline.config.advice import nearest
 
 if TYPE_CHECKING:
     from gangline.config import Run

@@ -8,9 +8,12 @@ from typing import Literal
 from torch import Tensor, nn
 
 from gangline import UserError
-from gangline.comm import Comm
-from gangline.model import AttentionCall, Call, Recall
-from gangline.strategy import Plan, call_at, call_of, matches, names, seam_function
+from gangline.comm.base import Comm
+from gangline.model.calls import AttentionCall, Call, call_of
+from gangline.model.contracts import seam_function
+from gangline.model.recall import Recall
+from gangline.model.seams import call_at
+from gangline.plan import Plan, matches, names
 from gangline_parallel_megatron_style.context.cut import Order
 from gangline_parallel_megatron_style.context.ring import RingAttention
 from gangline_parallel_megatron_style.context.supported import unsupported_by_ring

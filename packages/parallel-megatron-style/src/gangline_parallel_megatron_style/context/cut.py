@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gangline.strategy import Batch
+from gangline.batch import Batch
 
 Order = Literal["zigzag", "contiguous"]
 

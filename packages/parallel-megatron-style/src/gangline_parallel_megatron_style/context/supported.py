@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.model import AttentionCall
+from gangline.model.calls import AttentionCall
 
 
 def unsupported_by_ring(call: AttentionCall) -> str:

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gangline.comm import Comm, all_to_all
-from gangline.model import Recall
+from gangline.comm.autograd import all_to_all
+from gangline.comm.base import Comm
+from gangline.model.recall import Recall
 
 Attention = Callable[..., Tensor]
 

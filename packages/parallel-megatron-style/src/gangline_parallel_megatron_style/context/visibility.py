@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gangline.comm import Comm
-from gangline.model import AttentionCall
+from gangline.comm.base import Comm
+from gangline.model.calls import AttentionCall
 from gangline_parallel_megatron_style.context.blocks import Kernel, kernel_for
 from gangline_parallel_megatron_style.context.rectangles import kernel_of, rectangles
 

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 from gangline.config import Recompute
-from gangline.explain import ActivationSizes, of_angles, of_head, of_node, recomputed_attention
-from gangline.model import Node
+from gangline.explain.activations import ActivationSizes, of_angles, of_head, of_node, recomputed_attention
+from gangline.model.tree import Node
 from gangline_parallel_megatron_style.cost.case import Case
 
 

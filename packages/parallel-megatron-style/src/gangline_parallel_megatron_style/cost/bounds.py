@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from gangline.cluster import Tier, Topology
+from gangline.cluster.topology import Tier, Topology
 from gangline.config import LayoutBounds
-from gangline.explain import Operation, StageWork, Transfer, When
-from gangline.model import Node
-from gangline.strategy import DATA_AXES, Mesh, Plan
+from gangline.explain.explained import Operation, Transfer, When
+from gangline.explain.work import StageWork
+from gangline.mesh import DATA_AXES, Mesh
+from gangline.model.tree import Node
+from gangline.plan import Plan
 from gangline_parallel_megatron_style.cost import activations, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import together, transfer

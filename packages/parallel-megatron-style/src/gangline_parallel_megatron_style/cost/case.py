@@ -7,8 +7,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gangline.config import ItemSizes, Recompute
-from gangline.model import LocalSizes, Node, compose_model
-from gangline.strategy import DATA_AXES, Mesh, Plan, Registry, block_number
+from gangline.mesh import DATA_AXES, Mesh
+from gangline.model.compose import compose_model
+from gangline.model.local_sizes import LocalSizes
+from gangline.model.tree import Node
+from gangline.plan import Plan, block_number
+from gangline.shard import Registry
 from gangline_parallel_megatron_style.cost.parameters import Array, ModelArrays
 from gangline_parallel_megatron_style.layout.alike import AlikeBlocks, alike_blocks
 from gangline_parallel_megatron_style.layout.stages import partition

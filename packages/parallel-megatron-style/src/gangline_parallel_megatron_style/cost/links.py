@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from gangline.cluster import Tier
-from gangline.explain import Operation, Transfer, When
-from gangline.strategy import Fold, Mesh
+from gangline.cluster.topology import Tier
+from gangline.explain.explained import Operation, Transfer, When
+from gangline.mesh import Mesh
+from gangline.plan import Fold
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 
@@ -20,7 +21,7 @@ class Sent:
     """What one rank does along one axis (or several together) in a step, for one purpose.
 
     axes: those of the mesh; or the name of a fold; or `BESIDE` and that: the ranks with the same part of it.
-    when, waits: as `gangline.explain.Transfer` has them
+    when, waits: as `gangline.explain.explained.Transfer` has them
     """
 
     axes: tuple[str, ...]

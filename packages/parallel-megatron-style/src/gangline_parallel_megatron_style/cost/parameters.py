@@ -10,7 +10,9 @@ from functools import cached_property
 from itertools import pairwise
 from math import prod
 
-from gangline.strategy import Layout, Mesh, is_mapped, model_array
+from gangline.mesh import Mesh
+from gangline.plan import is_mapped
+from gangline.shard import Layout, model_array
 from gangline_parallel_megatron_style.layout.alike import AlikeBlocks
 from gangline_parallel_megatron_style.sharding.arrays import EMBED, HEAD, TIED, ModelShapes, ParamKind, lay_out
 from gangline_parallel_megatron_style.sharding.ranks import StateRanks

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from math import prod
 
 from gangline.config import Recompute
-from gangline.explain import beside_head
-from gangline.model import EmbeddingNode, HeadNode, Node, WrapNode, nodes
-from gangline.strategy import model_array
+from gangline.explain.activations import beside_head
+from gangline.model.decoder_nodes import EmbeddingNode, HeadNode
+from gangline.model.tree import Node, WrapNode, nodes
+from gangline.shard import model_array
 from gangline_parallel_megatron_style.cost import memory
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import Sent, gather, reduce

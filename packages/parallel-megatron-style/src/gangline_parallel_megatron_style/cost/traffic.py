@@ -11,9 +11,10 @@ from collections.abc import Callable, Hashable, Iterable
 from math import gcd
 
 from gangline.config import Recompute
-from gangline.explain import Operation, When
-from gangline.model import AttentionNode, nodes
-from gangline.strategy import matrix_traffic
+from gangline.explain.explained import Operation, When
+from gangline.model.decoder_nodes import AttentionNode
+from gangline.model.tree import nodes
+from gangline.parallel.owners import matrix_traffic
 from gangline_parallel_megatron_style.cost import memory
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import BESIDE, Sent, gather, reduce

@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gangline.comm import Comm, Later, Pending, Reduction, Wrapped, sum_rows
+from gangline.comm.base import Comm, Pending, Reduction
+from gangline.comm.ordered import Later, sum_rows
+from gangline.comm.wrap import Wrapped
 from gangline_parallel_megatron_style.data_parallel.grad_codec import GradCodec
 from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
 

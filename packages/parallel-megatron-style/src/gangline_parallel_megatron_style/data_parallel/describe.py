@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from gangline.strategy import Plan, dtype_name, filled_buffers_of
+from gangline.model.buffers import filled_buffers_of
+from gangline.parallel.storage import dtype_name
+from gangline.plan import Plan
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes
 
 

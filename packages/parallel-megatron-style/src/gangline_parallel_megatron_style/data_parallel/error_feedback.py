@@ -7,7 +7,9 @@ from itertools import product
 
 from torch import Tensor
 
-from gangline.strategy import Division, Layout, Mesh, Plan, Registry, Shard
+from gangline.mesh import Mesh
+from gangline.plan import Plan
+from gangline.shard import Division, Layout, Registry, Shard
 from gangline_parallel_megatron_style.data_parallel.compressed_comm import Compressed, row_of
 from gangline_parallel_megatron_style.data_parallel.grad_codec import GradCodec
 from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer

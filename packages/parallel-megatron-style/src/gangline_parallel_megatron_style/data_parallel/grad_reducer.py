@@ -16,7 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gangline.comm import Comm, Done, Later, Pending
+from gangline.comm.base import Comm, Pending
+from gangline.comm.ordered import Later
+from gangline.comm.solo import Done
 
 
 @dataclass(frozen=True)

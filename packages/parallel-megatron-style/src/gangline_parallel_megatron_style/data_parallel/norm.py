@@ -8,8 +8,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from gangline.comm import Comm
-from gangline.strategy import MeasuredNorm, Registry, ShardedParam, model_array, ordered_norm, row_squares
+from gangline.comm.base import Comm
+from gangline.parallel.norm import MeasuredNorm, ordered_norm, row_squares
+from gangline.runtime import ShardedParam
+from gangline.shard import Registry, model_array
 
 
 class GradNorm:

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from gangline.comm import Pending
-from gangline.strategy import ParamShard, Registry, Shard, model_array
+from gangline.comm.base import Pending
+from gangline.runtime import ParamShard
+from gangline.shard import Registry, Shard, model_array
 from gangline_parallel_megatron_style.data_parallel.grad_buffer import GradBuffer
 from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
 from gangline_parallel_megatron_style.data_parallel.options import BufferOptions

@@ -7,8 +7,13 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from gangline.comm import Comm, Comms
-from gangline.strategy import Fold, Mesh, Plan, Registry, Shard, ShardedParam, buffers_of, dtype_name, model_array, put
+from gangline.comm.base import Comm, Comms
+from gangline.mesh import Mesh
+from gangline.model.buffers import buffers_of, put
+from gangline.parallel.storage import dtype_name
+from gangline.plan import Fold, Plan
+from gangline.runtime import ShardedParam
+from gangline.shard import Registry, Shard, model_array
 from gangline_parallel_megatron_style.data_parallel import error_feedback
 from gangline_parallel_megatron_style.data_parallel.compressed_comm import Switch, compressed
 from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer

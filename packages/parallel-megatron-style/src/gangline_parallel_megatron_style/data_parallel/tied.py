@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gangline.comm import Comms
+from gangline.comm.base import Comms
 from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
 
 

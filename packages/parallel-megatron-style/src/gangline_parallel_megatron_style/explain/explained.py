@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gangline import UserError
-from gangline.explain import Explained, RankExplained, StepAction, Transfer
-from gangline.strategy import DATA_AXES, Mesh
+from gangline.explain.explained import Explained, RankExplained, StepAction, Transfer
+from gangline.mesh import DATA_AXES, Mesh
 from gangline_parallel_megatron_style.config import Composed
 from gangline_parallel_megatron_style.cost import activations, memory, peak_memory, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
@@ -30,7 +30,7 @@ def explained(run: Run) -> Explained:
 
 def case_of(run: Run) -> Case:
     """A run on its mesh. Raises UserError as `explained` does."""
-    from gangline.config import layout_problems, meaningless, world_of
+    from gangline.config.check import layout_problems, meaningless, world_of
     from gangline.plugin.registry import installed
 
     if not isinstance(run.parallel, Composed):
@@ -48,7 +48,7 @@ def case_of(run: Run) -> Case:
 
 
 def of_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explained:
-    """The numbers of a case; `gpu` as in `gangline.explain.ActivationSizes`, `products` the format of blocks'."""
+    """The numbers of a case; `gpu` as in `explain.activations.ActivationSizes`, `products` the format of blocks'."""
     schedule = timing.schedule_of(case)
     return Explained(
         mesh=case.mesh,

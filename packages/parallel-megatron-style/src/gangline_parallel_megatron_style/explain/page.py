@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from gangline.explain import Explained
-from gangline.strategy import AXES
+from gangline.explain.explained import Explained
+from gangline.mesh import AXES
 from gangline_parallel_megatron_style.cost import timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import links

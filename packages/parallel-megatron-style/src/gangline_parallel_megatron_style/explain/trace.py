@@ -17,10 +17,19 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gangline.comm import FakeComms, Pending, Wrapped, WrappedComms
-from gangline.model import AttentionCall, PlainAttention, RMSNorm
+from gangline.batch import Batch
+from gangline.comm.base import Pending
+from gangline.comm.fake import FakeComms
+from gangline.comm.wrap import Wrapped, WrappedComms
+from gangline.mesh import DATA_AXES
+from gangline.model.attention import PlainAttention
+from gangline.model.build import model_of
+from gangline.model.calls import AttentionCall
+from gangline.model.contracts import seam_function
+from gangline.model.norm import RMSNorm
+from gangline.plan import matches
 from gangline.plugin import registry
-from gangline.strategy import DATA_AXES, Batch, finisher, matches, model_of, seam_function
+from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
 from gangline_parallel_megatron_style.runtime import ComposedRuntime

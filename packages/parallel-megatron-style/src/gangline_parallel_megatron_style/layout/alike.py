@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from gangline.model import Node, by_path, flops_per_token, nodes, parameter_count, parameter_shapes
-from gangline.strategy import Plan
+from gangline.model.flops import flops_per_token, parameter_count
+from gangline.model.tree import Node, by_path, nodes, parameter_shapes
+from gangline.plan import Plan
 
 REMEMBERED = 8  # models; a search over folds has one for each size of them
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gangline import Problem, UserError
-from gangline.config import nearest
-from gangline.strategy import AXES, Mesh
+from gangline.config.advice import nearest
+from gangline.mesh import AXES, Mesh
 from gangline_parallel_megatron_style.layout import fits
 from gangline_parallel_megatron_style.layout.factor import Unfit
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def check(config: Composed, run: Run) -> list[Problem]:
     """All that is wrong with the layout of a run, the model's sizes and edits included."""
-    from gangline.config import world_of
+    from gangline.config.check import world_of
 
     problems = list(_values(config, run))
     try:
@@ -35,7 +35,7 @@ def check(config: Composed, run: Run) -> list[Problem]:
 
 def model_problems(config: Composed, run: Run, mesh: Mesh) -> list[Problem]:
     """What does not fit between the model and the mesh; nothing where the model itself is refused."""
-    from gangline.model import compose_model
+    from gangline.model.compose import compose_model
 
     if any(part.check(run) for part in (run.model, *run.edits.values())):
         return []

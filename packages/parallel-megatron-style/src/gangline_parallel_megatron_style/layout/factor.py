@@ -7,7 +7,7 @@ from math import log, prod
 
 from gangline import UserError
 from gangline.config import divisors
-from gangline.strategy import AXES
+from gangline.mesh import AXES
 
 
 def nearest(wanted: int, choices: Sequence[int], count: int = 2) -> list[int]:

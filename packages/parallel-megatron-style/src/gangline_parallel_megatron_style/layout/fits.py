@@ -12,9 +12,13 @@ from math import gcd, lcm
 from typing import TYPE_CHECKING
 
 from gangline import Problem
-from gangline.config import divisors, nearest as nearest_accepted
-from gangline.model import AttentionCall, Node, parameter_shapes
-from gangline.strategy import Fold, Mesh, Plan, calls, matches
+from gangline.config import divisors
+from gangline.config.advice import nearest as nearest_accepted
+from gangline.mesh import Mesh
+from gangline.model.calls import AttentionCall
+from gangline.model.seams import calls
+from gangline.model.tree import Node, parameter_shapes
+from gangline.plan import Fold, Plan, matches
 from gangline_parallel_megatron_style.context.supported import unsupported_by_ring
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.sharding.cuts import cut_array

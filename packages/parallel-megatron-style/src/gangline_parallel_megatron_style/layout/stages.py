@@ -8,8 +8,9 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from gangline.model import Node
-from gangline.strategy import Mesh, Plan
+from gangline.mesh import Mesh
+from gangline.model.tree import Node
+from gangline.plan import Plan
 from gangline_parallel_megatron_style.layout.alike import alike_blocks
 
 if TYPE_CHECKING:

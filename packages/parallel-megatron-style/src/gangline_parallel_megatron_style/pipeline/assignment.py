@@ -9,10 +9,13 @@ from functools import partial
 import torch
 from torch import nn
 
-from gangline.comm import Comm
+from gangline.comm.base import Comm
 from gangline.config import Run
-from gangline.model import compose_model
-from gangline.strategy import Mesh, Plan, StepListener, listeners as listeners_of
+from gangline.mesh import Mesh
+from gangline.model.buffers import listeners as listeners_of
+from gangline.model.compose import compose_model
+from gangline.model.contracts import StepListener
+from gangline.plan import Plan
 from gangline_parallel_megatron_style.config import Composed
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.timing import action_times

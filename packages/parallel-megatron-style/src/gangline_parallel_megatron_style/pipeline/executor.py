@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gangline.comm import Comm, Pending
-from gangline.explain import ActionTimes
+from gangline.comm.base import Comm, Pending
+from gangline.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule
 from gangline_parallel_megatron_style.pipeline.program import (

@@ -11,7 +11,7 @@ from gangline_parallel_megatron_style.pipeline.simulate import Span, Timeline
 if TYPE_CHECKING:
     import torch
 
-    from gangline.comm import Comm
+    from gangline.comm.base import Comm
 
 SPANS, BUBBLE = "pipeline/spans", "pipeline/bubble"
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gangline.strategy import Batch
+from gangline.batch import Batch
 
 
 @dataclass(frozen=True)

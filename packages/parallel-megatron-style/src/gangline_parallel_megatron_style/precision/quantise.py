@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gangline.model import takes_kernels
+from gangline.model.kernels import takes_kernels
 
 ALIGNED = 16  # GPUs multiply float8 matrices whose sides are multiples of this
 SMALLEST = 2.0**-126  # the smallest scale: its inverse is still a normal number

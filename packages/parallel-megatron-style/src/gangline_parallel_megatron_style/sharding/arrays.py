@@ -11,7 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gangline.strategy import Division, Layout, Mesh, Plan, Registry, matches, model_array
+from gangline.mesh import Mesh
+from gangline.plan import Plan, matches
+from gangline.shard import Division, Layout, Registry, model_array
 from gangline_parallel_megatron_style.sharding.cuts import CutArray, cut_array, grad_neighbours
 from gangline_parallel_megatron_style.sharding.packing import ArrayRows, Packing, pack
 from gangline_parallel_megatron_style.sharding.ranks import StateRanks

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
-from gangline.strategy import Cut, Division, Mesh, Plan, matches
+from gangline.mesh import Mesh
+from gangline.plan import Cut, Plan, matches
+from gangline.shard import Division
 from gangline_parallel_megatron_style.sharding.packing import ArrayRows
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gangline.strategy import Fold, Mesh, Plan
+from gangline.mesh import Mesh
+from gangline.plan import Fold, Plan
 
 SHARD_AXES = ("dp_shard", "cp")  # the optimizer state of what all data ranks hold is cut over these
 STATE_AXES = ("dp_replicate", *SHARD_AXES)  # all ranks that have the same weights, cut or whole, where tp cuts nothing

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gangline.comm import Pending
-from gangline.strategy import accumulate_grad, defer
+from gangline.comm.base import Pending
+from gangline.weight_grads import accumulate_grad, defer
 from gangline_parallel_megatron_style.tensor.setting import Setting, wants
 from gangline_parallel_megatron_style.tensor.visit import Visit, input_gradient
 

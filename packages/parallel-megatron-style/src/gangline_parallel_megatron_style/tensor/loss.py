@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gangline.forward_context import emit_loss
-from gangline.model import (
-    LossCall,
+from gangline.model.calls import LossCall
+from gangline.model.loss import (
     by_chunks,
     cap_logits_,
     gradients_by_chunks,
@@ -33,7 +33,7 @@ from gangline.model import (
     uncapped_gradient_,
     wide,
 )
-from gangline.strategy import accumulate_grad, defer
+from gangline.weight_grads import accumulate_grad, defer
 from gangline_parallel_megatron_style.tensor.rows import to_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting, anchor, wants
 

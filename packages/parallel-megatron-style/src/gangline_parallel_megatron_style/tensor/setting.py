@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gangline.comm import Comm
-from gangline.precision import Precision
+from gangline.comm.base import Comm
+from gangline.precision.base import Precision
 
 
 @dataclass

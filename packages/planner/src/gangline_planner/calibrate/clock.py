@@ -8,7 +8,7 @@ from math import ceil
 
 import torch
 
-from gangline.comm import Comm
+from gangline.comm.base import Comm
 
 MOST = 1000  # calls of one measurement
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gangline import UserError
-from gangline.cluster import Cluster, Quantity, Topology, save_cluster
+from gangline.cluster.file import Cluster, Quantity, save_cluster
+from gangline.cluster.topology import Topology
 from gangline_planner.calibrate.progress import MARK
 
 ASSUMED = {  # what no measurement of one machine shows

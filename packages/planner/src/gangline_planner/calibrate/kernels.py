@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gangline.comm import Comm
-from gangline.explain import AttentionProduct, MatrixProduct
+from gangline.comm.base import Comm
+from gangline.model.products import AttentionProduct, MatrixProduct
 from gangline_planner.calibrate.clock import seconds
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from gangline.comm import Comm
-from gangline.explain import Operation
+from gangline.comm.base import Comm
+from gangline.explain.explained import Operation
 from gangline_planner.calibrate.clock import seconds
 from gangline_planner.price.transfers import messages
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
-from gangline.comm import Comm, Comms, connect
-from gangline.strategy import Mesh
+from gangline.comm.base import Comm, Comms
+from gangline.comm.transport import connect
+from gangline.mesh import Mesh
 from gangline_planner.calibrate import kernels, links
 from gangline_planner.calibrate.clock import alone, mean, most, seconds, timed
 from gangline_planner.calibrate.fit import Measured, Numbers, middle, numbers

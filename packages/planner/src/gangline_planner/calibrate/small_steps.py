@@ -6,11 +6,18 @@ from dataclasses import dataclass
 
 import torch
 
-from gangline.comm import connect
-from gangline.config import Run, default_run
-from gangline.model import DecoderConfig, compose_model
+from gangline.batch import Batch
+from gangline.comm.transport import connect
+from gangline.config import Run
+from gangline.config.defaults import default_run
+from gangline.mesh import Mesh
+from gangline.model.build import model_of
+from gangline.model.compose import compose_model
+from gangline.model.config import DecoderConfig
+from gangline.parallel.config import Single
 from gangline.plugin import registry
-from gangline.strategy import Batch, Mesh, Runtime, Single, finisher, model_of
+from gangline.runtime import Runtime
+from gangline.train.recompute_and_compile import finisher
 
 MICROBATCHES = 2
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gangline.explain import AttentionProduct, MatrixProduct, Product
-from gangline.model import LINEAR, LocalSizes, Node, Shape, fitted
+from gangline.model.decoder_nodes import LINEAR, fitted
+from gangline.model.local_sizes import LocalSizes
+from gangline.model.products import AttentionProduct, MatrixProduct, Product
+from gangline.model.tree import Node, Shape
 
 NOWHERE = "gangline_planner.judge.nodes:nothing_is_built"
 

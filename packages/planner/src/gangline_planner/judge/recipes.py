@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gangline.explain import AttentionProduct, MatrixProduct, Product, StageWork
+from gangline.explain.work import StageWork
+from gangline.model.products import AttentionProduct, MatrixProduct, Product
 
 LATENT = {1536, 512}  # widths of the queries' and of the keys' and values' latents of DeepSeek-V3
 

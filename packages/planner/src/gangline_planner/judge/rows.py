@@ -8,11 +8,16 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from gangline import UserError
-from gangline.cluster import Cluster, load_cluster
-from gangline.config import Recompute, Run, default_run
-from gangline.explain import Explained
-from gangline.model import AttentionNode, DecoderConfig, FeedForwardNode, Node, Plan, by_path, compose_model, replaced
-from gangline.strategy import Cut, Mesh
+from gangline.cluster.file import Cluster, load_cluster
+from gangline.config import Recompute, Run
+from gangline.config.defaults import default_run
+from gangline.explain.explained import Explained
+from gangline.mesh import Mesh
+from gangline.model.compose import compose_model
+from gangline.model.config import DecoderConfig
+from gangline.model.decoder_nodes import AttentionNode, FeedForwardNode
+from gangline.model.tree import Node, by_path, replaced
+from gangline.plan import Cut, Plan
 from gangline_planner.judge import recipes
 from gangline_planner.judge.hybrids import as_hybrid
 from gangline_planner.judge.nodes import GeluNode, LatentAttentionNode

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gangline.explain import AttentionProduct, Explained, Kernels, MatrixProduct, Product, StageWork, Transfer
+from gangline.explain.explained import Explained, Kernels, Transfer
+from gangline.explain.work import StageWork
+from gangline.model.products import AttentionProduct, MatrixProduct, Product
 from gangline_planner.judge import recipes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gangline.explain import StepTimeline
+from gangline.explain.timeline import StepTimeline
 from gangline.figure import GAP, PALE, Figure, PlotArea, number_ticks, room_left
 from gangline_planner.forecast import Forecast
 from gangline_planner.pictures.colours import ACTION_WORDS, ACTIONS, colour

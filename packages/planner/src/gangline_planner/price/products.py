@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from gangline.cluster import Cluster
-from gangline.explain import AttentionProduct, Kernels, MatrixProduct, Product
+from gangline.cluster.file import Cluster
+from gangline.explain.explained import Kernels
+from gangline.model.products import AttentionProduct, MatrixProduct, Product
 
 Pass = Literal["forward", "inputs", "weights"]
 BACKWARD = 2.5  # operations of fused attention's backward pass to one forward pass (Dao, arXiv 2307.08691, section 3.1)
@@ -45,7 +46,7 @@ class Rates:
 
     @classmethod
     def of(cls, cluster: Cluster, products: str, kernels: Kernels = "fused") -> Rates:
-        """products, kernels: as `gangline.explain.Explained` names them. Raises UserError where the file lacks it."""
+        """products, kernels: as `Explained` names them. Raises UserError where the file lacks it."""
         plain = products if products in ("fp64", "fp32", "fp16") else "bf16"
         efficiency = cluster["matmul.efficiency"]
         own = cluster[f"matmul.efficiency_{products}"] if products in ("fp8", "fp4") else efficiency

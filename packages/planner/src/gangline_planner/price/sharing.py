@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from gangline.cluster import Cluster, Topology
-from gangline.explain import StepAction, StepTimeline
+from gangline.cluster.file import Cluster
+from gangline.cluster.topology import Topology
+from gangline.explain.explained import StepAction
+from gangline.explain.timeline import StepTimeline
 
 
 @dataclass(frozen=True)

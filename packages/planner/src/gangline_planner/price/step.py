@@ -7,18 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import log, sqrt
 
-from gangline.cluster import Cluster
-from gangline.explain import (
-    ActionTimes,
-    Explained,
-    Kernels,
-    RankExplained,
-    StageWork,
-    StepAction,
-    StepTimeline,
-    step_timeline,
-)
-from gangline.strategy import DATA_AXES
+from gangline.cluster.file import Cluster
+from gangline.explain.explained import Explained, Kernels, RankExplained, StepAction
+from gangline.explain.timeline import ActionTimes, StepTimeline, step_timeline
+from gangline.explain.work import StageWork
+from gangline.mesh import DATA_AXES
 from gangline_planner.price.products import Rates, forward_seconds, input_seconds, weight_seconds
 from gangline_planner.price.sharing import Cores, shared
 from gangline_planner.price.transfers import transfer_seconds

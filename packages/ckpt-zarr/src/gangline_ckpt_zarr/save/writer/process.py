@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from gangline.launch import die_with
+from gangline.launch.guard import die_with
 from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.spans import spans
 from gangline_ckpt_zarr.load.scan import BadChunk, ChunkScanner, windows

@@ -4,7 +4,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from gangline import Part, hookimpl
-from gangline.model import LINEAR, Node, Tiny, fitted, matches, plan_decoder
+from gangline.model.config import Tiny
+from gangline.model.decoder_nodes import LINEAR, fitted
+from gangline.model.plan import plan_decoder
+from gangline.model.tree import Node
+from gangline.plan import matches
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 # gangline_squared/modules.py: imported by a run that has chosen the part, and by nothing else
 from torch import nn
 
-from gangline.model import construct
+from gangline.model.build import construct
 
 
 class SquaredFeedForward(nn.Module):

@@ -6,21 +6,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from gangline.errors import Problem
-from gangline.model.tree import Node, Shape, nodes, replaced
-from gangline.plan import Cut, Fold, Init, Plan, matches
-from gangline.plugin.hooks import hookimpl
-from gangline.plugin.parts import (
+from gangline.config.ranges import NonNegativeFloat, PositiveInt
+from gangline.config.schema import (
     CallbackConfig,
     CheckpointConfig,
     DataConfig,
     EditConfig,
     HealthConfig,
     ParallelConfig,
-    Part,
     TrackConfig,
 )
-from gangline.ranges import NonNegativeFloat, PositiveInt
+from gangline.errors import Problem
+from gangline.model.tree import Node, Shape, nodes, replaced
+from gangline.plan import Cut, Fold, Init, Plan, matches
+from gangline.plugin.hooks import hookimpl
+from gangline.plugin.parts import Part
 
 
 @dataclass

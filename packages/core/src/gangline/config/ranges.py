@@ -1,6 +1,6 @@
 """What values an option may have, stated beside its type. Torch-free.
 
-    from gangline.ranges import AtLeast, LessThan, PositiveInt
+    from gangline.config.ranges import AtLeast, LessThan, PositiveInt
 
     steps: PositiveInt = 300  # optimizer steps
     momentum: Annotated[float, AtLeast(0), LessThan(1)] = 0.95  # decay of the mean gradient

@@ -1,0 +1,95 @@
+"""What of core is public: every name without a leading underscore, imported from the module that defines it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "packages/core/src"
+CORE = SOURCE / "gangline"
+SHORT = {
+    "gangline",
+    "gangline.config",
+    "gangline.testing",
+}  # they offer names of others
+
+
+def texts(place: str) -> Iterator[str]:
+    """The Python that authors of plugins wrote, or copy from us."""
+    if place == "docs":
+        for page in (ROOT / "docs").rglob("*.md"):
+            yield from re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        return
+    folder = {"examples": CORE / "examples", "templates": ROOT / "templates"}.get(
+        place, ROOT / "packages" / place / "src"
+    )
+    yield from (path.read_text() for path in sorted(folder.rglob("*.py")))
+
+
+def file_of(module: str) -> Path | None:
+    """The source of a module of core, or None where there is none."""
+    path = SOURCE / module.replace(".", "/")
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+
+
+@cache
+def borrowed(module: str) -> set[str]:
+    """The names that a module of core has from others."""
+    file = file_of(module)
+    assert file is not None, f"{module} is no module of core"
+    froms = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+    return {alias.asname or alias.name for node in froms for alias in node.names}
+
+
+def not_public(text: str) -> set[str]:
+    """What a text imports from core and should not: private names, and names of another module than it says."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            imported = [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            imported = [(node.module, alias.name) for alias in node.names]
+        else:
+            continue
+        for module, name in imported:
+            if module.partition(".")[0] != "gangline":
+                continue
+            private = any(part.startswith("_") for part in [*module.split("."), name])
+            if private or (name and module not in SHORT and name in borrowed(module)):
+                found.add(f"{module}.{name}".rstrip("."))
+    return found
+
+
+PLACES = ["docs", "examples", "templates", *(p.name for p in (ROOT / "packages").iterdir() if p.name != "core")]
+
+
+@pytest.mark.parametrize("place", sorted(PLACES))
+def test_names_are_imported_from_where_they_are_defined(place: str) -> None:
+    assert not set().union(*map(not_public, texts(place)))
+
+
+def test_what_is_not_public_is_found() -> None:
+    assert not_public("import gangline.config\nfrom gangline.batch import Batch\nfrom gangline import Part") == set()
+    assert not_public("from gangline.runtime import Batch") == {"gangline.runtime.Batch"}
+    assert not_public("from gangline.plugin.parts import _NAME") == {"gangline.plugin.parts._NAME"}
+
+
+# What an entry module may import at its top, because every command imports that.
+TORCH_FREE = (
+    "api", "batch", "callback.base", "checkpoint.config", "config", "data.base", "explain.explained", "health",
+    "launch.base", "mesh", "model.config", "model.tree", "optimizer.config", "parallel.config", "plan",
+    "plugin.registry", "precision.config", "record", "reliability", "schedule.config", "shard", "track.base",
+)  # fmt: skip
+
+
+def test_what_an_entry_module_imports_loads_no_torch() -> None:
+    names = ", ".join(f"gangline.{name}" for name in TORCH_FREE)
+    subprocess.run([sys.executable, "-c", f"import sys, {names}; assert 'torch' not in sys.modules"], check=True)
