@@ -89,7 +89,7 @@ def waits(item: pytest.Item) -> bool:
 
 
 # How an assertion tells of numbers that are not those expected: by `pytest.approx`, by torch and numpy, by the kit's
-# `gangline.testing.compare`, and by == of what is no round number. What is compared by < and > may be of a clock, and
+# `gangline_testkit.compare`, and by == of what is no round number. What is compared by < and > may be of a clock, and
 # whole numbers and lists of steps may be of a start too many: those are tried again.
 _WRONG_NUMBER = re.compile(
     r"^(AssertionError: )?assert .*(±|\d\.\d{6,}.* [!=]= |[!=]= .*\d\.\d{6,})|comparison failed|Mismatched elements"

@@ -80,9 +80,7 @@ if "UV_FIND_LINKS" not in os.environ and (links := pip_find_links()):
 
 def editable(*names: str) -> list[str]:
     """Install arguments for packages of this tree, with what their tests need."""
-    return [
-        arg for name in names for arg in ("-e", f"packages/{name}[testing]" if name == "core" else f"packages/{name}")
-    ]
+    return [word for name in names for word in ("-e", f"packages/{name}")]
 
 
 def install(session: nox.Session, *arguments: str) -> None:
@@ -147,12 +145,12 @@ def docs(session: nox.Session) -> None:
 def tests(session: nox.Session, package: str) -> None:
     """One package's own tests; a plugin's with no other plugin beside it, and first without what tests need."""
     one_thread(session)
-    both = ["core", *([package] if package != "core" else [])]
+    both = list(dict.fromkeys(["core", package]))
     if package != "core" and not session.posargs:
         install(session, "--exact", *(f"-epackages/{name}" for name in both))
         session.run("gangline", "plugins")
         session.run("python", "-c", IMPORT_ALL.format(distribution=f"gangline-{package}"))
-    install(session, *editable(*both), *extras(package), *SPREADING)
+    install(session, *editable(*dict.fromkeys([*both, "testkit"])), *extras(package), *SPREADING)
     tests = ROOT / "packages" / package / "tests"
     spread = SPREAD if len(list(tests.glob("test_*.py"))) >= FEW_FILES else AGAIN
     session.run(*PYTEST, *spread, f"packages/{package}/tests", *session.posargs)
@@ -212,7 +210,7 @@ def light_between(session: nox.Session) -> None:
 def torch_free(session: nox.Session) -> None:
     """The tests of what needs no torch, where there is none."""
     install(session, "numpy", "hydra-core", "pluggy", "rich", "pytest", "hypothesis")
-    install(session, "--no-deps", "-e", "packages/core")
+    install(session, "--no-deps", *editable("core", "testkit"))
     session.run(*PYTEST, *(f"packages/core/tests/test_{name}.py" for name in TORCH_FREE), *session.posargs)
 
 
@@ -220,7 +218,7 @@ def torch_free(session: nox.Session) -> None:
 def readers(session: nox.Session) -> None:
     """The newest zarr shows what a checkpoint holds, in an environment without torch."""
     session.install("numpy", "hydra-core", "pluggy", "rich", "pytest", "zarr", "fsspec", "fastcrc", "crc32c")
-    session.install("--no-deps", "-e", "packages/core", "-e", "packages/ckpt-zarr")
+    session.install("--no-deps", *editable("core", "ckpt-zarr"))
     session.run(*PYTEST, "packages/ckpt-zarr/tests/test_readers.py", *session.posargs)
 
 
@@ -283,7 +281,7 @@ def wheel(session: nox.Session) -> None:
 @nox.session(allow_parallel=True)
 def template(session: nox.Session) -> None:
     """Generate a third party's plugin, install it, run its conformance suite."""
-    install(session, *editable("core"))
+    install(session, *editable("core", "testkit"))
     one_thread(session)
     place = Path(session.create_tmp()) / "plugin"
     shutil.rmtree(place, ignore_errors=True)
@@ -340,7 +338,7 @@ def slurm(session: nox.Session) -> None:
         if "slurm" in ASKED:  # by name, as the public checks do
             session.error(what)
         session.skip(what)
-    install(session, *editable("core", "launch", "health", "parallel-megatron-style"), *SPREADING)
+    install(session, *editable("core", "testkit", "launch", "health", "parallel-megatron-style"), *SPREADING)
     one_thread(session)
     session.run(*PYTEST, *AGAIN, "packages/launch/tests_on_slurm", *session.posargs)
 

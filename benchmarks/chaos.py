@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.run.events import read_events
-from gangline.testing.real_runs import RealRuns
+from gangline_testkit.real_runs import RealRuns
 
 Line = dict[str, Any]
 STEPS = 120

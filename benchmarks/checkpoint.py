@@ -45,8 +45,8 @@ from checkpoint_ways import (
     has_tensorstore,
 )
 
-from gangline.testing import rank
-from gangline.testing.pool import close_all, pool
+from gangline_testkit import rank
+from gangline_testkit.pool import close_all, pool
 
 WRITERS = 2
 LOADS = {"same layout": (2, 0), "2 to 1": (1, 0), "2 to 4": (4, 0), "rows to columns": (2, 1)}  # ranks, dim cut

@@ -11,7 +11,7 @@ from checkpoint_ways import BLOCK, checkpointer, quiet
 from torch.distributed import checkpoint as dcp
 
 from gangline.checkpoint.id import CheckpointId
-from gangline.testing import rank
+from gangline_testkit import rank
 
 
 class RawRead:

@@ -22,7 +22,6 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
 from gangline.shard import Shard
-from gangline.testing import rank
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build as build_checkpointer
 from gangline_ckpt_zarr.config import ZarrCheckpoint
 from gangline_ckpt_zarr.format import packed
@@ -33,6 +32,7 @@ from gangline_ckpt_zarr.save.transfer import write_file
 from gangline_ckpt_zarr.save.writer.client import WriterClient
 from gangline_ckpt_zarr.stores.base import ObjectPath
 from gangline_ckpt_zarr.stores.local import LocalStore
+from gangline_testkit import rank
 
 BLOCK = 8 << 20
 Way = Callable[[str], None]  # (folder)

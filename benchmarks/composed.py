@@ -49,9 +49,9 @@ from gangline.model.init import initialise, whole_model
 from gangline.model.linear import Linear
 from gangline.plugin.registry import build
 from gangline.precision.plain import Plain
-from gangline.testing import rank
-from gangline.testing.pool import close_all, pool
 from gangline.train.recompute_and_compile import finisher
+from gangline_testkit import rank
+from gangline_testkit.pool import close_all, pool
 
 VOCABULARY, LAYERS, WARM, MICROS, DATA = 256, 4, 2, 4, 2  # MICROS microbatches of each of DATA data ranks
 

@@ -34,10 +34,10 @@ from gangline.model.init import initialise, whole_model
 from gangline.parallel.config import Ddp
 from gangline.plugin.registry import build
 from gangline.precision.plain import Plain
-from gangline.testing import rank
-from gangline.testing.pool import close_all, pool
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.config import ThreeD
+from gangline_testkit import rank
+from gangline_testkit.pool import close_all, pool
 
 RATE, CLIP, VOCABULARY, WARM = 1e-3, 1.0, 256, 3
 SIZES = {

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 from gangline.run.events import read_events
-from gangline.testing.real_runs import RealRuns
+from gangline_testkit.real_runs import RealRuns
 
 EACH = 2500  # steps of a run
 SECONDS = 3600.0  # a run that takes longer has failed

@@ -31,9 +31,9 @@ from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.plugin import registry
 from gangline.runtime import Runtime
-from gangline.testing.inputs import whole_sequences
 from gangline.train.build import draw_weights
 from gangline.train.recompute_and_compile import finisher
+from gangline_testkit.inputs import whole_sequences
 
 SHAPE = {"vocab_size": 2048, "dim": 256, "layers": 4, "heads": 8, "kv_heads": 4, "hidden": 704}
 MODEL = ["model=decoder", *(f"model.{name}={value}" for name, value in SHAPE.items())]

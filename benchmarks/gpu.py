@@ -127,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
 
     from gpu_places import Place
 
-    from gangline.testing.pool import close_all
+    from gangline_testkit.pool import close_all
 
     began, place = time.perf_counter(), Place.of(given.device, given.tiny, given.out)
     known = groups()

@@ -20,11 +20,11 @@ from gangline.model.calls import AttentionCall
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
 from gangline.optimizer.muon import orthogonalise
-from gangline.testing.inputs import whole_sequences
-from gangline.testing.pool import pool
 from gangline_moe.products import PlainProducts
 from gangline_parallel_megatron_style.context import blocks
 from gangline_parallel_megatron_style.precision.fp8 import RECIPES, Fp8Precision
+from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.pool import pool
 
 FP64, FP32, BF16 = "precision=fp64", "precision=fp32", "precision=bf16"
 ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}

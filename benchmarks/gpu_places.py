@@ -24,11 +24,11 @@ from gangline.optimizer.base import Optimizer
 from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
 from gangline.runtime import Runtime
-from gangline.testing.inputs import share
-from gangline.testing.runs import small_run
 from gangline.train.build import build as build_session
 from gangline.train.recompute_and_compile import finisher
 from gangline.train.session import Session
+from gangline_testkit.inputs import share
+from gangline_testkit.runs import small_run
 
 CPU = torch.device("cpu")
 

@@ -17,8 +17,8 @@ from gangline.comm.transport import TorchComm
 from gangline.comm.wrap import Wrapped, WrappedComms
 from gangline.mesh import Mesh
 from gangline.plugin import registry
-from gangline.testing import rank
 from gangline.train.determinism import use_deterministic_kernels
+from gangline_testkit import rank
 
 
 class ThroughHost(Wrapped):

@@ -15,9 +15,9 @@ from gangline.config.schema import Run
 from gangline.model.compose import compose_model
 from gangline.model.config import DecoderConfig
 from gangline.model.flops import flops_per_token
-from gangline.testing.runs import small_run
 from gangline.train.peaks import peak_flops
 from gangline_moe.products import PlainProducts
+from gangline_testkit.runs import small_run
 
 LAYERS, STEPS, WARM = 4, 6, 3
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gangline.pulse.read import PulseReader, Seen, find
 from gangline.run.events import read_events
-from gangline.testing.real_runs import RealRuns
+from gangline_testkit.real_runs import RealRuns
 
 RANKS = 4
 

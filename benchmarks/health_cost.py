@@ -20,12 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gangline.testing.pool import pool
-from gangline.testing.sessions import session
 from gangline.train import loop as training, verdicts
 from gangline.train.report import Clock
 from gangline_health.config import CorruptionOptions
 from gangline_health.monitors.bits import fingerprint, gradients, weights
+from gangline_testkit.pool import pool
+from gangline_testkit.sessions import session
 
 Ratios = list[tuple[float, float, float, float]]  # wall with and without, CPU with and without
 MODEL = (

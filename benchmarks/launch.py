@@ -31,7 +31,7 @@ sys.path.insert(0, str(HERE.parent / "packages" / "launch" / "tests_on_slurm"))
 from own_cluster import OwnCluster  # noqa: E402
 
 from gangline.run.events import read_events  # noqa: E402
-from gangline.testing import RealRuns  # noqa: E402
+from gangline_testkit import RealRuns  # noqa: E402
 
 SECONDS = 600.0
 FOUR = ("parallel=ddp", "launch.processes=4", "checkpoint=off", "run.steps=3")

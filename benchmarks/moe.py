@@ -29,13 +29,13 @@ from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.decoder_nodes import FeedForwardNode
-from gangline.testing import rank
-from gangline.testing.pool import close_all, pool
 from gangline_moe.config import MoeOptions
 from gangline_moe.dispatch.dispatcher import TokenDispatcher
 from gangline_moe.dispatch.permute import permutation
 from gangline_moe.edit import layer_node
 from gangline_moe.routers.config import Softmax
+from gangline_testkit import rank
+from gangline_testkit.pool import close_all, pool
 
 # experts, top_k, width of the model, width of an expert
 SIZES = ((8, 1, 256, 512), (8, 2, 256, 512), (16, 2, 256, 256), (64, 4, 256, 128), (64, 8, 256, 64), (256, 8, 256, 64))

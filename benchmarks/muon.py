@@ -34,10 +34,10 @@ from gangline.parallel.owners import MatrixId
 from gangline.plugin.registry import build
 from gangline.precision.plain import Plain
 from gangline.runtime import Runtime
-from gangline.testing import rank
-from gangline.testing.pool import close_all, pool
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.config import ThreeD
+from gangline_testkit import rank
+from gangline_testkit.pool import close_all, pool
 
 RATE, WARM = 1e-3, 2
 SIZES = {

@@ -16,7 +16,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from gangline.testing.sessions import lines, trained
+from gangline_testkit.sessions import lines, trained
 
 LINEARS = (
     "attention.wq", "attention.wk", "attention.wv", "attention.wo",

@@ -17,9 +17,9 @@ import torch
 from gangline.data.base import DataSource, Sample
 from gangline.data.reader import ReadPlace
 from gangline.mesh import Mesh
-from gangline.testing import rank
-from gangline.testing.pool import pool
 from gangline.train.batches import Batches
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
 
 CPU = torch.device("cpu")
 

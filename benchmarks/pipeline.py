@@ -24,8 +24,6 @@ from gangline.mesh import Mesh
 from gangline.model.decoder_nodes import LinearNode
 from gangline.model.linear import Linear
 from gangline.precision.plain import Plain
-from gangline.testing import rank
-from gangline.testing.pool import close_all, pool
 from gangline.weight_grads import defer
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.executor import Executor
@@ -34,6 +32,8 @@ from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.pipeline.simulate import Span, Timeline
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
 from gangline_parallel_megatron_style.pipeline.weight_grad_store import WeightGradStore
+from gangline_testkit import rank
+from gangline_testkit.pool import close_all, pool
 
 NAPS = ["1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "dualpipe_v"]
 PEERS = {"1f1b": "Schedule1F1B", "interleaved_1f1b": "ScheduleInterleaved1F1B", "zb_v": "ScheduleZBVZeroBubble"}

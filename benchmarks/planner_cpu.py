@@ -25,8 +25,8 @@ from statistics import median, quantiles
 
 from gangline.cluster.file import load_cluster
 from gangline.record import read_records
-from gangline.testing.real_runs import own_environment, small_text
 from gangline_planner.compare import compare
+from gangline_testkit.real_runs import own_environment, small_text
 
 WIDE = "model.dim=256 model.layers=4 model.heads=4 model.kv_heads=4 model.hidden=1024"
 NARROW = "model.dim=128 model.layers=8 model.heads=4 model.kv_heads=4 model.hidden=512"

@@ -25,8 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gangline.pulse.read import PulseReader, Seen, find
-from gangline.testing.ports import free_port
-from gangline.testing.real_runs import SMALL, own_environment, small_text
+from gangline_testkit.ports import free_port
+from gangline_testkit.real_runs import SMALL, own_environment, small_text
 
 SECONDS = 240.0
 HOSTS_SECONDS = 15.0  # torchrun's first agent is to hold the store; the loss of that one ends its job

@@ -36,9 +36,9 @@ from gangline.model.linear import Embedding, Linear
 from gangline.model.plan import plan_decoder
 from gangline.model.seams import calls
 from gangline.precision.plain import Plain
-from gangline.testing import rank
-from gangline.testing.pool import close_all, pool
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
+from gangline_testkit import rank
+from gangline_testkit.pool import close_all, pool
 
 VOCABULARY, WARM = 256, 3
 SIZES = {

@@ -37,11 +37,11 @@ def main() -> None:
 
 def measure(run_dir: Path, rounds: int, steps: int) -> None:
     from gangline.plugin import registry
-    from gangline.testing.runs import small_run
-    from gangline.testing.sessions import session
     from gangline.track.base import Start
     from gangline.train import loop as training
     from gangline.train.report import Clock
+    from gangline_testkit.runs import small_run
+    from gangline_testkit.sessions import session
 
     total = (len(TRACKERS) + 1) * rounds * steps + 5
     s = session(run_dir, *MODEL, f"run.steps={total}")

@@ -27,8 +27,8 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangline.testing import warm
-from gangline.testing.real_runs import own_environment
+from gangline_testkit import warm
+from gangline_testkit.real_runs import own_environment
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")])
@@ -154,7 +154,7 @@ def _with_pip(directory: Path) -> tuple[Path, dict[str, str]]:
 
 
 def _warm(directory: Path, environment: dict[str, str]) -> Path:
-    """A directory of the project's commands, forked from a process that has torch (`gangline.testing.warm`).
+    """A directory of the project's commands, forked from a process that has torch (`gangline_testkit.warm`).
 
     And of a `python` by which a program of the page is forked, too, and which is itself for all else.
     """

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from mdtext import anchor, cell, code_cell, paragraphs, prose
 
-from gangline import testing
+import gangline_testkit
 from gangline.config.fields import comments_of
 from gangline.config.schema import GROUPS, EditConfig
 from gangline.data.base import DataSource
@@ -33,7 +33,7 @@ back is listed under [contracts](#contracts).
 SUITES = """\
 ## Suites
 
-What `gangline.testing` tests of a part, and what its author may claim in `can`
+What `gangline_testkit` tests of a part, and what its author may claim in `can`
 ([how to use them](plugins.md#the-conformance-suite)).
 """
 
@@ -52,7 +52,7 @@ def page() -> str:
     after = classes.index(DataSource) + 1
     classes[after:after] = [BatchReader, ReadPlace, StoredBatch]  # what a source's `reader` is made of
     found += ["## Contracts", "", "Members in bold have to be written.", "", *map(_contract_of, classes)]
-    suites = [name for name in testing.__all__ if name.endswith("Suite")]
+    suites = [name for name in gangline_testkit.__all__ if name.endswith("Suite")]
     return "\n".join([*found, SUITES, *map(_suite, suites)])
 
 
@@ -149,7 +149,7 @@ def _descriptor(name: str, cls: type) -> str:
 
 def _suite(name: str) -> str:
     """A suite of the conformance kit, and what can be claimed of the parts that it tests."""
-    suite = getattr(testing, name)
+    suite = getattr(gangline_testkit, name)
     rows = [f"### {name}", "", paragraphs(inspect.getdoc(suite) or ""), ""]
     if suite.CLAIMS:
         rows += ["| claim | |", "|---|---|"]

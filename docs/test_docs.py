@@ -16,7 +16,6 @@ import yaml
 from mdtext import anchor
 from pages import ROOT, RUN, Reader, blocks
 
-from gangline.cli.new_plugin import files
 from gangline.config.fields import options
 from gangline.config.ranges import Range
 from gangline.config.schema import GROUPS, LISTS, PartConfig
@@ -24,6 +23,7 @@ from gangline.config.sections import SECTIONS
 from gangline.model.tree import Node
 from gangline.plugin import hooks
 from gangline.plugin.registry import installed
+from gangline_testkit.new_plugin import files
 
 WITH_EXAMPLES = [
     page for page in pages.PAGES if any(block.language in RUN and not block.why_not for block in blocks(page))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-from gangline.testing import RealRuns
+from gangline_testkit import RealRuns
 
 TIMEOUT = 900  # seconds for one command: eight processes share what the machine has left
 STEPS = 6

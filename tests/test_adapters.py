@@ -12,14 +12,14 @@ from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.model.build import model_of
 from gangline.plugin import registry
-from gangline.testing import StrategySuite
-from gangline.testing.inputs import whole_sequences
-from gangline.testing.runs import small_run
-from gangline.testing.scenarios import FLOAT64, Layout, Scenario
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.commands import main
 from gangline_parallel_megatron_style.cost import memory, traffic
 from gangline_parallel_megatron_style.cost.case import Case
+from gangline_testkit import StrategySuite
+from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.runs import small_run
+from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
 
 EVERY = "lora.targets=[wq,wk,wv,wo,w_gate,w_up,w_down]"
 SMALL = ("lora=on", "lora.rank=3", EVERY, "batch.sequence_length=16", "run.deterministic=false")

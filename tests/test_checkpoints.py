@@ -13,12 +13,12 @@ from gangline.plugin import registry
 from gangline.record import read_records
 from gangline.run.directory import RunDirectory
 from gangline.shard import Layout, Registry, Shard
-from gangline.testing import rank
-from gangline.testing.pool import pool
-from gangline.testing.real_runs import small_text
 from gangline.train.build import build
 from gangline.train.rank import train
 from gangline.train.session import Session
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
+from gangline_testkit.real_runs import small_text
 
 BOUND = 1e-9  # relative, in float64; measured: 1e-13 at most
 SETTINGS = (

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from curves import LONGEST, SETTINGS, TIMEOUT, same
 
-from gangline.testing import RealRuns
 from gangline_dataloader import commands
+from gangline_testkit import RealRuns
 
 STEPS = 4
 WEIGHTS = "data.weights={prose: 0.999, code: 0.001}"

@@ -24,12 +24,12 @@ from gangline.config.compose import compose_one
 from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.run.directory import RunDirectory
-from gangline.testing import RealRuns, rank
-from gangline.testing.pool import pool
-from gangline.testing.processes import kill
-from gangline.testing.real_runs import small_text
 from gangline.train.build import build
 from gangline.train.rank import train
+from gangline_testkit import RealRuns, rank
+from gangline_testkit.pool import pool
+from gangline_testkit.processes import kill
+from gangline_testkit.real_runs import small_text
 
 SEED = int(os.environ.get("GANGLINE_DRAWN_SEED") or time.strftime("%Y%m%d"))
 COUNT = int(os.environ.get("GANGLINE_DRAWN_COUNT") or 8)  # a night; each draws others

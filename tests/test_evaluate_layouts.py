@@ -7,7 +7,7 @@ import json
 import pytest
 from test_finetune_layouts import KINDS, LAYOUTS, SETTINGS, tokenizer
 
-from gangline.testing import RealRuns
+from gangline_testkit import RealRuns
 
 TASKS = {
     "says": "output_type: generate_until\ndoc_to_text: '{{question}}'\ndoc_to_target: '{{answer}}'\n"

@@ -11,11 +11,11 @@ from gangline import UserError
 from gangline.config import Run
 from gangline.config.serial import from_dict
 from gangline.sampling.options import Sampling
-from gangline.testing import StrategySuite
-from gangline.testing.pool import pool
-from gangline.testing.runs import SMALL, content
-from gangline.testing.scenarios import FLOAT64, Layout, Scenario
-from gangline.testing.strategy_ranks import Job
+from gangline_testkit import StrategySuite
+from gangline_testkit.pool import pool
+from gangline_testkit.runs import SMALL, content
+from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
+from gangline_testkit.strategy_ranks import Job
 
 SIZES = ("model.init_std=0.15", "model.layers=4", "batch.sequence_length=16")
 # What costs are messages: one of each kind of layer, and two microbatches, wherever no stage needs more of them.

@@ -20,14 +20,14 @@ from gangline.model.build import construct
 from gangline.model.decoder_nodes import AttentionNode
 from gangline.model.flops import parameter_count
 from gangline.model.tree import Node, nodes, parameter_shapes, replaced
-from gangline.testing import bytes_kept
-from gangline.testing.inputs import whole_sequences
-from gangline.testing.runs import SMALL, content
 from gangline_models.delta_nodes import GatedAttentionNode
 from gangline_parallel_megatron_style.cost import activations, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.explained import case_of
 from gangline_parallel_megatron_style.explain.trace import trace
+from gangline_testkit import bytes_kept
+from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.runs import SMALL, content
 
 B, T = 2, 16
 # On a CPU windows are masks and soft caps scores that are kept; what is counted is the fused kernels of a GPU.

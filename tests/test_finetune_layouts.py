@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.testing import RealRuns
+from gangline_testkit import RealRuns
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}</s>{% endfor %}"

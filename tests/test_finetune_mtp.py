@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from gangline.cli.main import main
 from gangline.interop.commands import words_for
-from gangline.testing import RealRuns
+from gangline_testkit import RealRuns
 
 LAYERS, DEPTH = 2, 2
 SETTINGS = (

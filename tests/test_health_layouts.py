@@ -8,8 +8,8 @@ import pytest
 
 from gangline.record import read_records
 from gangline.run import attempts
-from gangline.testing.health_ranks import lived
-from gangline.testing.pool import pool
+from gangline_testkit.health_ranks import lived
+from gangline_testkit.pool import pool
 
 
 def test_ranks_whose_weights_no_other_holds_are_told_that_nothing_is_compared(tmp_path: Path) -> None:

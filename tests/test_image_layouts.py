@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from curves import SETTINGS, TIMEOUT, same
 
-from gangline.testing import RealRuns, as_installed
+from gangline_testkit import RealRuns, as_installed
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = (

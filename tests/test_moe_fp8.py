@@ -9,10 +9,10 @@ from gangline.model.decoder_nodes import FeedForwardNode
 from gangline.parallel.prepare import set_products
 from gangline.plan import Plan
 from gangline.plugin.registry import build
-from gangline.testing.runs import small_run
 from gangline_moe.config import MoeOptions
 from gangline_moe.edit import layer_node
 from gangline_moe.products import PrecisionProducts
+from gangline_testkit.runs import small_run
 
 
 def layer():

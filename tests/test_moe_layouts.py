@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 
 from gangline import forward_context
-from gangline.testing import StrategySuite
-from gangline.testing.scenarios import FLOAT64, Layout, Scenario
-from gangline.testing.strategy_ranks import Job, start
 from gangline_moe.dispatch import dispatcher
+from gangline_testkit import StrategySuite
+from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
+from gangline_testkit.strategy_ranks import Job, start
 
 SMALL = ("moe=on", "batch.sequence_length=16", "run.deterministic=false")
 FEW = ("batch.global_size=4", "batch.micro_size=1", "model.layers=2")

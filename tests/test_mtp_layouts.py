@@ -17,14 +17,14 @@ from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
 from gangline.model.flops import parameter_count
-from gangline.testing import StrategySuite, bytes_kept
-from gangline.testing.inputs import whole_sequences
-from gangline.testing.scenarios import FLOAT64, Layout, Scenario
 from gangline_parallel_megatron_style.cost import activations, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.explained import case_of, explained
 from gangline_parallel_megatron_style.explain.trace import trace
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
+from gangline_testkit import StrategySuite, bytes_kept
+from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
 
 SMALL = ("mtp=on", "mtp.depth=2", "batch.sequence_length=16", "run.deterministic=false")
 FEW = ("batch.global_size=4", "batch.micro_size=1", "model.layers=2")

@@ -23,7 +23,7 @@ def twice(files: Iterable[Path]) -> dict[str, list[Path]]:
 
 
 def test_no_public_class_name_twice() -> None:
-    kit = ROOT / "packages/core/src/gangline/testing"
+    kit = ROOT / "packages/testkit"
     assert twice(path for path in SOURCE if kit not in path.parents) == {}
 
 

@@ -111,7 +111,7 @@ def foreign_imports(path: Path, there: set[str]) -> list[str]:
 @pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_its_tests_need_what_their_session_installs(package: str) -> None:
     name, groups = PACKAGES[package]["project"]["name"], PACKAGES[package].get("dependency-groups", {})
-    there = with_needs("gangline[testing]", name, *groups.get("test", []))
+    there = with_needs("gangline-testkit", name, *groups.get("test", []))
     found = []
     for path in sorted((ROOT / "packages" / package / "tests").rglob("*.py")):
         found += foreign_imports(path, there)
@@ -143,7 +143,7 @@ def test_a_part_and_an_import_of_another_package_are_found(tmp_path: Path) -> No
     path.write_text(FOREIGN)
     parts = [found.split()[1] for found in foreign_parts(path, "gangline", "gangline-track")]
     assert sorted(parts) == ["model=phi3", "parallel=3d", "precision=fp8"]
-    there = with_needs("gangline[testing]")
+    there = with_needs("gangline-testkit")
     assert {"torch", "pytest", "hypothesis", "numpy"} <= there
     assert foreign_imports(path, there) == ["test_x.py:2: zarr is of zarr"]
     assert foreign_imports(path, with_needs("gangline-ckpt-zarr", "zarr>=3.1,<4")) == [

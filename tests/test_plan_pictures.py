@@ -10,12 +10,12 @@ import pytest
 
 from gangline.cli.main import main
 from gangline.cluster.file import Quantity, load_cluster
-from gangline.testing.figures import SVG, readable
 from gangline_planner.assumed import explain, planned
 from gangline_planner.forecast import forecast
 from gangline_planner.pictures.colours import letters
 from gangline_planner.pictures.plan import plan_figure
 from gangline_planner.pictures.terminal import WIDE, memory_bars, plane, stacked, step_bar, timeline
+from gangline_testkit.figures import SVG, readable
 
 WORDS = (
     "parallel=3d launch.processes=16 parallel.pp=4 parallel.tp=2 batch.global_size=32 batch.micro_size=1 "

@@ -14,12 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "packages/core/src"
-CORE = SOURCE / "gangline"
-SHORT = {
-    "gangline",
-    "gangline.config",
-    "gangline.testing",
-}  # they offer names of others
+SHORT = {"gangline", "gangline.config"}  # they offer names of others
 
 
 def texts(place: str) -> Iterator[str]:
@@ -28,9 +23,7 @@ def texts(place: str) -> Iterator[str]:
         for page in (ROOT / "docs").rglob("*.md"):
             yield from re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
         return
-    folder = {"examples": CORE / "examples", "templates": ROOT / "templates"}.get(
-        place, ROOT / "packages" / place / "src"
-    )
+    folder = ROOT / "templates" if place == "templates" else ROOT / "packages" / place / "src"
     yield from (path.read_text() for path in sorted(folder.rglob("*.py")))
 
 
@@ -68,7 +61,7 @@ def not_public(text: str) -> set[str]:
     return found
 
 
-PLACES = ["docs", "examples", "templates", *(p.name for p in (ROOT / "packages").iterdir() if p.name != "core")]
+PLACES = ["docs", "templates", *(p.name for p in (ROOT / "packages").iterdir() if p.name != "core")]
 
 
 @pytest.mark.parametrize("place", sorted(PLACES))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gangline.cli.new_plugin import files
+from gangline_testkit.new_plugin import files
 
 TEMPLATE = Path(__file__).parent.parent / "templates" / "plugin"
 

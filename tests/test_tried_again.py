@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from gangline.testing import compare
+from gangline_testkit import compare
 
 LOSS = 5.545177459716797
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from curves import STEPS, same
 
-from gangline.testing.ports import free_port
+from gangline_testkit.ports import free_port
 
 
 def test_two_agents_draw_the_curve_of_one_process(curves):

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 
 from gangline.pulse.read import PulseReader, find
-from gangline.testing import RealRuns
-from gangline.testing.real_runs import SMALL
+from gangline_testkit import RealRuns
+from gangline_testkit.real_runs import SMALL
 
 SETTINGS = (
     *SMALL,

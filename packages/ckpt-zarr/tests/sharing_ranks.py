@@ -12,11 +12,11 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry, Shard
-from gangline.testing import rank
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.load.shards import load
 from gangline_ckpt_zarr.stores.local import LocalStore
 from gangline_ckpt_zarr.tiers.stored import StoreTier
+from gangline_testkit import rank
 
 ID = CheckpointId(7)
 MESH = Mesh.of({"dp_replicate": 2, "dp_shard": 2})

@@ -12,8 +12,8 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.mesh import Mesh
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
-from gangline.testing import checkpointer_ranks as kit
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
+from gangline_testkit import checkpointer_ranks as kit
 
 REGISTRY = kit.registry_of(Mesh.of({}))
 

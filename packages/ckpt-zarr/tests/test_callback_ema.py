@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gangline.sampling.sampler import sample
-from gangline.testing.sessions import session, trained, trained_on
+from gangline_testkit.sessions import session, trained, trained_on
 
 EMA = ("callback=ema", "callback.ema.decays=[0.5,0.9]", "checkpoint=zarr", "run.deterministic=true")
 ALIKE = ("batch.micro_size=1", "parallel.groups=2")  # adds as two data ranks do

@@ -22,8 +22,8 @@ from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.model.tree import parameter_shapes
 from gangline.shard import Division, Layout, Registry
-from gangline.testing import warm
 from gangline_ckpt_zarr.commands.where import one
+from gangline_testkit import warm
 
 MODEL = (
     *("model=decoder", "model.vocab_size=256", "model.dim=24", "model.layers=2", "model.heads=4"),

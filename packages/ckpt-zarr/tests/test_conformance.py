@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.testing.checkpointer import CheckpointerSuite
+from gangline_testkit.checkpointer import CheckpointerSuite
 
 
 class TestZarr(CheckpointerSuite):

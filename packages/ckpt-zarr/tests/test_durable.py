@@ -23,14 +23,14 @@ from stepping import REGISTRY, Job
 from gangline.checkpoint.base import SaveFailed, SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.mesh import Mesh
-from gangline.testing import checkpointer_ranks as kit, rank
-from gangline.testing.pool import PRELOAD, PoolBroken, pool
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer
 from gangline_ckpt_zarr.commands.verify import damaged
 from gangline_ckpt_zarr.save.handle import ZarrHandle
 from gangline_ckpt_zarr.save.writer.client import WriterClient
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.tiers.stored import StoreTier
+from gangline_testkit import checkpointer_ranks as kit, rank
+from gangline_testkit.pool import PRELOAD, PoolBroken, pool
 
 SECONDS = 60.0  # a test that waits longer than this has failed
 

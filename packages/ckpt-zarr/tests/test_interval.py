@@ -20,9 +20,9 @@ from gangline.config.compose import compose_one
 from gangline.errors import UserError
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
-from gangline.testing import checkpointer_ranks as kit
 from gangline_ckpt_zarr.save import interval
 from gangline_ckpt_zarr.save.interval import FIRST_COST, PRIOR_SECONDS, Interval, best_interval, observed_mtbf, slowdown
+from gangline_testkit import checkpointer_ranks as kit
 
 
 def expected_seconds(between: float, cost: float, mtbf: float) -> float:

@@ -16,12 +16,12 @@ from made import composed
 from gangline.checkpoint.base import SaveFailed
 from gangline.checkpoint.id import CheckpointId
 from gangline.mesh import Mesh
-from gangline.testing import checkpointer_ranks as kit, rank
-from gangline.testing.pool import pool
-from gangline.testing.sessions import session
 from gangline_ckpt_zarr import agreement
 from gangline_ckpt_zarr.agreement import Agreement, Failed, PrefixedStore, StoreLost
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
+from gangline_testkit import checkpointer_ranks as kit, rank
+from gangline_testkit.pool import pool
+from gangline_testkit.sessions import session
 
 MESH = Mesh.of({"dp_shard": 2})
 

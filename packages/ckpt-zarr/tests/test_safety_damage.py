@@ -19,11 +19,11 @@ from gangline.checkpoint.base import SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
-from gangline.testing import checkpointer_ranks as kit
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
 from gangline_ckpt_zarr.format.checksum import TRAILER, seal, seal_start
 from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.format.nodes import NAME
+from gangline_testkit import checkpointer_ranks as kit
 
 ROWS = 1030  # of the large arrays: a little over 1 MiB each, so they lie on pages
 

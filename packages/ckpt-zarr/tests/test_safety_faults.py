@@ -19,8 +19,8 @@ from moto.server import ThreadedMotoServer
 from runs import Runs, can_mount, on_a_disk_that_cannot_be_written, on_a_small_disk, ranks
 
 from gangline.cli.main import main
-from gangline.testing.processes import children
 from gangline_ckpt_zarr.tiers import places
+from gangline_testkit.processes import children
 
 BUCKETS = count()
 

@@ -16,13 +16,13 @@ from gangline.checkpoint.base import SaveFailed
 from gangline.config.compose import compose_one
 from gangline.launch.guard import wait_for_end
 from gangline.mesh import Mesh
-from gangline.testing import checkpointer_ranks as kit, rank
-from gangline.testing.pool import pool
 from gangline_ckpt_zarr.agreement import Agreement, Failed
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer
 from gangline_ckpt_zarr.save import transfer
 from gangline_ckpt_zarr.save.writer.client import WriterClient
 from gangline_ckpt_zarr.save.writer.messages import StagedMemory
+from gangline_testkit import checkpointer_ranks as kit, rank
+from gangline_testkit.pool import pool
 
 MESH = Mesh.of({"dp_shard": 2})
 SECONDS = 60.0

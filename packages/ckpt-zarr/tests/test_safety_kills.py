@@ -9,8 +9,8 @@ import pytest
 
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
-from gangline.testing.checkpointer import CheckpointerSuite
 from gangline_ckpt_zarr.tiers import places
+from gangline_testkit.checkpointer import CheckpointerSuite
 
 
 class Killed(CheckpointerSuite):

@@ -15,7 +15,7 @@ from runs import Runs, ranks
 
 from gangline.pulse.read import PulseReader, find
 from gangline.run.events import read_events
-from gangline.testing.processes import children
+from gangline_testkit.processes import children
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from made import composed
 
 from gangline.checkpoint.id import CheckpointId
 from gangline.mesh import Mesh
-from gangline.testing import checkpointer_ranks as kit
-from gangline.testing.pool import pool
 from gangline_ckpt_zarr.tiers import places
+from gangline_testkit import checkpointer_ranks as kit
+from gangline_testkit.pool import pool
 
 MESH = Mesh.of({"dp_shard": 2})
 

@@ -13,11 +13,11 @@ from layouts import registries
 from sharing_ranks import ID, loaded, registry, whole
 
 from gangline.shard import Registry
-from gangline.testing.pool import pool
 from gangline_ckpt_zarr.format import packed, zarr_json
 from gangline_ckpt_zarr.format.grid import stored_itemsize
 from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.load import shared
+from gangline_testkit.pool import pool
 
 
 @pytest.fixture

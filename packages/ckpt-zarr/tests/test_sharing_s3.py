@@ -20,11 +20,11 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry, Shard
-from gangline.testing import checkpointer_ranks as kit, rank
-from gangline.testing.pool import pool
 from gangline_ckpt_zarr.format.grid import stored_itemsize
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.stores.ranges import GAP
+from gangline_testkit import checkpointer_ranks as kit, rank
+from gangline_testkit.pool import pool
 
 MESH = Mesh.of({"dp_replicate": 2})
 STEP = "step-00000003"

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from runs import Runs, ranks
 
-from gangline.testing.processes import living
 from gangline_ckpt_zarr.tiers import places
 from gangline_ckpt_zarr.tiers.peers import announced
+from gangline_testkit.processes import living
 
 pytestmark = pytest.mark.nightly  # each is two minutes of several nodes on a busy machine
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from runs import Runs, can_mount
 
-from gangline.testing.ports import free_port
-from gangline.testing.processes import children
+from gangline_testkit.ports import free_port
+from gangline_testkit.processes import children
 
 PRIVATE = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh"]
 

@@ -23,12 +23,12 @@ from gangline.errors import BadCheckpoint, UserError
 from gangline.launch.guard import born, space
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
-from gangline.testing import checkpointer_ranks as kit
 from gangline_ckpt_zarr.checkpointer import build
 from gangline_ckpt_zarr.commands.ls import _note_abandoned
 from gangline_ckpt_zarr.tiers import places
 from gangline_ckpt_zarr.tiers.keeper import ABANDONED_SECONDS, OWNER, RUN, sweep
 from gangline_ckpt_zarr.tiers.memory import MemoryTier
+from gangline_testkit import checkpointer_ranks as kit
 
 MEMORY = "checkpoint.memory_every=1"
 

@@ -20,9 +20,9 @@ from gangline.launch import forkserver, requeue
 from gangline.launch.agents import detect, first_host, tasks_per_node
 from gangline.run.directory import RunDirectory
 from gangline.run.events import read_events
-from gangline.testing import warm
-from gangline.testing.ports import free_port
-from gangline.testing.processes import kill
+from gangline_testkit import warm
+from gangline_testkit.ports import free_port
+from gangline_testkit.processes import kill
 
 HERE = Path(__file__).parent
 JOBS = itertools.count(1000)  # ids of Slurm's

@@ -10,9 +10,9 @@ from gangline.errors import UserError
 from gangline.health import Action, Verdict
 from gangline.mesh import Mesh
 from gangline.pulse.layout import ROWS
-from gangline.testing import rank
-from gangline.testing.pool import pool
 from gangline.train.agree import WORK, Gathered, agree, rank_mfu, same_data
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from gangline.run.directory import RunDirectory
-from gangline.testing.real_runs import small_text
+from gangline_testkit.real_runs import small_text
 
 SCRIPT = """
 import sys

@@ -14,7 +14,7 @@ from gangline.errors import UserError
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline.run.directory import RunDirectory
-from gangline.testing.sessions import lines, session, trained, trained_on
+from gangline_testkit.sessions import lines, session, trained, trained_on
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ from gangline.interop.commands import export_run
 from gangline.plugin.registry import build
 from gangline.run.directory import RunDirectory
 from gangline.sampling.sampler import load_model, sample
-from gangline.testing.runs import small_run
-from gangline.testing.sessions import lines, session, trained, trained_on
 from gangline.train.callbacks import each
 from gangline.train.loop import step
 from gangline.train.report import Clock
+from gangline_testkit.runs import small_run
+from gangline_testkit.sessions import lines, session, trained, trained_on
 
 EMA = ("callback=ema", "callback.ema.decays=[0.5,0.9]", "run.deterministic=true", "batch.micro_size=1")
 

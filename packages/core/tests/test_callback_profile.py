@@ -11,11 +11,11 @@ import pytest
 
 from gangline.config.check import check
 from gangline.errors import UserError
-from gangline.testing.runs import small_run
-from gangline.testing.sessions import session, trained, trained_on
 from gangline.train.callbacks import each
 from gangline.train.loop import step
 from gangline.train.report import Clock
+from gangline_testkit.runs import small_run
+from gangline_testkit.sessions import session, trained, trained_on
 
 PHASES = {"data", "forward_backward", "optimizer"}
 

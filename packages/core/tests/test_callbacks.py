@@ -11,16 +11,16 @@ import torch
 from gangline.callback.base import Callback
 from gangline.errors import UserError
 from gangline.health import Action, HealthCheck, Verdict
-from gangline.testing import as_installed
-from gangline.testing.pool import pool
-from gangline.testing.sessions import lines, session, trained, trained_on
-from gangline.testing.toys.previous import PreviousCallback
 from gangline.train.rank import train
+from gangline_testkit import as_installed
+from gangline_testkit.pool import pool
+from gangline_testkit.sessions import lines, session, trained, trained_on
+from gangline_testkit.toys.previous import PreviousCallback
 
 
 @pytest.fixture(scope="module", autouse=True)
 def toys():
-    with as_installed("gangline-toys", "gangline.testing.toys.plugin"):
+    with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
         yield
 
 

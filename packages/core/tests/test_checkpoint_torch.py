@@ -32,8 +32,8 @@ from gangline.mesh import Mesh
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline.shard import Division, Layout, Registry, Shard
-from gangline.testing import rank
-from gangline.testing.pool import PoolBroken, pool
+from gangline_testkit import rank
+from gangline_testkit.pool import PoolBroken, pool
 
 # --- arrays of every kind, and ways to cut them ----------------------------------------------------------------------
 

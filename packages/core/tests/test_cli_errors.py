@@ -16,7 +16,7 @@ from gangline.config.suggest import SYNONYMS
 from gangline.plugin import catalogue
 from gangline.plugin.registry import installed
 from gangline.run.directory import RunDirectory
-from gangline.testing import warm
+from gangline_testkit import warm
 
 pytestmark = pytest.mark.usefixtures("core_alone")
 

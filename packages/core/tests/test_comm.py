@@ -11,8 +11,8 @@ from gangline.comm.solo import Solo
 from gangline.comm.transport import connect
 from gangline.mesh import Mesh
 from gangline.plan import Fold
-from gangline.testing import rank
-from gangline.testing.pool import pool
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
 
 SIZES = [1, 2, 4]
 BOTH = pytest.mark.parametrize("deterministic", [False, True], ids=["plain", "ordered"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gangline.record import read_records
-from gangline.testing import (
+from gangline_testkit import (
     CallbackSuite,
     CheckpointerSuite,
     DataSourceSuite,

@@ -12,9 +12,9 @@ import torch
 
 from gangline.comm.transport import connect
 from gangline.mesh import Mesh
-from gangline.testing import warm
-from gangline.testing.ports import free_port
 from gangline.train.determinism import use_deterministic_kernels
+from gangline_testkit import warm
+from gangline_testkit.ports import free_port
 
 
 def ranks(world: int, body: str, directory: Path) -> list[tuple[int, str]]:

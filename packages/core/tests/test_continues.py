@@ -7,7 +7,7 @@ import pytest
 from gangline.data.text import TextSource
 from gangline.errors import UserError
 from gangline.record import read_records
-from gangline.testing.sessions import lines, session, trained
+from gangline_testkit.sessions import lines, session, trained
 
 SIZE = 4
 

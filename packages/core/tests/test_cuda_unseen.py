@@ -10,8 +10,8 @@ import torch
 from gangline.errors import UserError
 from gangline.model import rope
 from gangline.record import read_records
-from gangline.testing.sessions import session
 from gangline.train import loop, peaks, rank
+from gangline_testkit.sessions import session
 
 
 class ClosesNever:

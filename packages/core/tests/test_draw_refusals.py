@@ -11,7 +11,7 @@ from gangline.cli.main import main
 from gangline.errors import UserError
 from gangline.sampling.draw import draw
 from gangline.sampling.options import Sampling
-from gangline.testing.sessions import trained
+from gangline_testkit.sessions import trained
 
 
 @pytest.mark.parametrize(("logits", "temperature"), [([5.0, 1.0, 0.0], 1e-320), ([torch.inf, 1.0, 0.0], 1.0)])

@@ -8,8 +8,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard as OnDim, distribute_tensor
 
 from gangline.dtensor import to_dtensor, to_shard
-from gangline.testing import rank
-from gangline.testing.pool import pool
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
 
 PLACEMENTS = [
     (Replicate(), Replicate()),

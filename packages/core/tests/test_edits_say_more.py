@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from gangline.errors import UserError
 from gangline.interop.commands import export_run, import_model
-from gangline.testing import as_installed
+from gangline_testkit import as_installed
 
 PLUGIN = """
 from dataclasses import dataclass, replace

@@ -24,9 +24,9 @@ from gangline.launch.starts import Starts
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
 from gangline.run.events import read_events
-from gangline.testing.processes import kill
-from gangline.testing.real_runs import SMALL, RealRuns
-from gangline.testing.runs import small_run
+from gangline_testkit.processes import kill
+from gangline_testkit.real_runs import SMALL, RealRuns
+from gangline_testkit.runs import small_run
 
 WORDS = (*SMALL, "parallel=ddp", "precision=fp64", "run.deterministic=on", "schedule=constant")
 ELASTIC = ("launch=elastic", "launch.processes=2", "checkpoint.every=5", "callback=[paced]")

@@ -29,9 +29,9 @@ from gangline.run.directory import RunDirectory
 from gangline.run.ending import RunEnding, read_ending, write_ending
 from gangline.run.events import Events, read_events
 from gangline.run.generation import Progress
-from gangline.testing.pool import pool
-from gangline.testing.sessions import session
 from gangline.train.rank import train
+from gangline_testkit.pool import pool
+from gangline_testkit.sessions import session
 
 DONE = RunEnding(generation=1, reason="done", exit_code=0, evidence="step 5 is done")
 

@@ -11,7 +11,7 @@ from gangline.data.chat import template_of
 from gangline.errors import UserError
 from gangline.interop.commands import export_run
 from gangline.interop.tokenizer_files import tokenizer_files
-from gangline.testing.sessions import trained
+from gangline_testkit.sessions import trained
 
 
 @pytest.fixture

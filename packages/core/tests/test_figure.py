@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from gangline.figure import GAP, INK, PALETTE, Figure, PlotArea, diverging, number_ticks, room_left
-from gangline.testing import readable
+from gangline_testkit import readable
 
 
 def drawn(title: str = "A run, steps 1 to 20", rows: int = 40) -> Figure:

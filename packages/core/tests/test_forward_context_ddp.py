@@ -22,9 +22,9 @@ from gangline.parallel.ddp import build as build_ddp
 from gangline.parallel.single import build as build_single
 from gangline.plan import Cut, Fold, Init, Plan
 from gangline.precision.plain import Plain
-from gangline.testing import rank
-from gangline.testing.pool import pool
 from gangline.train.recompute_and_compile import finisher
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
 
 D, T, GLOBAL, VOCABULARY = 8, 5, 8, 16
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gangline.model import kernels
-from gangline.testing.interpreted import run_interpreted
+from gangline_testkit.interpreted import run_interpreted
 
 
 def test_kernels_of_the_loss():

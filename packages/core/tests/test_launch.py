@@ -30,8 +30,8 @@ from gangline.launch.local import start
 from gangline.launch.output import Copied
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
-from gangline.testing.pool import close_all
-from gangline.testing.runs import small_run
+from gangline_testkit.pool import close_all
+from gangline_testkit.runs import small_run
 
 HERE = Path(__file__).parent
 

@@ -15,8 +15,8 @@ from gangline.launch.config import LocalLaunch
 from gangline.plugin import catalogue
 from gangline.plugin.registry import installed
 from gangline.run.directory import RunDirectory
-from gangline.testing import as_installed
-from gangline.testing.real_runs import SMALL, small_text
+from gangline_testkit import as_installed
+from gangline_testkit.real_runs import SMALL, small_text
 
 
 @pytest.fixture

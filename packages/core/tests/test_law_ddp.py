@@ -24,9 +24,9 @@ from gangline.parallel.single import build as build_single
 from gangline.precision.config import Bf16, Fp32, Fp64
 from gangline.precision.plain import Plain
 from gangline.schedule.config import Constant
-from gangline.testing import rank
-from gangline.testing.pool import pool
 from gangline.train.recompute_and_compile import finisher
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
 
 SEQUENCE, GLOBAL = 12, 8
 DTYPES = {

@@ -14,9 +14,9 @@ import pytest
 
 from gangline.comm.job_store import ADDRESS, open_job_store
 from gangline.launch.network import listening_address
-from gangline.testing.ports import free_port
-from gangline.testing.processes import living
-from gangline.testing.real_runs import SMALL, RealRuns
+from gangline_testkit.ports import free_port
+from gangline_testkit.processes import living
+from gangline_testkit.real_runs import SMALL, RealRuns
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 LISTENS = "0A"  # the state in /proc/net/tcp

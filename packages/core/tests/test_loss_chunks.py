@@ -14,7 +14,7 @@ from gangline.model.compose import compose_model
 from gangline.model.config import Tiny
 from gangline.model.init import whole_model
 from gangline.model.loss import CrossEntropy
-from gangline.testing.inputs import whole_sequences
+from gangline_testkit.inputs import whole_sequences
 
 B, T, D, V = 2, 9, 6, 37
 

@@ -13,7 +13,7 @@ from gangline.mesh import Mesh
 from gangline.optimizer.adamw8bit import scales_layout
 from gangline.optimizer.codes import decode, encode, levels
 from gangline.shard import Box, Division, Layout, Registry
-from gangline.testing.sessions import session, trained
+from gangline_testkit.sessions import session, trained
 
 
 def dynamic_tree(signed: bool) -> list[float]:

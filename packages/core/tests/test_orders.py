@@ -18,11 +18,11 @@ from gangline.launch.failures import RestartWanted
 from gangline.record import read_records
 from gangline.run import attempts, events
 from gangline.run.attempts import Attempt
-from gangline.testing.pool import pool
-from gangline.testing.processes import kill
-from gangline.testing.sessions import session
 from gangline.train.callbacks import attach
 from gangline.train.rank import train
+from gangline_testkit.pool import pool
+from gangline_testkit.processes import kill
+from gangline_testkit.sessions import session
 
 G = 8  # samples of a step
 

@@ -27,9 +27,9 @@ from gangline.precision.base import Precision
 from gangline.precision.config import PARTS, Fp16
 from gangline.precision.fp16 import ScaledFp16
 from gangline.precision.plain import Plain
-from gangline.testing import rank
-from gangline.testing.pool import pool
 from gangline.train.recompute_and_compile import finisher
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
 
 RUN = SimpleNamespace(seed=1, deterministic=False)
 T = 6

@@ -22,8 +22,8 @@ from gangline.pulse import layout, memory
 from gangline.pulse.layout import PHASES, ROWS
 from gangline.pulse.read import PulseReader
 from gangline.pulse.write import Pulse
-from gangline.testing import rank
-from gangline.testing.pool import pool
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
 
 NUMBER = {name: number for number, name in enumerate(PHASES)}
 

@@ -12,7 +12,7 @@ from gangline.config.compose import compose
 from gangline.config.sections import BatchSection
 from gangline.errors import UserError
 from gangline.run.attempts import Attempt, next_cursor
-from gangline.testing import RealRuns
+from gangline_testkit import RealRuns
 
 RAMP = ("recipe=tiny", "run.sample=0", "batch.ramp={4:18,8:50}", "batch.global_size=16", "validate.every=null")
 FIRST = [0, 4, 8, 12, 16, 20, 28, 36, 44, 52, 68, 84]  # samples: of 4 until 18 are read, of 8 until 50, then of 16

@@ -9,8 +9,8 @@ from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
-from gangline.testing.inputs import microbatch
 from gangline.train.recompute_and_compile import finisher
+from gangline_testkit.inputs import microbatch
 
 
 class Plain(nn.Module):

@@ -13,7 +13,7 @@ from gangline.config.defaults import default_run
 from gangline.plugin.registry import build
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
-from gangline.testing.processes import kill, living, wait_until_none_lives
+from gangline_testkit.processes import kill, living, wait_until_none_lives
 
 
 def state(directory, run_dir, id=None):

@@ -27,8 +27,8 @@ from gangline.run.events import Events
 from gangline.run.generation import STEP
 from gangline.run.listing import summaries, summary
 from gangline.run.lock import RunLock
-from gangline.testing import RealRuns
-from gangline.testing.figures import readable
+from gangline_testkit import RealRuns
+from gangline_testkit.figures import readable
 
 
 def record(step: int, loss: float, **more) -> StepRecord:

@@ -33,8 +33,8 @@ from gangline.sampling.prompts import read_prompts
 from gangline.sampling.sampler import Sampler, generate, sample
 from gangline.sampling.text import codec_of, encode, ends_of, unstopped
 from gangline.shard import Layout, Registry, Shard
-from gangline.testing import warm
-from gangline.testing.inputs import whole_sequences
+from gangline_testkit import warm
+from gangline_testkit.inputs import whole_sequences
 
 CONTEXT = 16
 MOMENT = torch.full((9,), 7.25)

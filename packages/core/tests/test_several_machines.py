@@ -14,7 +14,7 @@ from gangline.launch import elastic
 from gangline.launch.elastic import AgentNode, RankFiles
 from gangline.launch.network import interface_towards
 from gangline.launch.starts import JobStart
-from gangline.testing.real_runs import SMALL, RealRuns
+from gangline_testkit.real_runs import SMALL, RealRuns
 
 # Each machine has a network, a name that stands for no address, and processes of its own.
 TWO = """

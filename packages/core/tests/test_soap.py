@@ -10,8 +10,8 @@ from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.optimizer.config import Soap
 from gangline.optimizer.soap import SoapMatrix
-from gangline.testing.pool import pool
-from gangline.testing.sessions import session
+from gangline_testkit.pool import pool
+from gangline_testkit.sessions import session
 
 CPU = torch.device("cpu")
 

@@ -27,8 +27,8 @@ from gangline.launch.signals import (
     stop_signals,
 )
 from gangline.launch.stops import requests
-from gangline.testing import warm, warm_client
-from gangline.testing.processes import kill, living, wait_until_none_lives
+from gangline_testkit import warm, warm_client
+from gangline_testkit.processes import kill, living, wait_until_none_lives
 
 HERE = Path(__file__).parent
 SAVING = 300.0  # seconds that nobody wants to wait for

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gangline.record import StepRecord
-from gangline.testing.sessions import session
 from gangline.track.base import Tracker
 from gangline.train.rank import train
+from gangline_testkit.sessions import session
 
 
 class Kept(Tracker):

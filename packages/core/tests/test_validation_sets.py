@@ -14,7 +14,7 @@ from gangline.config.serial import from_dict, to_dict
 from gangline.config.validation import validation_sets
 from gangline.data.corpus import listing, split
 from gangline.errors import UserError
-from gangline.testing.runs import small_run
+from gangline_testkit.runs import small_run
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from gangline.errors import UserError
-from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.packing import pack_plan as plans
 from gangline_dataloader.prepare import assemble, choice, prepare_plan, run, settings
@@ -23,6 +22,7 @@ from gangline_dataloader.store import manifest as manifests
 from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import FILE, VALIDATION, read
+from gangline_testkit.runs import small_run
 
 
 def contents(folder: Path) -> dict[str, bytes]:

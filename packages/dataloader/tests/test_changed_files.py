@@ -16,13 +16,13 @@ import torch
 
 from gangline.data.reader import ReadPlace
 from gangline.errors import UserError
-from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
 from gangline_dataloader.store import local, npy, watch
 from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.manifest import FILE
 from gangline_dataloader.store.npy import checksum
+from gangline_testkit.runs import small_run
 
 SHARD = "shard-00001.npy"
 

@@ -13,12 +13,12 @@ from hypothesis import given, settings, strategies as st
 
 from gangline.data.reader import ReadPlace
 from gangline.errors import UserError
-from gangline.testing.runs import small_run
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, WeightStage
 from gangline_dataloader.order.single import SingleOrder
 from gangline_dataloader.sources import build
 from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.manifest import FILE
+from gangline_testkit.runs import small_run
 
 
 @settings(deadline=None, max_examples=60)

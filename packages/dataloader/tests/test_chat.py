@@ -17,8 +17,6 @@ from gangline.data.chat_tokens import LEARNT_RULE
 from gangline.data.codec import TokenizerCodec
 from gangline.errors import UserError
 from gangline.sampling.sampler import Sampler
-from gangline.testing.runs import small_run
-from gangline.testing.sessions import trained
 from gangline_dataloader import commands
 from gangline_dataloader.prepare.documents import TextDocument
 from gangline_dataloader.prepare.encode import DocumentEncoder, EncodedDocument
@@ -28,6 +26,8 @@ from gangline_dataloader.sources import build
 from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import read
+from gangline_testkit.runs import small_run
+from gangline_testkit.sessions import trained
 
 TEMPLATE = """{%- for message in messages -%}
 <|im_start|>{{ message.role }}

@@ -13,12 +13,12 @@ import pytest
 
 from gangline.config.check import problems
 from gangline.errors import UserError
-from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
 from gangline_dataloader.store import watch
 from gangline_dataloader.store.foreign import arrow as arrow_tokens, opened
 from gangline_dataloader.store.local import LocalTokens
+from gangline_testkit.runs import small_run
 
 RNG = np.random.default_rng(0)
 DOCUMENTS = [RNG.integers(0, 200, n) for n in (5, 90, 1, 300, 44, 7, 260)]

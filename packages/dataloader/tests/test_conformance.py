@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from gangline.data.base import DataSource, Sample
-from gangline.testing import DataSourceSuite
 from gangline_dataloader.packing.pack_plan import make
 from gangline_dataloader.prepare.run import prepare
 from gangline_dataloader.prepare.settings import Settings
 from gangline_dataloader.store.manifest import FILE, VALIDATION, read
+from gangline_testkit import DataSourceSuite
 
 
 class TestTokens(DataSourceSuite):

@@ -11,9 +11,9 @@ import torch
 from gangline.config.check import problems
 from gangline.data.reader import ReadPlace, StoredBatch
 from gangline.errors import UserError
-from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
+from gangline_testkit.runs import small_run
 
 pytest.importorskip("nvidia.dali", reason="the extra [dali] is not installed")
 from gangline_dataloader.dali.source import dali

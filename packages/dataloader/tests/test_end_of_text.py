@@ -11,10 +11,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from gangline.data.codec import open_codec
 from gangline.data.config import TextConfig
 from gangline.errors import UserError
-from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.manifest import read
+from gangline_testkit.runs import small_run
 
 DEEP = "<｜end▁of▁sentence｜>"
 

@@ -16,10 +16,10 @@ import torch
 from gangline.config.check import problems
 from gangline.data.reader import ReadPlace
 from gangline.errors import UserError
-from gangline.testing import as_installed, warm
-from gangline.testing.runs import small_run
 from gangline_dataloader.images.augment import crops
 from gangline_dataloader.images.webdataset import listed
+from gangline_testkit import as_installed, warm
+from gangline_testkit.runs import small_run
 
 pytest.importorskip("nvidia.dali", reason="the extra [dali] is not installed")
 Image = pytest.importorskip("PIL.Image", reason="the images of this test are written by Pillow")

@@ -10,10 +10,10 @@ from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from gangline.config.check import problems
-from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
 from gangline_dataloader.sources.infill import MARKS, Infill
+from gangline_testkit.runs import small_run
 
 PRE, MID, SUF, END = 100, 101, 102, 0
 

@@ -12,9 +12,9 @@ import pytest
 from gangline.config.check import problems
 from gangline.config.paths import rooted
 from gangline.errors import UserError
-from gangline.testing.runs import small_run
 from gangline_dataloader.sources import build
 from gangline_dataloader.store.fields import with_checksum
+from gangline_testkit.runs import small_run
 
 WEIGHTS = "data.weights={web: 0.7, code: 0.3}"
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gangline.data.reader import ReadPlace
-from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
+from gangline_testkit.runs import small_run
 
 SIZE = 24  # samples of a step
 

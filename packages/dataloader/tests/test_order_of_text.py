@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gangline.data import text
-from gangline.testing.runs import small_run
 from gangline_dataloader.sources import build
+from gangline_testkit.runs import small_run
 
 SIZES = ("model.vocab_size=256", "batch.sequence_length=48", "validate.every=10")
 

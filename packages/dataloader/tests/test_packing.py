@@ -11,13 +11,13 @@ from hypothesis import given, settings, strategies as st
 
 from gangline.config.check import problems
 from gangline.errors import UserError
-from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.packing import pack_plan
 from gangline_dataloader.packing.best_fit import packed
 from gangline_dataloader.sources import build
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import FILE, read
+from gangline_testkit.runs import small_run
 
 
 def rows_of(ends: np.ndarray, capacity: int) -> list[list[tuple[int, int]]]:

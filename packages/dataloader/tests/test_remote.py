@@ -20,7 +20,6 @@ from gangline.config.check import problems
 from gangline.config.resume import continued
 from gangline.config.serial import to_dict
 from gangline.errors import UserError
-from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build, windows
 from gangline_dataloader.store.fields import with_checksum
@@ -28,6 +27,7 @@ from gangline_dataloader.store.manifest import FILE, read
 from gangline_dataloader.store.remote.cache import FileCache
 from gangline_dataloader.store.remote.fetch import Remote
 from gangline_dataloader.store.remote.tokens import RemoteTokens
+from gangline_testkit.runs import small_run
 
 pytest.importorskip("aiohttp", reason="fsspec reads http with it")
 
@@ -241,7 +241,7 @@ def test_three_runs_share_a_cache_that_has_room_for_less_than_one(server, store,
 
 READER = """
 import sys, xxhash
-from gangline.testing.runs import small_run
+from gangline_testkit.runs import small_run
 from gangline_dataloader.sources import build, windows
 windows.AHEAD = 16
 run = small_run(*sys.argv[1:])

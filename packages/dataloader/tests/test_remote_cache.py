@@ -11,12 +11,12 @@ import pytest
 import xxhash
 
 from gangline.errors import UserError
-from gangline.testing.runs import small_run
 from gangline_dataloader.sources import build
 from gangline_dataloader.store import watch
 from gangline_dataloader.store.manifest import FILE
 from gangline_dataloader.store.remote import cache as caches
 from gangline_dataloader.store.remote.cache import FOLDER, MARKER, FileCache
+from gangline_testkit.runs import small_run
 
 CONTENT = {number: bytes([number]) * 500 for number in range(3)}
 

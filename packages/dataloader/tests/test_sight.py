@@ -15,10 +15,10 @@ from gangline.config import BatchSection
 from gangline.errors import UserError
 from gangline.run.attempts import Attempt, append, next_cursor
 from gangline.run.directory import RunDirectory
-from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
 from gangline_dataloader.sources.of_run import first_sample
+from gangline_testkit.runs import small_run
 
 ranges = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 80)), max_size=6)
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings, strategies as st
 from gangline.config.check import check, problems
 from gangline.config.validation import validation_sets
 from gangline.errors import UserError
-from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.packing.pack_plan import PackedRows
 from gangline_dataloader.sources import build
 from gangline_dataloader.sources.split import held_out_of
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import VALIDATION
+from gangline_testkit.runs import small_run
 
 
 def letters(folder: Path, letter: str) -> Path:

@@ -12,11 +12,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from gangline.config.check import problems
 from gangline.errors import UserError
-from gangline.testing.runs import small_run
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
 from gangline_dataloader.store.fields import CHECKSUM, with_checksum
 from gangline_dataloader.store.manifest import FILE, VALIDATION
+from gangline_testkit.runs import small_run
 
 
 @pytest.fixture

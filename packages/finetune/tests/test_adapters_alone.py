@@ -12,7 +12,7 @@ from small_models import SHORT, llama, logits, opened
 
 from gangline.cli.main import main
 from gangline.sampling.sampler import sample
-from gangline.testing import RealRuns
+from gangline_testkit import RealRuns
 
 SETTINGS = (*SHORT, "run.steps=2", "lora=on", "lora.rank=4", "checkpoint.every=2")
 ALONE = "checkpoint.frozen=false"

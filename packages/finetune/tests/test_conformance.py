@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from chats import tokenizer, write
 
-from gangline.testing import DataSourceSuite, ModelEditSuite
+from gangline_testkit import DataSourceSuite, ModelEditSuite
 
 
 class TestLora(ModelEditSuite):

@@ -12,9 +12,9 @@ from small_models import llama, opened
 
 from gangline.cli.main import main
 from gangline.config.compose import compose_one
-from gangline.testing import RealRuns
 from gangline_finetune.dpo.modules import dpo_losses, pairs_won
 from gangline_finetune.dpo.source import build
+from gangline_testkit import RealRuns
 
 BETA = 0.3
 SETTINGS = (

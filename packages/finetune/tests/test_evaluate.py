@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 from gangline import UserError
 from gangline.cli.main import main
 from gangline.data.codec import TokenizerCodec
-from gangline.testing import RealRuns, warm
-from gangline.testing.real_runs import TRAIN, own_environment
 from gangline_finetune.evaluate.text_model import TextModel
+from gangline_testkit import RealRuns, warm
+from gangline_testkit.real_runs import TRAIN, own_environment
 
 STRETCHED = ("model.rope_scaling_factor=4", "model.rope_original_max_position=64", "model.weights=null", "lora=off")
 

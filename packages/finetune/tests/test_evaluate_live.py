@@ -8,7 +8,7 @@ import pytest
 from own_tasks import LM_EVAL, TASKS, made
 
 from gangline.cli.main import main
-from gangline.testing import RealRuns
+from gangline_testkit import RealRuns
 
 MORE = {
     "likely": """

@@ -16,8 +16,8 @@ from gangline.interop.adapters import bits_beside
 from gangline.model.compose import compose_model
 from gangline.model.kept import Codes, decode, encode
 from gangline.model.tree import parameter_shapes
-from gangline.testing import ModelEditSuite, RealRuns
-from gangline.testing.sessions import session
+from gangline_testkit import ModelEditSuite, RealRuns
+from gangline_testkit.sessions import session
 
 SETTINGS = (*SHORT, "run.steps=3", "lora=on", "lora.rank=4")
 # Codes of a block: the inputs of w_down are 48. Those of o_proj are heads of 8 features, which no block of 16 divides.

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from small_models import SHORT, llama, logits, opened
 
 from gangline.cli.main import main
-from gangline.testing import RealRuns
+from gangline_testkit import RealRuns
 
 SETTINGS = (*SHORT, "run.steps=3")
 KINDS = {

@@ -10,7 +10,7 @@ from chats import chats, tokenizer
 from small_models import llama, logits, opened
 
 from gangline.cli.main import main
-from gangline.testing import RealRuns
+from gangline_testkit import RealRuns
 
 SETTINGS = ("batch.global_size=4", "batch.sequence_length=64", "run.steps=2", "run.sample=0", "track=[jsonl]")
 SETTINGS += ("precision=fp32", "data=chat", "optimizer.learning_rate=0.01", "schedule=constant", "validate.every=null")

@@ -16,16 +16,16 @@ from gangline.cluster.file import load_cluster
 from gangline.config.check import check
 from gangline.config.compose import compose_one
 from gangline.run.events import read_events
-from gangline.testing import HealthCheckSuite, warm
-from gangline.testing.pool import pool
-from gangline.testing.real_runs import RealRuns
-from gangline.testing.runs import small_run
-from gangline.testing.sessions import session
 from gangline.train.rank import train
 from gangline_health.burn_in.check import exact_sum
 from gangline_health.burn_in.config import BurnInHealth
 from gangline_health.burn_in.judge import RankRates, bad_links, bad_ranks
 from gangline_health.commands.burn_in import run, samples
+from gangline_testkit import HealthCheckSuite, warm
+from gangline_testkit.pool import pool
+from gangline_testkit.real_runs import RealRuns
+from gangline_testkit.runs import small_run
+from gangline_testkit.sessions import session
 
 FAST = ("health.burn_in.seconds=0.02", "health.burn_in.repetitions=1")
 # on a busy machine of few cores a rank may be slow by itself: here only what is computed wrongly counts

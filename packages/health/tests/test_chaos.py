@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gangline.run.events import read_events
-from gangline.testing import HealthCheckSuite
-from gangline.testing.real_runs import RealRuns
 from gangline_health.chaos.plan import ANYWHERE, KINDS, FaultsDone, parse, plan
+from gangline_testkit import HealthCheckSuite
+from gangline_testkit.real_runs import RealRuns
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.testing import HealthCheckSuite, SimulatorSuite
+from gangline_testkit import HealthCheckSuite, SimulatorSuite
 
 
 class TestOn(HealthCheckSuite):

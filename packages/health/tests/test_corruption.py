@@ -19,17 +19,17 @@ from gangline.record import read_records
 from gangline.run import attempts
 from gangline.run.events import read_events
 from gangline.shard import Shard
-from gangline.testing.health import healthy
-from gangline.testing.health_ranks import lived
-from gangline.testing.pool import pool
-from gangline.testing.real_runs import RealRuns
-from gangline.testing.runs import small_run
-from gangline.testing.sessions import session
 from gangline.train.rank import train
 from gangline_health.config import CorruptionOptions
 from gangline_health.monitors.bits import array_sums, fingerprint, weights, words
 from gangline_health.monitors.corruption import CorruptionMonitor, odd_ones
 from gangline_health.monitors.recompute import COMPUTED, RECEIVED, SAME, Event, first_difference
+from gangline_testkit.health import healthy
+from gangline_testkit.health_ranks import lived
+from gangline_testkit.pool import pool
+from gangline_testkit.real_runs import RealRuns
+from gangline_testkit.runs import small_run
+from gangline_testkit.sessions import session
 
 WORDS = ("health=[on]", "health.on.corruption.every=2", "parallel=ddp", "run.steps=8", "checkpoint.every=2")
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings, strategies as st
 from gangline import UserError
 from gangline.config.compose import compose_one
 from gangline.run.directory import RunDirectory
-from gangline.testing import readable
-from gangline.testing.sessions import session
 from gangline.train.rank import train
 from gangline_health.commands.report import run as report
 from gangline_health.ledger.picture import picture
 from gangline_health.ledger.report import Ledger, ledger
 from gangline_health.ledger.spans import KINDS, Span, partition, seconds
+from gangline_testkit import readable
+from gangline_testkit.sessions import session
 
 BEGAN = 1.7e9
 

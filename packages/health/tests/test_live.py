@@ -25,15 +25,15 @@ from gangline.config.check import check
 from gangline.launch.guard import born
 from gangline.run.directory import RunDirectory
 from gangline.run.events import read_events
-from gangline.testing.ports import free_port
-from gangline.testing.real_runs import RealRuns
-from gangline.testing.runs import small_run
 from gangline_health.commands import watch
 from gangline_health.live import alerts, serve
 from gangline_health.live.alerts import Alerts, send, worth
 from gangline_health.live.follow import Follower
 from gangline_health.live.openmetrics import text
 from gangline_health.live.status import RunFollower
+from gangline_testkit.ports import free_port
+from gangline_testkit.real_runs import RealRuns
+from gangline_testkit.runs import small_run
 
 WARNS = {"event": "verdict", "kind": "straggler", "where": "rank 3", "suggestion": "warn", "evidence": 'a "slow" one'}
 

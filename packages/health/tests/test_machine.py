@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from gangline.health import Verdict
-from gangline.testing.health import healthy
 from gangline_health.config import MachineOptions
 from gangline_health.gpus import Gpus, has_gpus
 from gangline_health.monitors.machine import MachineMonitor
 from gangline_health.probes import Finding, Probe, descriptors, disk, memory
+from gangline_testkit.health import healthy
 
 
 class Refused(Exception):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gangline.record import StepRecord
-from gangline.testing.health import healthy
 from gangline_health.config import NumbersOptions
 from gangline_health.monitors.numbers import ROUTINE, SEVERAL, NumbersMonitor
+from gangline_testkit.health import healthy
 
 
 def series(losses, norms=None) -> list[StepRecord]:

@@ -7,9 +7,9 @@ from hypothesis import given, settings, strategies as st
 
 from gangline.health import Action, Agreed, Order, Verdict
 from gangline.run.attempts import Attempt
-from gangline.testing.runs import small_run
 from gangline_health.config import Budget, Playbook, Playbooks
 from gangline_health.playbooks import respond, used
+from gangline_testkit.runs import small_run
 
 
 def verdict(kind: str = "loss-spike", step: int = 500, row: int = 3, **details) -> Verdict:

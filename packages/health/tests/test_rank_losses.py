@@ -15,12 +15,12 @@ import torch
 from gangline.health import Action, Verdict
 from gangline.record import StepRecord, read_records
 from gangline.run.events import read_events
-from gangline.testing.health import healthy
-from gangline.testing.pool import pool
-from gangline.testing.sessions import session
 from gangline.train.rank import train
 from gangline_health.config import RankLossesOptions
 from gangline_health.monitors.rank_losses import RankLossesMonitor
+from gangline_testkit.health import healthy
+from gangline_testkit.pool import pool
+from gangline_testkit.sessions import session
 
 RANKS = 8
 

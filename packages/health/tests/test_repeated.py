@@ -11,10 +11,10 @@ from gangline.health import Action, Agreed, Order, Verdict
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline.run.ending import read_ending
-from gangline.testing.real_runs import RealRuns
 from gangline_health.config import Budget, Playbooks
 from gangline_health.monitors.repeated import RepeatedMonitor
 from gangline_health.playbooks import respond
+from gangline_testkit.real_runs import RealRuns
 
 KILLED = "rank 1 failed first: it was killed by SIGKILL"
 ON_GPU = "rank 1 failed first: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"

@@ -18,14 +18,14 @@ from gangline.launch.failures import RankFailure
 from gangline.record import StepRecord, read_records
 from gangline.run import attempts
 from gangline.run.events import Events, read_events
-from gangline.testing.health import healthy
-from gangline.testing.runs import small_run
-from gangline.testing.sessions import session
 from gangline.train.rank import train
 from gangline_health.check import WatchCheck
 from gangline_health.config import WatchedHealth
 from gangline_health.monitors.base import Monitor
 from gangline_health.monitors.numbers import NumbersMonitor
+from gangline_testkit.health import healthy
+from gangline_testkit.runs import small_run
+from gangline_testkit.sessions import session
 
 G, STEPS = 8, 70
 BAD = range(60 * G, 63 * G)  # samples

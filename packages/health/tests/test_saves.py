@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangline.testing.health import healthy
 from gangline_health.monitors.saves import SavesMonitor
+from gangline_testkit.health import healthy
 
 FULL, GONE = "No space left on device (/runs/a)", "the store is lost"
 

@@ -10,9 +10,9 @@ import pytest
 from gangline import UserError
 from gangline.config.check import check
 from gangline.reliability import Reliability, SimulatedJob, simulator
-from gangline.testing.runs import small_run
 from gangline_health.commands.simulate import run, simulated, text_of
 from gangline_health.simulate import EventSimulator
+from gangline_testkit.runs import small_run
 
 JOBS = {
     "a thousand GPUs": SimulatedJob(nodes=128, days=300, save_seconds=60, restart_seconds=600, spares=99),

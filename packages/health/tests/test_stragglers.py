@@ -11,12 +11,12 @@ import pytest
 
 from gangline.health import Action, Agreed, Verdict
 from gangline.mesh import Mesh
-from gangline.testing.health import healthy
 from gangline_health.config import Budget, Playbook, Playbooks
 from gangline_health.monitors.slow_ranks import SlowRanks
 from gangline_health.monitors.straggler_options import StragglersOptions
 from gangline_health.monitors.stragglers import OWN, StragglersMonitor
 from gangline_health.playbooks import respond
+from gangline_testkit.health import healthy
 
 RANKS = 8
 

@@ -8,8 +8,8 @@ import pytest
 
 from gangline.run.ending import read_ending
 from gangline.run.events import read_events
-from gangline.testing.real_runs import RealRuns
 from gangline_health.ledger.report import ledger
+from gangline_testkit.real_runs import RealRuns
 
 AGENT = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=2")
 WORDS = ("parallel=ddp", "run.steps=40", "checkpoint.every=5", "health=[on,chaos]", "run.seed=3")

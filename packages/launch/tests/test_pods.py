@@ -15,10 +15,10 @@ from gangline.config.compose import compose_one
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
 from gangline.run.events import read_events
-from gangline.testing import warm
-from gangline.testing.processes import kill
-from gangline.testing.real_runs import SMALL, RealRuns
 from gangline_launch.kubernetes import tries
+from gangline_testkit import warm
+from gangline_testkit.processes import kill
+from gangline_testkit.real_runs import SMALL, RealRuns
 
 SECONDS = 240.0
 WORDS = (

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from own_cluster import OwnCluster
 
-from gangline.testing import RealRuns
+from gangline_testkit import RealRuns
 
 STEPS = 16
 MANY = 300  # of a run that is stopped again and again

@@ -32,7 +32,7 @@ from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.model.init import shards_of
 from gangline.plugin.registry import installed
-from gangline.testing.inputs import whole_sequences
+from gangline_testkit.inputs import whole_sequences
 
 
 def run_of(directory: Path) -> Run:

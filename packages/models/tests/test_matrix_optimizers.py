@@ -10,9 +10,9 @@ import torch
 from gangline.config.compose import compose
 from gangline.mesh import Mesh
 from gangline.run.directory import RunDirectory
-from gangline.testing import rank
 from gangline.train.build import build
 from gangline.train.rank import train
+from gangline_testkit import rank
 
 MODEL = ("model=qwen3_next", "model.dim=32", "model.layers=2", "model.heads=2", "model.kv_heads=1", "model.hidden=64")
 

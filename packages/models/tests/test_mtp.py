@@ -25,11 +25,11 @@ from gangline.interop.config import edited_config_from
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
 from gangline.parallel.prepare import finish_head
-from gangline.testing import ModelEditSuite
-from gangline.testing.inputs import microbatch
-from gangline.testing.runs import small_run
-from gangline.testing.sessions import lines, trained, trained_on
 from gangline.train.recompute_and_compile import finisher
+from gangline_testkit import ModelEditSuite
+from gangline_testkit.inputs import microbatch
+from gangline_testkit.runs import small_run
+from gangline_testkit.sessions import lines, trained, trained_on
 
 
 class TestOn(ModelEditSuite):

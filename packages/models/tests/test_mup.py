@@ -17,7 +17,7 @@ from gangline.config.compose import compose
 from gangline.errors import UserError
 from gangline.model.compose import compose_model
 from gangline.model.tree import parameter_shapes
-from gangline.testing.sessions import lines, session, trained, trained_on
+from gangline_testkit.sessions import lines, session, trained, trained_on
 
 BLOCKS = ("attention.wq", "attention.wk", "attention.wv", "attention.wo")
 BLOCKS += ("feed_forward.w_gate", "feed_forward.w_up", "feed_forward.w_down")

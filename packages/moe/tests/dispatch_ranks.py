@@ -9,12 +9,12 @@ from torch import Tensor
 from gangline.comm.base import Comm
 from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
-from gangline.testing import rank
 from gangline_moe.dispatch import dispatcher
 from gangline_moe.dispatch.dispatcher import TokenDispatcher
 from gangline_moe.routers.base import Choice
 from gangline_moe.routers.config import Sigmoid
 from gangline_moe.routers.sigmoid import SigmoidRouter
+from gangline_testkit import rank
 
 # Rows begin at multiples of 64 bytes (the last bits of a product may depend on where its operands begin), and every
 # element of an activation is computed by the vector loop (the scalar loop for what is left rounds otherwise).

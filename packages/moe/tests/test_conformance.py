@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.testing import ModelEditSuite, PartSuite
+from gangline_testkit import ModelEditSuite, PartSuite
 
 
 class TestOn(ModelEditSuite):

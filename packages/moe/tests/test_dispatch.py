@@ -6,7 +6,7 @@ import dispatch_ranks as ranks
 import pytest
 import torch
 
-from gangline.testing.pool import pool
+from gangline_testkit.pool import pool
 
 MANY = -1  # so many experts on a rank that their rows travel together and are regrouped
 

@@ -7,8 +7,8 @@ import pytest
 from gangline.config.resume import continued
 from gangline.config.serial import to_dict
 from gangline.errors import UserError
-from gangline.testing import RealRuns
-from gangline.testing.runs import small_run
+from gangline_testkit import RealRuns
+from gangline_testkit.runs import small_run
 
 
 def test_the_ranks_of_experts_may_change_and_their_number_may_not():

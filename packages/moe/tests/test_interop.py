@@ -25,13 +25,13 @@ from gangline.interop.names import theirs_of
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.model.init import shards_of
-from gangline.testing.inputs import whole_sequences
-from gangline.testing.runs import small_run
-from gangline.testing.sessions import session
 from gangline_moe.config import MoeOptions
 from gangline_moe.interop import of_hugging_face, to_hugging_face
 from gangline_moe.presets import DeepSeekV3, Mixtral8x7B, Qwen3_30B_A3B
 from gangline_moe.routers.config import Biased, ExpertChoice, Grouped, Sigmoid, Softmax
+from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.runs import small_run
+from gangline_testkit.sessions import session
 
 COMMON = {
     "vocab_size": 97,

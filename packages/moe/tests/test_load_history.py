@@ -15,9 +15,6 @@ from gangline.errors import UserError
 from gangline.figure import INK
 from gangline.health import Action
 from gangline.record import StepRecord
-from gangline.testing import HealthCheckSuite, TrackerSuite, readable
-from gangline.testing.health import healthy
-from gangline.testing.runs import small_run
 from gangline.track.base import Start
 from gangline_moe.config import ExpertsHealth
 from gangline_moe.health import ExpertsCheck
@@ -25,6 +22,9 @@ from gangline_moe.heatmap import HeatmapTracker
 from gangline_moe.load_history import StepLoads, load_history, windows
 from gangline_moe.picture import by_layer, colour, over_time
 from gangline_moe.report import as_text, main, shade
+from gangline_testkit import HealthCheckSuite, TrackerSuite, readable
+from gangline_testkit.health import healthy
+from gangline_testkit.runs import small_run
 
 EVEN, UNEVEN = [8.0, 8.0, 8.0, 8.0], [31.0, 0.0, 1.0, 0.0]
 

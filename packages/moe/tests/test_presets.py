@@ -8,8 +8,8 @@ from gangline.model.compose import compose_model
 from gangline.model.flops import flops_per_token, parameter_count
 from gangline.model.tree import nodes, parameter_shapes
 from gangline.plan import Plan
-from gangline.testing.runs import small_run
 from gangline_moe.nodes import ExpertsNode, MoeNode, RouterNode
+from gangline_testkit.runs import small_run
 
 MIXTRAL = "dim=4096 layers=32 heads=32 kv_heads=8 head_dim=128 hidden=14336 vocab_size=32000 qk_norm=false"
 QWEN = "dim=2048 layers=48 heads=32 kv_heads=4 head_dim=128 hidden=6144 vocab_size=151936 qk_norm=true"

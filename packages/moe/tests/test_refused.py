@@ -9,9 +9,9 @@ from gangline.errors import UserError
 from gangline.model.compose import compose_model
 from gangline.model.decoder_nodes import NormNode
 from gangline.plan import Plan
-from gangline.testing.runs import small_run
 from gangline_moe.config import MoeOptions
 from gangline_moe.edit import edit
+from gangline_testkit.runs import small_run
 
 CASES = {
     "moe.experts=0": "moe.experts=0 must be at least 1",
@@ -75,7 +75,7 @@ def test_a_model_without_feed_forwards():
 
 def test_what_is_left_open_follows_from_the_layout():
     """`ep` is as large as experts and data ranks allow."""
-    from gangline.testing.toys.plugin import Rows
+    from gangline_testkit.toys.plugin import Rows
 
     def ep(run):
         return compose_model(run)[1].folds[0].size

@@ -8,9 +8,9 @@ import torch
 from gangline.errors import UserError
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
-from gangline.testing import as_installed
-from gangline.testing.inputs import whole_sequences
-from gangline.testing.runs import small_run
+from gangline_testkit import as_installed
+from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.runs import small_run
 
 PLUGIN = """
 from dataclasses import dataclass

@@ -13,10 +13,10 @@ from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
 from gangline.sampling.sampler import load_model
 from gangline.shard import Shard
-from gangline.testing import RealRuns
-from gangline.testing.inputs import whole_sequences
-from gangline.testing.runs import small_run
 from gangline_moe.upcycle import upcycle
+from gangline_testkit import RealRuns
+from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.runs import small_run
 
 MODEL = ("model.vocab_size=256", "model.dim=32", "model.heads=2", "model.kv_heads=1", "model.hidden=64")
 

@@ -17,11 +17,11 @@ from gangline.model.config import DecoderConfig
 from gangline.optimizer.adamw import build as build_adamw
 from gangline.optimizer.config import Adamw
 from gangline.precision.plain import Plain
-from gangline.testing import rank
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.data_parallel.compressed_comm import Compressed, Switch
 from gangline_parallel_megatron_style.data_parallel.grad_codec import CODECS
 from gangline_parallel_megatron_style.runtime import ComposedRuntime
+from gangline_testkit import rank
 
 MODEL = DecoderConfig(vocab_size=32, dim=32, layers=2, heads=2, hidden=64, init_std=0.08)
 LENGTH, ROWS = 16, 4

@@ -7,7 +7,7 @@ from runtimes import runtime_of
 
 from gangline.batch import Batch
 from gangline.plugin import registry
-from gangline.testing.runs import small_run
+from gangline_testkit.runs import small_run
 
 ROWS, LENGTH, VOCABULARY = 8, 12, 61
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from gangline.config.check import layout_problems
 from gangline.errors import Problem
 from gangline.plan import Fold
-from gangline.testing import StrategySuite, rank, strategy_ranks
-from gangline.testing.compare import close, number_close
-from gangline.testing.scenarios import FLOAT64, Layout, Scenario
-from gangline.testing.strategy_ranks import Job
 from gangline_parallel_megatron_style.layout import fits
+from gangline_testkit import StrategySuite, rank, strategy_ranks
+from gangline_testkit.compare import close, number_close
+from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
+from gangline_testkit.strategy_ranks import Job
 
 LENGTH = 16  # tokens: divides over cp 4 in zig-zag halves, and over cp 2 x tp 4
 

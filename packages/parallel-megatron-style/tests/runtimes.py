@@ -14,8 +14,8 @@ from gangline.model.compose import compose_model
 from gangline.model.init import initialise
 from gangline.plugin import registry
 from gangline.precision.base import Precision
-from gangline.testing import rank
 from gangline.train.recompute_and_compile import finisher
+from gangline_testkit import rank
 
 
 def runtime_of(

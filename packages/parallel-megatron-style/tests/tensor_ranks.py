@@ -17,9 +17,9 @@ from gangline.model.plan import plan_decoder
 from gangline.model.seams import calls
 from gangline.plan import Plan
 from gangline.precision.plain import Plain
-from gangline.testing import rank
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
+from gangline_testkit import rank
 
 ROWS, LENGTH = 2, 8
 

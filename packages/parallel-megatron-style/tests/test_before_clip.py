@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gangline.callback.base import Callback
-from gangline.testing.pool import pool
-from gangline.testing.sessions import lines, session
 from gangline.train.rank import train
+from gangline_testkit.pool import pool
+from gangline_testkit.sessions import lines, session
 
 
 class TenTimes(Callback):

@@ -13,8 +13,8 @@ from gangline.model.compose import compose_model
 from gangline.model.decoder_nodes import EmbeddingNode
 from gangline.model.linear import Embedding
 from gangline.model.tree import Node
-from gangline.testing.runs import small_run
 from gangline_parallel_megatron_style.build import hidden_width
+from gangline_testkit.runs import small_run
 
 
 class Pixels(Embedding):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gangline.testing.sessions import lines, session, trained, trained_on
+from gangline_testkit.sessions import lines, session, trained, trained_on
 
 EMA = ("callback=ema", "callback.ema.decays=[0.5,0.9]", "validate.every=2", "batch.micro_size=1")
 OPEN = ("parallel.tp=1", "parallel.pp=1", "parallel.cp=1", "parallel.dp_replicate=1", "parallel.dp_shard=1")

@@ -6,8 +6,8 @@ ranks of the same are nightly (`test_conformance_nightly`), and in compositions 
 
 from __future__ import annotations
 
-from gangline.testing import StrategySuite
-from gangline.testing.scenarios import Layout
+from gangline_testkit import StrategySuite
+from gangline_testkit.scenarios import Layout
 
 FEW = ("batch.global_size=4",)  # no axis here divides the samples, and what is sent for each costs
 LONG = ("model.layers=4", "batch.global_size=8", "batch.micro_size=1")

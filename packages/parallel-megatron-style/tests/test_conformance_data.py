@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gangline.testing import StrategySuite
-from gangline.testing.scenarios import Layout
+from gangline_testkit import StrategySuite
+from gangline_testkit.scenarios import Layout
 
 
 class TestFsdp(StrategySuite):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from test_conformance_cuts import FEW, LONG
 
-from gangline.testing import StrategySuite
-from gangline.testing.strategy import Layout
+from gangline_testkit import StrategySuite
+from gangline_testkit.strategy import Layout
 
 pytestmark = pytest.mark.nightly
 

@@ -15,13 +15,13 @@ from gangline.mesh import Mesh
 from gangline.model.attention import PLAIN, attention, plain
 from gangline.model.calls import AttentionCall
 from gangline.model.reference_attention import visible
-from gangline.testing import rank
-from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.context import blocks, ring as ring_module, visibility as visibility_module
 from gangline_parallel_megatron_style.context.blocks import CPU, MATH
 from gangline_parallel_megatron_style.context.cut import cut_tokens
 from gangline_parallel_megatron_style.context.ring import RingAttention
 from gangline_parallel_megatron_style.context.ulysses import UlyssesAttention
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
 
 B, T, E = 2, 16, 8
 NAMES = ("out", "dq", "dk", "dv")

@@ -14,13 +14,13 @@ from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
 from gangline.model.plan import plan_decoder
 from gangline.model.seams import calls
-from gangline.testing import rank
-from gangline.testing.pool import pool
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
 from gangline_parallel_megatron_style.context.cut import cut_batch, cut_tokens
 from gangline_parallel_megatron_style.context.ring import RingAttention
 from gangline_parallel_megatron_style.context.ulysses import UlyssesAttention
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
 
 B, T = 2, 16
 

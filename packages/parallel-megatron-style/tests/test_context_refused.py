@@ -17,13 +17,13 @@ from gangline.model.loss import CrossEntropy
 from gangline.model.seams import calls
 from gangline.parallel.prepare import set_products
 from gangline.precision.plain import Plain
-from gangline.testing import as_installed
-from gangline.testing.runs import small_run
 from gangline_parallel_megatron_style.commands import main
 from gangline_parallel_megatron_style.context.apply import Method, set_attention
 from gangline_parallel_megatron_style.context.ring import RingAttention
 from gangline_parallel_megatron_style.context.ulysses import UlyssesAttention
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
+from gangline_testkit import as_installed
+from gangline_testkit.runs import small_run
 
 PLUGIN = """
 from dataclasses import dataclass, fields

@@ -18,11 +18,11 @@ from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.config import DecoderConfig
 from gangline.plugin import registry
-from gangline.testing import bytes_kept
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.config import Pp, Tp
 from gangline_parallel_megatron_style.cost import activations, peak_memory, timing
 from gangline_parallel_megatron_style.cost.case import Case
+from gangline_testkit import bytes_kept
 
 MODEL = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, hidden=48)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -15,10 +15,10 @@ from gangline.mesh import Mesh
 from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.plugin import registry
-from gangline.testing.inputs import whole_sequences
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.cost import traffic
 from gangline_parallel_megatron_style.cost.case import Case
+from gangline_testkit.inputs import whole_sequences
 
 TINY = (
     "model.layers=2 model.dim=32 model.heads=4 model.hidden=48 model.vocab_size=37 "

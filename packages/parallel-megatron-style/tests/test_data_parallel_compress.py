@@ -21,12 +21,12 @@ from hypothesis import given, settings, strategies as st
 
 from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
-from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.memory import state
 from gangline_parallel_megatron_style.data_parallel.compressed_bytes import CHUNK
 from gangline_parallel_megatron_style.data_parallel.grad_codec import Bfloat16, Signs
+from gangline_testkit.pool import pool
 
 
 @settings(deadline=None, max_examples=30)

@@ -12,10 +12,10 @@ from gangline.model.build import construct
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
 from gangline.precision.plain import Plain
-from gangline.testing.compare import all_close, assemble
-from gangline.testing.inputs import share
-from gangline.testing.pool import pool
-from gangline.testing.runs import small_run
+from gangline_testkit.compare import all_close, assemble
+from gangline_testkit.inputs import share
+from gangline_testkit.pool import pool
+from gangline_testkit.runs import small_run
 
 LAYOUTS = ["parallel=fsdp", "parallel=tp", "parallel=pp"]
 FLOAT64 = Plain(torch.float64, torch.float64)

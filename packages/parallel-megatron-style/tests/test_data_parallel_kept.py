@@ -16,12 +16,12 @@ from gangline.model.kept import decode
 from gangline.model.kept_node import keep_in_8_bits
 from gangline.plugin import registry
 from gangline.shard import Shard, model_array
-from gangline.testing import rank
-from gangline.testing.pool import pool
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.memory import state
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
 
 MODEL = DecoderConfig(vocab_size=64, dim=64, layers=3, heads=4, hidden=256)
 

@@ -10,12 +10,12 @@ import torch
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.plan import Fold
-from gangline.testing import strategy_ranks
-from gangline.testing.compare import mapped_once
-from gangline.testing.pool import pool
-from gangline.testing.runs import small_run
-from gangline.testing.strategy_ranks import Job
-from gangline.testing.toys.plugin import Lanes, edit_lanes
+from gangline_testkit import strategy_ranks
+from gangline_testkit.compare import mapped_once
+from gangline_testkit.pool import pool
+from gangline_testkit.runs import small_run
+from gangline_testkit.strategy_ranks import Job
+from gangline_testkit.toys.plugin import Lanes, edit_lanes
 
 
 @pytest.mark.parametrize(

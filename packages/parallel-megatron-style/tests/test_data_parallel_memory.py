@@ -14,15 +14,15 @@ from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
 from gangline.model.config import DecoderConfig
 from gangline.optimizer.adamw import build as build_adamw
-from gangline.testing import rank
-from gangline.testing.inputs import share
-from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost import activations
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.memory import state
 from gangline_parallel_megatron_style.cost.peak_memory import moments
 from gangline_parallel_megatron_style.runtime import ComposedRuntime
+from gangline_testkit import rank
+from gangline_testkit.inputs import share
+from gangline_testkit.pool import pool
 
 MODEL = DecoderConfig(vocab_size=64, dim=64, layers=6, heads=4, hidden=192)
 MICROS = 2

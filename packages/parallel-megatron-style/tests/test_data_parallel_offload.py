@@ -8,11 +8,11 @@ import torch
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.plugin.registry import build
-from gangline.testing import rank, strategy_ranks
-from gangline.testing.compare import close
-from gangline.testing.pool import pool
-from gangline.testing.runs import small_run
-from gangline.testing.strategy_ranks import Job
+from gangline_testkit import rank, strategy_ranks
+from gangline_testkit.compare import close
+from gangline_testkit.pool import pool
+from gangline_testkit.runs import small_run
+from gangline_testkit.strategy_ranks import Job
 
 BUILD = "gangline_parallel_megatron_style.build:build"
 LAYOUTS = [("parallel=3d", {"dp_shard": 2}), ("parallel=fsdp", {"dp_shard": 2}), ("parallel=tp", {"tp": 2})]

@@ -10,12 +10,12 @@ from gangline import forward_context
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.parallel.microbatch import frame_of
-from gangline.testing import strategy_ranks
-from gangline.testing.compare import Held, all_close, assemble
-from gangline.testing.pool import pool
-from gangline.testing.reference import Reference
-from gangline.testing.runs import small_run
-from gangline.testing.strategy_ranks import Job
+from gangline_testkit import strategy_ranks
+from gangline_testkit.compare import Held, all_close, assemble
+from gangline_testkit.pool import pool
+from gangline_testkit.reference import Reference
+from gangline_testkit.runs import small_run
+from gangline_testkit.strategy_ranks import Job
 
 MESH = Mesh.of({"dp_replicate": 2, "dp_shard": 2})
 BUILD = "gangline_parallel_megatron_style.build:build"

@@ -10,14 +10,14 @@ from gangline.checkpoint.base import SaveRequest
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.run.directory import RunDirectory
-from gangline.testing import rank
-from gangline.testing.pool import pool
-from gangline.testing.runs import small_run
 from gangline.train.build import build
 from gangline.train.loop import step
 from gangline.train.report import Clock
 from gangline.train.save import poll, save
 from gangline.train.session import Session
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
+from gangline_testkit.runs import small_run
 
 
 def session_of(run: Run, path: str) -> Session:

@@ -13,8 +13,8 @@ from gangline.config.compose import compose_one
 from gangline.plugin.registry import installed
 from gangline.run.directory import RunDirectory
 from gangline.run.events import Events
-from gangline.testing import readable
 from gangline_parallel_megatron_style.explain.explained import explained
+from gangline_testkit import readable
 
 LLAMA = (
     "model=llama3-405b parallel=3d parallel.tp=8 parallel.pp=16 parallel.dp_shard=128 launch.processes=16384 "

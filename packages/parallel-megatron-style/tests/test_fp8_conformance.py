@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.testing import PrecisionSuite
+from gangline_testkit import PrecisionSuite
 
 # Eight units in bfloat16's last place are 6 %, and float8 products are about 4 % off: as faithful as the suite asks of
 # bfloat16, but not as exact as bfloat16 is, so it is not claimed.

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from gangline.errors import UserError
-from gangline.testing.runs import small_run
 from gangline_parallel_megatron_style.precision import device
 from gangline_parallel_megatron_style.precision.config import Fp8
 from gangline_parallel_megatron_style.precision.fp8 import RECIPES, Fp8Precision, build
+from gangline_testkit.runs import small_run
 
 
 @pytest.mark.parametrize("scaling", RECIPES)

@@ -9,9 +9,9 @@ import torch
 from fp8_ranks import ROWS, batches, losses
 from runtimes import runtime_of
 
-from gangline.testing.pool import pool
-from gangline.testing.runs import small_run
 from gangline_parallel_megatron_style.precision.fp8 import RECIPES, Fp8Precision
+from gangline_testkit.pool import pool
+from gangline_testkit.runs import small_run
 
 SCALINGS = list(RECIPES)
 FP8 = ("precision=fp8",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gangline.testing.interpreted import run_interpreted
+from gangline_testkit.interpreted import run_interpreted
 
 
 def test_kernels_that_round_to_float8():

@@ -9,8 +9,8 @@ import pytest
 import torch
 from law_ranks import Composition, Law
 
-from gangline.testing import StrategySuite
-from gangline.testing.compare import number_close
+from gangline_testkit import StrategySuite
+from gangline_testkit.compare import number_close
 
 LAYERS = 2
 ROUNDING = 2.0**-8  # half the spacing of bfloat16 numbers at 1: the relative error of one rounding to nearest

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
 from law_ranks import Composition as C, Law
 
-from gangline.testing.scenarios import FLOAT32
+from gangline_testkit.scenarios import FLOAT32
 
 SELECTIVE, FULL = "run.recompute=selective", "run.recompute=full"
 TWO_EACH = "batch.global_size=16 batch.micro_size=2"

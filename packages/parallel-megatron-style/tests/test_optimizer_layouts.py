@@ -11,8 +11,8 @@ from gangline.config.resume import continued
 from gangline.config.serial import to_dict
 from gangline.mesh import Mesh
 from gangline.run.directory import RunDirectory
-from gangline.testing.pool import pool
-from gangline.testing.sessions import lines, session, trained, trained_on
+from gangline_testkit.pool import pool
+from gangline_testkit.sessions import lines, session, trained, trained_on
 
 OPTIMIZERS = {
     "adamw8bit": ("optimizer=adamw8bit", "optimizer.block=4", "optimizer.fewest=1"),
@@ -104,7 +104,7 @@ def test_explain_says_the_bytes(tmp_path: Path, layout: str, optimizer: str) -> 
 )
 def test_a_block_that_a_layout_cuts_is_refused(words: str, said: str) -> None:
     from gangline.config.check import problems
-    from gangline.testing.runs import small_run
+    from gangline_testkit.runs import small_run
 
     run = small_run("optimizer=adamw8bit", "optimizer.fewest=1", "optimizer.block=64", "model.dim=64", *words.split())
     found = [problem for problem in problems(run) if "inside of one" in problem.what]

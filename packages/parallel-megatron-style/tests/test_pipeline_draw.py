@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gangline.testing import readable
 from gangline_parallel_megatron_style.pipeline.draw import Caption, as_svg, as_text
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_schedule
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline, simulate
+from gangline_testkit import readable
 
 RUN = Caption("Pipeline of a run, step 7", "recorded", "ms")
 SVG = "{http://www.w3.org/2000/svg}"

@@ -17,14 +17,14 @@ from gangline.mesh import Mesh
 from gangline.model.decoder_nodes import LinearNode
 from gangline.model.linear import Linear
 from gangline.precision.plain import Plain
-from gangline.testing import rank
-from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.executor import AHEAD, Executor
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline, peak_activations
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
 
 DIM = 8
 EACH = pytest.mark.parametrize("name", sorted(SCHEDULES))

@@ -10,10 +10,10 @@ import torch
 from gangline.mesh import Mesh
 from gangline.model.decoder_nodes import LinearNode
 from gangline.model.linear import Linear
-from gangline.testing import rank
-from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.pipeline.executor import Executor
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
 
 DIM, ROWS = 8, 3
 

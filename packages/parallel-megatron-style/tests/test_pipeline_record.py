@@ -12,13 +12,13 @@ from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.run.directory import RunDirectory
-from gangline.testing import strategy_ranks
-from gangline.testing.pool import pool
-from gangline.testing.runs import small_run
-from gangline.testing.strategy_ranks import Job
 from gangline_parallel_megatron_style.commands import main
 from gangline_parallel_megatron_style.pipeline.record import SPANS, timeline
 from gangline_parallel_megatron_style.pipeline.schedules import make_schedule
+from gangline_testkit import strategy_ranks
+from gangline_testkit.pool import pool
+from gangline_testkit.runs import small_run
+from gangline_testkit.strategy_ranks import Job
 
 SETTINGS = ("parallel=pp", "parallel.record=true", "launch.processes=2", "parallel.schedule=zb_h1")
 

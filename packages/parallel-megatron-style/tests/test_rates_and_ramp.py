@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangline.testing.sessions import lines, trained, trained_on
+from gangline_testkit.sessions import lines, trained, trained_on
 
 WORDS = (
     "run.steps=6",

@@ -22,11 +22,11 @@ from tensor_ranks import (
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.seams import calls
-from gangline.testing import rank
-from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
 from gangline_parallel_megatron_style.context.cut import cut_batch
 from gangline_parallel_megatron_style.pipeline.weight_grad_store import WeightGradStore
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
 
 SHAPES = {
     "plain": {},

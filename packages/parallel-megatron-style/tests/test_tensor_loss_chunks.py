@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import write_ranks
 
-from gangline.testing.compare import close, number_close
-from gangline.testing.pool import pool
-from gangline.testing.runs import small_run
+from gangline_testkit.compare import close, number_close
+from gangline_testkit.pool import pool
+from gangline_testkit.runs import small_run
 
 SETTINGS = (
     "model.vocab_size=51",

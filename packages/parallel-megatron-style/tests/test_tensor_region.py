@@ -20,8 +20,6 @@ from gangline.model.linear import Linear
 from gangline.model.loss import CrossEntropy
 from gangline.plan import Cut, Plan
 from gangline.precision.plain import Plain
-from gangline.testing import rank
-from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_out
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_parallel_megatron_style.tensor.embedding import Lookup
@@ -29,6 +27,8 @@ from gangline_parallel_megatron_style.tensor.loss import VocabularyLoss
 from gangline_parallel_megatron_style.tensor.region import Region
 from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, gather_sequence, over_sequence
 from gangline_parallel_megatron_style.tensor.setting import Setting
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
 
 MODES = pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
 WIDE = torch.float64

@@ -14,9 +14,9 @@ from tensor_ranks import LENGTH, ROWS, Case, batch_of, cut_model, tp, whole_of
 from gangline.comm.wrap import Wrapped
 from gangline.config.sections import Recompute
 from gangline.precision.plain import Plain
-from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.tensor.region import Region
 from gangline_parallel_megatron_style.tensor.setting import Setting
+from gangline_testkit.pool import pool
 
 HIDDEN = ROWS * LENGTH * 32 * 8  # bytes of one hidden state of all tokens, float64
 SUM = ROWS * LENGTH * 2 * 8  # what a rank says of its logits

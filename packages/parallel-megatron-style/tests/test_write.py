@@ -6,8 +6,8 @@ import pytest
 import write_ranks
 
 from gangline.sampling.options import Sampling
-from gangline.testing.pool import pool
-from gangline.testing.runs import small_run
+from gangline_testkit.pool import pool
+from gangline_testkit.runs import small_run
 
 MODEL = ("model.vocab_size=51", "model.layers=4", "model.heads=4", "model.kv_heads=2", "model.init_std=0.4")
 SETTINGS = (*MODEL, "batch.sequence_length=16", "batch.global_size=8", "precision=fp64", "parallel=3d")

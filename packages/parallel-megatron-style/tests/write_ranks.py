@@ -7,8 +7,8 @@ from runtimes import runtime_of
 from gangline.batch import Batch
 from gangline.config.schema import Run
 from gangline.sampling.options import Sampling, Written
-from gangline.testing.inputs import share
-from gangline.testing.strategy_ranks import Stepped, one_step
+from gangline_testkit.inputs import share
+from gangline_testkit.strategy_ranks import Stepped, one_step
 
 
 def texts(run: Run, prompts: list[list[int]], how: Sampling) -> tuple[list[Written], float]:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gangline.record import StepRecord
-from gangline.testing.health import healthy
 from gangline.track.base import Start
 from gangline.train.report import Reporter
+from gangline_testkit.health import healthy
 from gangline_track.background import BackgroundTracker, Connection, TrackingFailed, lists
 from gangline_track.config import Service
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from stored import mlflow_history, trackio_history, wandb_ended, wandb_history
 
-from gangline.testing import TrackerSuite
 from gangline.track.base import Tracker
+from gangline_testkit import TrackerSuite
 from gangline_track.to_mlflow import local
 
 

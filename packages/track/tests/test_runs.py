@@ -14,8 +14,8 @@ from stored import mlflow_history, trackio_history, wandb_history
 
 from gangline.figure import Figure
 from gangline.record import read_records
-from gangline.testing import RealRuns, as_installed
-from gangline.testing.processes import kill
+from gangline_testkit import RealRuns, as_installed
+from gangline_testkit.processes import kill
 
 # What each run imports on its trackers' threads, for seconds of a core.
 LIBRARIES = ("gangline_track.to_wandb", "gangline_track.to_mlflow", "gangline_track.to_trackio")

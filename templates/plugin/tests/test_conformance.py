@@ -1,4 +1,4 @@
-from gangline.testing import TrackerSuite
+from gangline_testkit import TrackerSuite
 
 
 class TestMine(TrackerSuite):

@@ -1,4 +1,4 @@
-"""The suite for routers of other plugins (group `moe/router`). Needs the extra `gangline[testing]`."""
+"""The suite for routers of other plugins (group `moe/router`). Needs `gangline-testkit`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from gangline.testing import FLOAT64, ModelEditSuite, PartSuite, needs
+from gangline_testkit import FLOAT64, ModelEditSuite, PartSuite, needs
 
 
 class RouterSuite(PartSuite):

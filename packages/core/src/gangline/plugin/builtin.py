@@ -14,8 +14,7 @@ from gangline.launch import config as launch
 from gangline.model import config as model, presets
 from gangline.optimizer import config as optimizer
 from gangline.parallel import config as parallel
-from gangline.plugin.hooks import Command, Kind, hookimpl
-from gangline.plugin.kinds import KINDS
+from gangline.plugin.hooks import Command, hookimpl
 from gangline.plugin.parts import Part
 from gangline.precision import config as precision
 from gangline.schedule import config as schedule
@@ -67,11 +66,4 @@ def gangline_commands() -> Iterable[Command]:
             run="gangline.interop.commands:import_model",
             summary="Show how to train on from a Hugging Face directory",
         ),
-        Command(name="new-plugin", run="gangline.cli.new_plugin:main", summary="Write a plugin to start from"),
-        Command(name="conform", run="gangline.cli.conform:main", summary="Run the conformance suites of a plugin"),
     )
-
-
-@hookimpl
-def gangline_kinds() -> Iterable[Kind]:
-    return KINDS

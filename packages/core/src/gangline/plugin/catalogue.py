@@ -111,11 +111,13 @@ WORDS = {
 # Verbs of `gangline` that come with a distribution.
 VERBS = {
     "ckpt": "gangline-ckpt-zarr",
+    "conform": "gangline-testkit",
     "data": _DATA,
     "eval": _FINETUNE,
     "health": _HEALTH,
     "launch": _LAUNCH,
     "moe": _MOE,
+    "new-plugin": "gangline-testkit",
     "parallel": _PARALLEL,
     "plan": "gangline-planner",
 }

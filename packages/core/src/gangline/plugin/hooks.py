@@ -336,7 +336,7 @@ def gangline_kinds() -> Iterable[Kind]:
 
         @hookimpl
         def gangline_kinds():
-            where = {"suite": "gangline.testing:TrackerSuite", "example": "gangline_starts:EXAMPLE"}
+            where = {"suite": "gangline_testkit:TrackerSuite", "example": "gangline_starts:EXAMPLE"}
             yield Kind(name="whisper", group="track", **where, summary="a quiet tracker")
     """
     return ()

@@ -1,0 +1,60 @@
+"""The conformance kit: one suite class per hook, the pool of ranks that makes multi-rank tests cheap, and real runs.
+
+An author subclasses a suite in five lines and states what the part can do as data:
+
+    from gangline_testkit import CheckpointerSuite
+
+    class TestMine(CheckpointerSuite):
+        choice = "checkpoint=mine"
+        can = {"reshard", "atomic"}
+
+Importing this package imports nothing else; a name is loaded when it is used.
+"""
+
+import sys
+from importlib import import_module
+from typing import Any
+
+_WHERE = {
+    "CallbackSuite": "callback",
+    "CheckpointerSuite": "checkpointer",
+    "CommandSuite": "command",
+    "FLOAT32": "scenarios",
+    "FLOAT64": "scenarios",
+    "DataSourceSuite": "data",
+    "HealthCheckSuite": "health",
+    "Layout": "scenarios",
+    "ModelEditSuite": "edit",
+    "OptimizerSuite": "optimizer",
+    "PartSuite": "suite",
+    "PrecisionSuite": "precision",
+    "RealRuns": "real_runs",
+    "Scenario": "scenarios",
+    "ScheduleSuite": "schedule",
+    "SimulatorSuite": "simulator",
+    "StrategySuite": "strategy",
+    "TrackerSuite": "tracker",
+    "as_installed": "install",
+    "bytes_kept": "kept",
+    "needs": "claims",
+    "pool": "pool",
+    "readable": "figures",
+    "waived": "claims",
+}
+
+__all__ = [*_WHERE]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _show_what_asserts_compare()
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+
+
+def _show_what_asserts_compare() -> None:
+    """Let pytest rewrite the asserts of the suites, as it does those of a test file, so that a failure shows values."""
+    import pytest
+
+    names = {f"{__name__}.{module}" for module in _WHERE.values()} - set(sys.modules)
+    pytest.register_assert_rewrite(*names)

@@ -1,0 +1,175 @@
+"""The suite for callbacks (group `callback`): in whole runs, on several layouts, through a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from torch import Tensor
+
+from gangline.callback.base import Callback
+from gangline.plugin.registry import installed
+from gangline.record import StepRecord
+from gangline.shard import in_model
+from gangline.train.rank import train
+from gangline.train.session import Session
+from gangline_testkit.claims import needs
+from gangline_testkit.compare import Held, all_close, assemble
+from gangline_testkit.health_ranks import no_collectives
+from gangline_testkit.install import as_installed
+from gangline_testkit.pool import pool
+from gangline_testkit.sessions import session
+from gangline_testkit.suite import PartSuite
+
+ONE = "parallel=single"
+LAYOUTS = {"data parallel": (2, "parallel=ddp"), "cut along rows": (2, "parallel=rows")}
+HALF, STEPS = 2, 4
+FEW = "batch.global_size=4"
+ROUNDING = 1e-9  # relative, in float64
+
+_straight: dict[str, list[Lived]] = {}  # the run of one process, by part and settings: several tests look at it
+
+
+@dataclass
+class Lived:
+    """What a rank saw of a run, and holds at its end."""
+
+    records: list[StepRecord] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    weights: list[Held] = field(default_factory=list)
+    arrays: list[Held] = field(default_factory=list)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of every array of the run
+    boxes: list[str] = field(default_factory=list)  # of its arrays, those that the registry knows nothing of
+    state: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def losses(self) -> list[tuple[int, float, float, float | None]]:
+        return [(record.step, record.loss, record.grad_norm, record.validation_loss) for record in self.records]
+
+
+def lived(run_dir: Path, name: str, *settings: str) -> Lived:
+    """Train on this rank until the run is done."""
+    with ExitStack() as stack:
+        if "rows" not in installed().offers("parallel"):
+            stack.enter_context(as_installed("gangline-toys", "gangline_testkit.toys.plugin"))
+        s = session(run_dir, *settings)
+        found = Lived(notes=list(s.notes))
+        tell = s.reporter.record
+        s.reporter.record = lambda record: found.records.append(record) or tell(record)  # type: ignore[method-assign, func-returns-value]
+        train(s)
+        return _held(s, name, found)
+
+
+def _held(s: Session, name: str, found: Lived) -> Lived:
+    found.shapes = {array: s.registry[array].shape for array in s.registry}
+    found.weights = [(shard.name, shard.offset, shard.local.detach().clone()) for shard in s.runtime.shards()]
+    callback = s.callbacks.get(name)
+    for shard in callback.shards() if callback else ():
+        known = [(box, primary) for box, primary in s.registry.of_rank(shard.name, s.comms.rank)]
+        if (shard.box, shard.primary) not in known:
+            found.boxes.append(f"{shard.name} at {shard.offset}")
+        found.arrays.append((shard.name, shard.offset, shard.local.detach().clone()))
+    found.state = json.loads(json.dumps(callback.state())) if callback else {}
+    return found
+
+
+def ended_by_an_error(run_dir: Path, name: str, *settings: str) -> None:
+    """A run on which everything of a callback is called, then an error on this rank alone."""
+    s = session(run_dir, *settings)
+    train(s)
+    with no_collectives():
+        s.callbacks[name].on_error(RuntimeError("another rank is gone"))
+
+
+class CallbackSuite(PartSuite):
+    """Subclass with ``choice = "callback=mine"``."""
+
+    CLAIMS: ClassVar[dict[str, str]] = {
+        "watches": "leaves the run as it is: losses and weights are, bit by bit, those of the run without it",
+    }
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The settings of a short run with the callback, validated and saved in the middle."""
+        return (FEW, *self.settings, f"run.steps={STEPS}", f"validate.every={HALF}", f"checkpoint.every={HALF}")
+
+    def lived(self, run_dir: Path, *more: str, world: int = 1, without: bool = False) -> list[Lived]:
+        """What each rank saw of a run."""
+        own = (FEW, f"run.steps={STEPS}", f"validate.every={HALF}") if without else (self.choice, *self.words)
+        return pool(world).run(lived, run_dir, self.offer.part.name, *own, *more)
+
+    def straight(self, place: Path) -> list[Lived]:
+        """What one process saw of the whole run; run once and kept."""
+        key = repr((self.offer.part, self.words))
+        if key not in _straight:
+            _straight[key] = self.lived(place, ONE)
+        return _straight[key]
+
+    def whole(self, found: list[Lived]) -> dict[str, Tensor]:
+        """The callback's arrays in the global view."""
+        own = {name: shape for name, shape in found[0].shapes.items() if name.startswith(f"{self.place}/")}
+        return assemble([rank.arrays for rank in found], own)
+
+    @property
+    def place(self) -> str:
+        return f"callback/{self.offer.part.name}"
+
+    def weights(self, found: list[Lived]) -> dict[str, Tensor]:
+        """The run's weights in the global view."""
+        own = {name: shape for name, shape in found[0].shapes.items() if in_model(name)}
+        return assemble([rank.weights for rank in found], own)
+
+    def test_builds_a_callback(self) -> None:
+        run = self.run()
+        assert isinstance(self.build(self.config(run), run), Callback)
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_layouts_agree(self, layout: str, tmp_path: Path) -> None:
+        """Losses, metrics, arrays and state are those of one process; metrics and state the same on every rank."""
+        world, choice = LAYOUTS[layout]
+        (alone,) = one = self.straight(tmp_path / "one")
+        found = self.lived(tmp_path / "several", choice, world=world)
+        for rank in found:
+            assert not rank.boxes, f"the registry knows nothing of {rank.boxes[0]}"
+            assert rank.state == found[0].state, "ranks keep different states"
+            for record, first in zip(rank.records, found[0].records, strict=True):
+                assert record.metrics == first.metrics, f"step {record.step}: metrics differ between ranks"
+        for record, want in zip(found[0].records, alone.records, strict=True):
+            assert record.metrics.keys() == want.metrics.keys()
+            for name, value in want.metrics.items():
+                assert record.metrics[name] == pytest.approx(value, rel=ROUNDING), f"step {record.step}: {name}"
+        losses = [pytest.approx(loss[:3], rel=ROUNDING) for loss in alone.losses]
+        assert [loss[:3] for loss in found[0].losses] == losses
+        all_close("array", self.whole(found), self.whole(one), ROUNDING)
+        assert found[0].state.keys() == alone.state.keys()
+
+    def test_a_checkpoint_in_the_middle_changes_no_bit(self, tmp_path: Path) -> None:
+        (straight,) = whole = self.straight(tmp_path / "straight")
+        self.lived(tmp_path / "resumed", ONE, f"run.steps={HALF}")
+        (resumed,) = again = self.lived(tmp_path / "resumed", ONE)
+        assert resumed.losses == straight.losses[HALF:]
+        assert [r.metrics for r in resumed.records] == [r.metrics for r in straight.records[HALF:]]
+        all_close("array", self.whole(again), self.whole(whole), 0)
+        assert resumed.state == straight.state
+
+    def test_begins_where_a_checkpoint_has_nothing_of_it(self, tmp_path: Path) -> None:
+        """And a run goes on without it."""
+        self.lived(tmp_path / "run", ONE, f"run.steps={HALF}", without=True)
+        (found,) = self.lived(tmp_path / "run", ONE)
+        assert [record.step for record in found.records] == list(range(HALF + 1, STEPS + 1))
+        self.lived(tmp_path / "run", ONE, f"run.steps={STEPS + 1}", without=True)
+
+    def test_no_collectives_on_an_error(self, tmp_path: Path) -> None:
+        words = (self.choice, *self.words, "parallel=ddp")
+        pool(2).run(ended_by_an_error, tmp_path / "run", self.offer.part.name, *words)
+
+    @needs("watches")
+    def test_the_run_is_as_without_it(self, tmp_path: Path) -> None:
+        (one,) = found = self.straight(tmp_path / "with")
+        (want,) = without = self.lived(tmp_path / "without", ONE, without=True)
+        assert one.losses == want.losses
+        all_close("weight", self.weights(found), self.weights(without), 0)

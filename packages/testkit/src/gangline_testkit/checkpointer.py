@@ -1,0 +1,330 @@
+"""The suite for `gangline_checkpointers`: what is saved, killed, damaged and read back under other layouts."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import secrets
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from gangline.mesh import Mesh
+from gangline.run.attempts import Attempt, append
+from gangline_testkit import checkpointer_ranks as ranks, under_fire as fire
+from gangline_testkit.checkpointer_ranks import Job, document, registry_of
+from gangline_testkit.claims import needs
+from gangline_testkit.pool import PoolBroken, pool
+from gangline_testkit.suite import PartSuite
+
+ONE = Mesh.of({})
+SHARDED = Mesh.of({"dp_shard": 2})
+REPLICATED = Mesh.of({"dp_replicate": 2})
+TENSOR = Mesh.of({"tp": 2, "dp_shard": 2})
+PIPELINE = Mesh.of({"pp": 2, "dp_shard": 2})
+
+_number = itertools.count()
+
+
+def _name(mesh: Mesh) -> str:
+    return "-".join(f"{axis}{size}" for axis, size in mesh.sizes if size > 1) or "one"
+
+
+def _names(meshes: object) -> str:
+    return _name(meshes) if isinstance(meshes, Mesh) else str(meshes)
+
+
+class CheckpointerSuite(PartSuite):
+    """Subclass with ``choice = "checkpoint=mine"``.
+
+    `kills`: at how many of a rank's changes to files a save is killed; None: at each. `moments`: at how many times that
+    are drawn a save beside training is.
+    """
+
+    kills: ClassVar[int | None] = 3
+    moments: ClassVar[int] = 4
+    CLAIMS: ClassVar[dict[str, str]] = {
+        "reshard": "loads under any layout what any other layout saved",
+        "atomic": "a kill at any moment leaves whole checkpoints and nothing else to be seen",
+        "verify": "notices every changed byte",
+        "async": "returns from save before the checkpoint is whole",
+        "retention": "with checkpoint.keep_last=N keeps the newest N that can be read, and deletes those before them",
+    }
+
+    def kept_in(self, directory: Path) -> tuple[str, ...]:
+        """Settings that keep a run's checkpoints within its directory, where the part would not of itself."""
+        return ()
+
+    def job(self, directory: Path, mesh: Mesh, large: int = 0, more: tuple[str, ...] = ()) -> Job:
+        """The checkpointer on a mesh, with a run directory; `more`: further settings."""
+        run = self.run(f"run.dir={directory}", *self.kept_in(directory), *more)
+        return Job(self.offer.part.build, run, mesh, f"{directory}-{next(_number)}", large)
+
+    def save(self, directory: Path, mesh: Mesh, step: int, salt: int, attempt: int = 1) -> str:
+        """Save on all ranks of a mesh; the id, which all must agree on."""
+        ids = pool(mesh.world).run(ranks.save, self.job(directory, mesh), step, salt, attempt)
+        assert len(set(ids)) == 1, f"ranks disagree about the id: {ids}"
+        return ids[0]
+
+    def load(self, directory: Path, mesh: Mesh, id: str, salt: int, names: tuple[str, ...] | None = None) -> None:
+        """Load on all ranks of a mesh; every bit has to be what was saved."""
+        for rank, found in enumerate(pool(mesh.world).run(ranks.load, self.job(directory, mesh), id, salt, names)):
+            assert not found, f"rank {rank} of {_name(mesh)} got other values than were saved: {', '.join(found)}"
+
+    def seen(self, directory: Path) -> tuple[list[str], str | None]:
+        """What a tool sees in another process: (all ids, the latest)."""
+        return pool(1).run(ranks.looked_up, self.job(directory, ONE))[0][:2]
+
+    def seen_ids(self, directory: Path) -> tuple[list[str], str | None]:
+        """The same, where some of them may be damaged."""
+        return pool(1).run(ranks.listed, self.job(directory, ONE))[0]
+
+    def stored_files(self, directory: Path, id: str) -> list[Path]:
+        """The files that make up a checkpoint: all under the run directory whose path names it."""
+        return sorted(
+            path for path in directory.rglob("*") if path.is_file() and id in str(path.relative_to(directory))
+        )
+
+    # --- save and load -----------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("mesh", [ONE, SHARDED, REPLICATED, TENSOR, PIPELINE], ids=_names)
+    def test_the_same_layout_gets_back_every_bit(self, mesh: Mesh, tmp_path: Path) -> None:
+        """All dtypes and ranks of arrays; the shards are overwritten as soon as save returns."""
+        id = self.save(tmp_path, mesh, 3, salt=1)
+        assert id == "step-00000003"
+        self.load(tmp_path, mesh, id, salt=1)
+
+    @needs("reshard")
+    @pytest.mark.parametrize(
+        ("saved", "loaded"),
+        [(SHARDED, ONE), (ONE, SHARDED), (SHARDED, TENSOR), (TENSOR, PIPELINE), (PIPELINE, REPLICATED)],
+        ids=_names,
+    )
+    def test_another_layout_gets_back_every_bit(self, saved: Mesh, loaded: Mesh, tmp_path: Path) -> None:
+        """Boxes that match nothing that was saved."""
+        id = self.save(tmp_path, saved, 3, salt=1)
+        self.load(tmp_path, loaded, id, salt=1)
+
+    def test_weights_alone_can_be_loaded(self, tmp_path: Path) -> None:
+        """Sampling and export take no more; what is left over is no error."""
+        id = self.save(tmp_path, SHARDED, 1, salt=1)
+        self.load(tmp_path, SHARDED, id, salt=1, names=("model/embed.weight", "model/stack"))
+
+    def test_the_document_comes_back(self, tmp_path: Path) -> None:
+        self.save(tmp_path, SHARDED, 1, salt=1)
+        _, _, (read,), _ = pool(1).run(ranks.looked_up, self.job(tmp_path, ONE))[0]
+        assert read == document(1, 1, 1)
+
+    def test_arrays_are_listed_with_their_shapes(self, tmp_path: Path) -> None:
+        self.save(tmp_path, SHARDED, 1, salt=1)
+        _, _, _, (arrays,) = pool(1).run(ranks.looked_up, self.job(tmp_path, ONE))[0]
+        assert arrays == {name: layout.shape for name, layout in registry_of(SHARDED).layouts.items()}
+
+    @needs("reshard")
+    def test_a_tool_loads_without_ranks(self, tmp_path: Path) -> None:
+        """No store, no process group: `gangline sample`."""
+        id = self.save(tmp_path, SHARDED, 1, salt=1)
+        assert pool(1).run(ranks.load_as_tool, self.job(tmp_path, ONE), id, 1) == [[]]
+
+    def test_a_missing_array_is_the_users_error(self, tmp_path: Path) -> None:
+        id = self.save(tmp_path, SHARDED, 1, salt=1)
+        asked = pool(2).run(ranks.load_strange, self.job(tmp_path, SHARDED), id, "model/absent", (3,))
+        assert asked == ["UserError"] * 2
+
+    def test_another_shape_is_the_users_error(self, tmp_path: Path) -> None:
+        id = self.save(tmp_path, SHARDED, 1, salt=1)
+        asked = pool(2).run(ranks.load_strange, self.job(tmp_path, SHARDED), id, "model/norm.weight", (8,))
+        assert asked == ["UserError"] * 2
+
+    # --- which one ---------------------------------------------------------------------------------------------------
+
+    def test_an_empty_directory_has_none(self, tmp_path: Path) -> None:
+        assert self.seen(tmp_path) == ([], None)
+
+    def test_checkpoints_are_listed_oldest_first(self, tmp_path: Path) -> None:
+        for step in (10, 2, 100):
+            self.save(tmp_path, ONE, step, salt=step)
+        assert self.seen(tmp_path) == (["step-00000002", "step-00000010", "step-00000100"], "step-00000100")
+        self.load(tmp_path, ONE, "step-00000010", salt=10)
+
+    def test_latest_is_never_of_an_abandoned_branch(self, tmp_path: Path) -> None:
+        append(tmp_path, Attempt(1, None))
+        for step in (1, 2, 3):
+            self.save(tmp_path, ONE, step, salt=step)
+        append(tmp_path, Attempt(2, "step-00000001", why="the loss went up"))
+        assert self.seen(tmp_path)[1] == "step-00000001"
+        assert self.save(tmp_path, ONE, 2, salt=22, attempt=2) == "step-00000002.2"
+        ids, latest = self.seen(tmp_path)
+        assert latest == "step-00000002.2"
+        assert set(ids) == {"step-00000001", "step-00000002", "step-00000003", "step-00000002.2"}
+        self.load(tmp_path, ONE, "step-00000002", salt=2)
+        self.load(tmp_path, ONE, "step-00000002.2", salt=22)
+
+    def test_a_checkpoint_is_never_overwritten(self, tmp_path: Path) -> None:
+        """A second save of the same step and attempt leaves the first as it was."""
+        id = self.save(tmp_path, SHARDED, 4, salt=1)
+        raised = pool(2).run(ranks.failed_save, self.job(tmp_path, SHARDED), 4, 2)
+        assert all(raised), "a second save of the same step says nothing"
+        self.load(tmp_path, SHARDED, id, salt=1)
+
+    @needs("retention")
+    def test_what_cannot_be_read_counts_for_nothing(self, tmp_path: Path) -> None:
+        """Of two to be kept the newer is cut off: the one before it stays, for the run may need it yet."""
+        ids = [self.save(tmp_path, SHARDED, step, salt=step) for step in (1, 2, 3)]
+        longest = max(self.stored_files(tmp_path, ids[2]), key=lambda path: path.stat().st_size)
+        with longest.open("r+b") as file:
+            file.truncate(longest.stat().st_size // 2)
+        job = self.job(tmp_path, SHARDED, more=("checkpoint.keep_last=2",))
+        (newest, _) = pool(2).run(ranks.save, job, 4, 4)
+        found, latest = self.seen_ids(tmp_path)
+        assert latest == newest
+        assert ids[1] in found, f"{ids[2]}, which cannot be read, was counted, and {ids[1]} deleted"
+        assert ids[0] not in found, f"{ids[0]} is none of the newest two, and stays"
+        self.load(tmp_path, SHARDED, ids[1], salt=2)
+        self.load(tmp_path, SHARDED, newest, salt=4)
+
+    def test_under_another_name_it_is_no_checkpoint(self, tmp_path: Path) -> None:
+        """What is in it says which one it is: a directory that was renamed is damage, or is not to be seen."""
+        id, other = self.save(tmp_path, SHARDED, 3, salt=3), "step-00000007"
+        for path in sorted(tmp_path.rglob(f"*{id}*")):
+            if path.exists():
+                path.rename(path.with_name(path.name.replace(id, other)))
+        outcomes = pool(2).run(ranks.outcome, self.job(tmp_path, SHARDED), other, 3)
+        kinds = {outcome.partition(":")[0] for outcome in outcomes}
+        assert kinds <= {"bad", "gone"}, f"{id} under the name of {other}: {outcomes}"
+
+    # --- what goes wrong ---------------------------------------------------------------------------------------------
+
+    @needs("atomic")
+    def test_a_kill_leaves_whole_checkpoints_or_none(self, tmp_path: Path) -> None:
+        """kill -9 of one rank just before it changes a file, at many of the files; then the run goes on."""
+        whole = self.save(tmp_path, SHARDED, 1, salt=1)
+        counts = pool(2).run(ranks.save_and_die, self.job(tmp_path, SHARDED), 2, 2, None, 0)
+        assert sum(counts), "the save changed no file that Python can see"
+        moments = [(victim, after) for victim, count in enumerate(counts) for after in _spread(count, self.kills)]
+        for number, (victim, after) in enumerate(moments):
+            step = 10 + number
+            with pytest.raises(PoolBroken):
+                pool(2).run(ranks.save_and_die, self.job(tmp_path, SHARDED), step, step, victim, after, grace=0.3)
+            ids, latest = self.seen(tmp_path)
+            assert whole in ids, f"a kill of rank {victim} before its change {after} took an older checkpoint away"
+            for id in ids:
+                self.load(tmp_path, SHARDED, id, salt=int(id.removeprefix("step-")))
+            assert latest == ids[-1]
+        self.load(tmp_path, SHARDED, self.save(tmp_path, SHARDED, 99, salt=99), salt=99)
+
+    @needs("async")
+    def test_a_kill_at_any_time_leaves_whole_checkpoints(self, tmp_path: Path) -> None:
+        """kill -9 of a rank, of the processes that it has started, or of both, while the save goes on beside it."""
+        assert "async" in self.can, "what is over when save returns is killed at its changes of files"
+        self.under_fire(tmp_path, self.moments)
+
+    def under_fire(self, directory: Path, moments: int, seed: int | None = None) -> None:
+        """Saves that are killed at random moments; after each the newest is whole and the next save works.
+
+        A save whose own processes alone are killed fails on all ranks or on none, and training goes on.
+        """
+        seed = secrets.randbelow(1 << 32) if seed is None else seed
+        print(f"seed {seed}")
+        draw = random.Random(seed)
+        job = self.job(directory, SHARDED, large=512)
+        seconds = max(pool(2).run(fire.seconds_of_a_save, job, 1))
+        salts = {f"step-{step:08d}": step for step in (1, 2, 3)}
+        killed = 3  # the step of the save that was killed last
+        for number in range(moments):
+            whom = draw.choice(("rank", "children", "both"))
+            shot = fire.Shot(draw.randrange(2), whom, draw.uniform(0, 1.2) * seconds)
+            step = killed + (f"step-{killed:08d}" in self.seen(directory)[0])  # again, where nothing came of it
+            steps = (step, step + 1, step + 2)
+            salts |= {f"step-{one:08d}": one for one in steps}
+            try:
+                came = pool(2).run(fire.save_under_fire, _again(job), salts, steps, shot, grace=0.3)
+            except PoolBroken:
+                assert whom != "children", f"seed {seed}: {shot} of save {number} ended a rank"
+                killed = step + 1
+            else:
+                assert came[0] == came[1], f"seed {seed}: ranks disagree about save {number}: {came}"
+                wrong, *outcomes = came[0]
+                assert not wrong, f"seed {seed}: after kill {number} the newest has other values: {wrong}"
+                ids = [f"step-{one:08d}" for one in steps]
+                assert outcomes in (ids, [ids[0], "SaveFailed", ids[2]]), f"seed {seed}, {shot}: {outcomes}"
+                killed = step + 2
+            found, newest = self.seen(directory)
+            print(f"{shot} of saves of {seconds:.3f} s: the newest is {newest} of {steps}")
+            assert newest == found[-1], f"seed {seed}: {newest} of {found}"
+            assert int(newest.removeprefix("step-")) >= step, f"seed {seed}, {shot}: {steps[0]} is gone"
+            bad = pool(2).run(ranks.load, _again(job), newest, salts[newest])
+            assert bad == [[], []], f"seed {seed}, {shot}: {newest} holds other values than were saved: {bad}"
+
+    def test_the_save_that_was_killed_can_be_made_again(self, tmp_path: Path) -> None:
+        """Leftovers of a dead save are in nobody's way."""
+        self.save(tmp_path, SHARDED, 1, salt=1)  # makes folders, which those that are counted and killed find
+        counts = pool(2).run(ranks.save_and_die, self.job(tmp_path, SHARDED), 2, 2, None, 0)
+        for victim, count in enumerate(counts):
+            if count:
+                job = self.job(tmp_path, SHARDED)
+                with pytest.raises(PoolBroken):
+                    pool(2).run(ranks.save_and_die, job, 3 + victim, 7, victim, count // 2, grace=0.3)
+                if f"step-{3 + victim:08d}" not in self.seen(tmp_path)[0]:
+                    self.load(tmp_path, SHARDED, self.save(tmp_path, SHARDED, 3 + victim, salt=8), salt=8)
+
+    def test_a_full_disk_fails_the_save_alone(self, tmp_path: Path) -> None:
+        """SaveFailed on every rank; what was saved before is untouched, and with room again saving goes on."""
+        job = self.job(tmp_path, SHARDED, large=64)
+        (id, _) = pool(2).run(ranks.save, job, 1, 1)
+        asked = pool(2).run(ranks.save_on_a_full_disk, _again(job), 2, 2, 4096)
+        assert asked == ["SaveFailed"] * 2, f"instead of SaveFailed on both ranks: {asked}"
+        assert self.seen(tmp_path) == ([id], id)
+        assert pool(2).run(ranks.load, _again(job), id, 1) == [[], []]
+        (again, _) = pool(2).run(ranks.save, _again(job), 3, 3)
+        assert pool(2).run(ranks.load, _again(job), again, 3) == [[], []]
+
+    def test_a_lost_file_is_damage_that_is_named(self, tmp_path: Path) -> None:
+        """Each file in turn: BadCheckpoint on every rank, or the checkpoint is not to be seen; never wrong numbers."""
+        id = self.save(tmp_path, SHARDED, 1, salt=1)
+        files = [str(path) for path in self.stored_files(tmp_path, id)]
+        assert files, f"no file under {tmp_path} names {id}"
+        per_rank = pool(2).run(ranks.lose_each, self.job(tmp_path, SHARDED), id, 1, files)
+        noticed = 0
+        for file, outcomes in zip(files, zip(*per_rank, strict=True), strict=True):
+            kinds = {outcome.partition(":")[0] for outcome in outcomes}
+            assert kinds in ({"bad"}, {"gone"}, {"right"}), f"without {file}: {outcomes}"
+            noticed += kinds != {"right"}
+        assert noticed, "no file is needed"
+
+    @needs("verify")
+    def test_every_flipped_byte_is_noticed(self, tmp_path: Path) -> None:
+        """One bit in each file's first, last and several other bytes: BadCheckpoint, or nothing that matters."""
+        id = self.save(tmp_path, ONE, 1, salt=1)
+        places = []
+        for path in self.stored_files(tmp_path, id):
+            size = path.stat().st_size
+            places += [(str(path), place) for place in sorted({*range(0, size, max(1, size // 12)), size - 1})]
+        outcomes = pool(1).run(ranks.flip_each, self.job(tmp_path, ONE), id, 1, places)[0]
+        kinds = [outcome.partition(":")[0] for outcome in outcomes]
+        for (file, place), kind, outcome in zip(places, kinds, outcomes, strict=True):
+            assert kind in ("bad", "gone", "right"), f"byte {place} of {file} flipped: {outcome}"
+        assert "bad" in kinds
+
+    @needs("async")
+    def test_save_returns_before_the_checkpoint_is_whole(self, tmp_path: Path) -> None:
+        job = self.job(tmp_path, SHARDED, large=8192)
+        tries = [pool(2).run(ranks.seen_while_saving, _again(job), step) for step in (1, 2, 3)]
+        assert not all(visible for of_ranks in tries for visible, _, _ in of_ranks), "always whole when save returned"
+        assert min(seconds - blocked for of_ranks in tries for _, blocked, seconds in of_ranks) > 0
+
+
+def _again(job: Job) -> Job:
+    """The same job with keys of its own in the store."""
+    return replace(job, token=f"{job.token}-{next(_number)}")
+
+
+def _spread(count: int, at_most: int | None) -> list[int]:
+    """Some of the moments 0 to count - 1: the last ones, where the commit is, and others evenly before them."""
+    if at_most is None or count <= at_most:
+        return list(range(count))
+    return sorted(
+        {count - 1, count - 2, *(i * (count - 2) // (at_most - 2) for i in range(at_most - 2))} & {*range(count)}
+    )

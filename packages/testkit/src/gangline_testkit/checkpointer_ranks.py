@@ -1,0 +1,344 @@
+"""What a rank does for `CheckpointerSuite`: arrays whose every bit is known, cut over any mesh, kept and read back."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gangline.checkpoint.base import Checkpointer, SaveFailed, SaveRequest
+from gangline.checkpoint.id import CheckpointId
+from gangline.config.schema import Run
+from gangline.errors import BadCheckpoint
+from gangline.mesh import Mesh
+from gangline.plugin.registry import load as load_object
+from gangline.shard import Division, Layout, Registry, Shard
+from gangline_testkit import rank
+from gangline_testkit.toys.rows_storage import even
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checkpointer on a mesh, in a run directory, as data. `large`: how many rows the largest arrays have."""
+
+    build: str
+    run: Run
+    mesh: Mesh
+    token: str  # sets this job's keys in the store apart
+    large: int = 0
+
+
+# --- the arrays ------------------------------------------------------------------------------------------------------
+
+
+def registry_of(mesh: Mesh, large: int = 0) -> Registry:
+    """Matrices in rows, in columns and both, a stack, a vector, a number, several dtypes, one array on a stage."""
+    rows = mesh.size("dp_shard")
+
+    def cut(length: int) -> tuple[Division, ...]:
+        return (Division(("dp_shard",), (even(length, rows),), rows=True),)
+
+    both = (Division(("tp",), (even(10, mesh.size("tp")),), 1), *cut(6))
+    last_stage = (("pp", mesh.size("pp") - 1),)
+    layouts = {
+        "model/embed.weight": Layout((11, 6), "float32", cut(11)),
+        "model/wide.weight": Layout((6, 10), "float32", both),
+        "model/stack": Layout((3, 4, 5), "float32", cut(12)),
+        "model/norm.weight": Layout((7,), "float32"),
+        "model/half": Layout((5, 3), "bfloat16", at=last_stage),
+        "model/double": Layout((2, 3), "float64"),
+        "model/counter": Layout((), "int64"),
+        "optimizer/exp_avg/embed.weight": Layout((11, 6), "float32", cut(11)),
+        "optimizer/exp_avg/stack": Layout((3, 4, 5), "float32", cut(12)),
+    }
+    for number in range(4 if large else 0):
+        layouts[f"model/large.{number}"] = Layout((large, 256), "float32", cut(large))
+    return Registry.of(mesh, layouts)
+
+
+def values(name: str, layout: Layout, salt: int) -> torch.Tensor:
+    """The whole array: another number at each place, others for each name and salt; nan, inf and -0.0 among floats."""
+    count = 1
+    for length in layout.shape:
+        count *= length
+    start = zlib.crc32(f"{name} {salt}".encode()) % 89
+    whole = ((torch.arange(count, dtype=torch.int64) * 7 + start) % 251).to(getattr(torch, layout.dtype))
+    if whole.is_floating_point() and count > 3:
+        whole[1], whole[2], whole[3] = torch.nan, torch.inf, -0.0
+    return whole.reshape(layout.shape)
+
+
+def shards_of(registry: Registry, salt: int | None, names: Iterable[str] | None = None) -> list[Shard]:
+    """This rank's shards, filled with `values`, or with -1 where salt is None."""
+    made = []
+    for name in registry if names is None else names:
+        layout = registry[name]
+        whole = None if salt is None else values(name, layout, salt)
+        for box, primary in registry.of_rank(name, rank.index):
+            dtype = getattr(torch, layout.dtype)
+            local = torch.full(box.shape, -1, dtype=dtype) if whole is None else whole[box.slices].clone()
+            made.append(Shard(name, layout.shape, dtype, box.offset, local, primary))
+    return made
+
+
+def wrong(shards: Iterable[Shard], salt: int) -> list[str]:
+    """The shards that do not hold the bits of `values`."""
+    found = []
+    for shard in shards:
+        layout = Layout(shard.global_shape, str(shard.dtype).removeprefix("torch."))
+        want = values(shard.name, layout, salt)[shard.box.slices].contiguous()
+        if _bits(shard.local) != _bits(want):
+            found.append(f"{shard.name} at {shard.offset}")
+    return found
+
+
+def _bits(x: torch.Tensor) -> bytes:
+    return x.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def document(step: int, attempt: int, salt: int) -> dict[str, Any]:
+    """A document with all that JSON can hold."""
+    states = {
+        "precision": {"scale": 65536.0, "good": None},
+        "data": {"words": ["ö", "\u2603", ""], "deep": {"a": [1.5]}},
+    }
+    return {"step": step, "attempt": attempt, "cursor": step * 8, "seed": salt, "states": states, "flag": True}
+
+
+# --- what a rank does ------------------------------------------------------------------------------------------------
+
+
+def opened(job: Job) -> Checkpointer:
+    """The checkpointer as a run's rank has it."""
+    comms = rank.comms(job.mesh)
+    return load_object(job.build)(job.run.checkpoint, job.run, dist.PrefixStore(job.token, comms.store))  # type: ignore[arg-type]
+
+
+def opened_by_a_tool(job: Job) -> Checkpointer:
+    """The checkpointer as a tool opens a finished run: no store, no process group."""
+    return load_object(job.build)(job.run.checkpoint, job.run, None)
+
+
+def save(job: Job, step: int, salt: int, attempt: int = 1) -> str:
+    """Save, overwrite the shards at once, wait; the id."""
+    checkpointer = opened(job)
+    try:
+        return save_with(checkpointer, job, step, salt, attempt)
+    finally:
+        checkpointer.close()
+
+
+def save_with(checkpointer: Checkpointer, job: Job, step: int, salt: int, attempt: int = 1) -> str:
+    registry = registry_of(job.mesh, job.large)
+    shards = shards_of(registry, salt)
+    handle = checkpointer.save(SaveRequest(step), shards, registry, document(step, attempt, salt))
+    for shard in shards:
+        shard.local.fill_(-2)  # the next step overwrites them; what is saved is what was there
+    seen = not handle.whole or handle.id in checkpointer.list()
+    handle.wait()
+    assert seen, "the save said that the checkpoint was whole when nobody could see it"
+    assert handle.poll(), "poll() is false after wait()"
+    assert handle.whole, "after wait() the save says that the checkpoint is not whole"
+    assert handle.blocked_seconds >= 0
+    return str(handle.id)
+
+
+def failed_save(job: Job, step: int, salt: int) -> str:
+    """What a save raises, by class name; "" for nothing."""
+    try:
+        save(job, step, salt)
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+def load(job: Job, id: str, salt: int, names: tuple[str, ...] | None = None) -> list[str]:
+    """Load into shards of -1; those that then hold other bits than were saved."""
+    checkpointer, ident = opened(job), CheckpointId.parse(id)
+    assert ident is not None
+    registry = registry_of(job.mesh, job.large)
+    shards = shards_of(registry, None, names)
+    try:
+        checkpointer.load(ident, shards, registry)
+        return wrong(shards, salt)
+    finally:
+        checkpointer.close()
+
+
+def load_strange(job: Job, id: str, name: str, shape: tuple[int, ...]) -> str:
+    """Ask for an array that is not stored so; what is raised, by class name."""
+    checkpointer, ident = opened(job), CheckpointId.parse(id)
+    assert ident is not None
+    registry = Registry.of(job.mesh, {name: Layout(shape, "float32")})
+    try:
+        checkpointer.load(ident, shards_of(registry, None), registry)
+    except Exception as error:
+        return type(error).__name__
+    finally:
+        checkpointer.close()
+    return ""
+
+
+def looked_up(job: Job) -> tuple[list[str], str | None, list[dict[str, Any]], list[dict[str, tuple[int, ...]]]]:
+    """All that a tool sees: ids, the latest, and each one's document and arrays."""
+    checkpointer = opened_by_a_tool(job)
+    ids, latest = checkpointer.list(), checkpointer.latest()
+    documents = [checkpointer.document(id) for id in ids]
+    arrays = [{name: tuple(shape) for name, shape in checkpointer.arrays(id).items()} for id in ids]
+    checkpointer.close()
+    return [str(id) for id in ids], str(latest) if latest else None, documents, arrays
+
+
+def listed(job: Job) -> tuple[list[str], str | None]:
+    """What a tool sees without opening any: ids, and the latest."""
+    checkpointer = opened_by_a_tool(job)
+    ids, latest = checkpointer.list(), checkpointer.latest()
+    checkpointer.close()
+    return [str(id) for id in ids], str(latest) if latest else None
+
+
+def load_as_tool(job: Job, id: str, salt: int) -> list[str]:
+    """Load whole arrays without a store."""
+    checkpointer, ident = opened_by_a_tool(job), CheckpointId.parse(id)
+    assert ident is not None
+    registry = registry_of(job.mesh, job.large)
+    shards = shards_of(registry, None)
+    checkpointer.load(ident, shards, registry)
+    return wrong(shards, salt)
+
+
+def seen_while_saving(job: Job, step: int) -> tuple[bool, float, float]:
+    """Whether the checkpoint was visible as soon as `save` returned; seconds blocked, and until it was whole."""
+    checkpointer = opened(job)
+    registry = registry_of(job.mesh, job.large)
+    began = time.monotonic()
+    handle = checkpointer.save(SaveRequest(step), shards_of(registry, step), registry, document(step, 1, step))
+    visible = handle.poll() and handle.id in checkpointer.list()
+    handle.wait()
+    seconds = time.monotonic() - began
+    checkpointer.close()
+    return visible, handle.blocked_seconds, seconds
+
+
+def save_on_a_full_disk(job: Job, step: int, salt: int, room: int) -> str:
+    """Save where no file may grow beyond `room` bytes; what is raised, by class name."""
+    checkpointer = opened(job)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        save_with(checkpointer, job, step, salt)
+    except SaveFailed as error:
+        return type(error).__name__
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        checkpointer.close()
+    return ""
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def outcome(job: Job, id: str, salt: int) -> str:
+    """What reading a checkpoint comes to: "right", "wrong: ...", "gone", "bad: ...", or the name of another error."""
+    checkpointer, ident = opened(job), CheckpointId.parse(id)
+    assert ident is not None
+    registry = registry_of(job.mesh, job.large)
+    shards = shards_of(registry, None)
+    try:
+        if ident not in checkpointer.list():
+            return "gone"
+        read = checkpointer.document(ident)
+        checkpointer.load(ident, shards, registry)
+    except BadCheckpoint as error:
+        return f"bad: {error.array} in {error.file}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        checkpointer.close()
+    found = wrong(shards, salt)
+    if read != document(ident.step, ident.attempt, salt):
+        found.append("the document")
+    return f"wrong: {', '.join(found)}" if found else "right"
+
+
+def lose_each(job: Job, id: str, salt: int, files: list[str]) -> list[str]:
+    """The outcome with each file gone in turn; all ranks in step."""
+    return _damage_each(job, id, salt, [(file, None) for file in files])
+
+
+def flip_each(job: Job, id: str, salt: int, places: list[tuple[str, int]]) -> list[str]:
+    """The outcome with each byte flipped in turn."""
+    return _damage_each(job, id, salt, places)
+
+
+def _damage_each(job: Job, id: str, salt: int, places: list) -> list[str]:
+    world, outcomes = rank.comms(job.mesh).world, []
+    for number, (file, place) in enumerate(places):
+        path, content = Path(file), b""
+        if rank.index == 0:
+            content = path.read_bytes()
+            if place is None:
+                path.unlink()
+            else:
+                path.write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
+        world.barrier()
+        turn = Job(job.build, job.run, job.mesh, f"{job.token}-{number}", job.large)
+        outcomes.append(outcome(turn, id, salt))
+        world.barrier()
+        if rank.index == 0:
+            path.write_bytes(content)
+    world.barrier()
+    return outcomes
+
+
+# --- kill -9 ---------------------------------------------------------------------------------------------------------
+
+_CHANGES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
+_left: int | None = None  # changes of files until this rank kills itself; None: never
+_made = 0
+_directory = ""
+_watching = False
+
+
+def _watch(event: str, args: tuple) -> None:
+    global _left, _made
+    if _directory and event in _CHANGES and any(_inside(arg) for arg in args[:2]):
+        if event == "open" and not _writes(args):
+            return
+        if _left == _made:
+            os.kill(os.getpid(), signal.SIGKILL)
+        _made += 1
+
+
+def _inside(arg: object) -> bool:
+    text = os.fsdecode(arg) if isinstance(arg, str | bytes | os.PathLike) else ""
+    return text.startswith(_directory)
+
+
+def _writes(args: tuple) -> bool:
+    mode, flags = args[1], args[2]
+    return bool(set(mode) & set("wax+")) if isinstance(mode, str) else bool(flags & (os.O_WRONLY | os.O_RDWR))
+
+
+def save_and_die(job: Job, step: int, salt: int, victim: int | None, after: int) -> int:
+    """Save, counting the changes this rank makes to files; the victim kills itself just before number `after`."""
+    global _left, _made, _directory, _watching
+    if not _watching:
+        sys.addaudithook(_watch)
+        _watching = True
+    _left, _made, _directory = (after if victim == rank.index else None), 0, str(job.run.run.dir)
+    try:
+        save(job, step, salt)
+        return _made
+    finally:
+        _directory = ""

@@ -1,0 +1,86 @@
+"""What an author claims, checked both ways, and exceptions that cannot go unseen.
+
+A test of a capability runs whether it is claimed or not. Claimed, it must pass. Unclaimed, it is a probe:
+where it would have passed, an `Unclaimed` warning says so. Nothing is ever skipped.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+class Unclaimed(UserWarning):
+    """A part can do what its author does not claim."""
+
+    def __init__(self, choice: str, capability: str, test: str) -> None:
+        self.choice, self.capability = choice, capability
+        super().__init__(f'{choice} could claim "{capability}": {test} passes')
+
+
+class Waived(UserWarning):
+    """A standard test does not run for this part; the reason is the message."""
+
+    def __init__(self, choice: str, reason: str) -> None:
+        self.choice, self.reason = choice, reason
+        super().__init__(f"{choice}: {reason}")
+
+
+def needs(capability: str) -> Callable[[Callable], Callable]:
+    """Mark a standard test as about one capability, a word of its suite's `CLAIMS`."""
+
+    def mark(test: Callable) -> Callable:
+        @functools.wraps(test)
+        def either(self: Any, *args: Any, **kwargs: Any) -> None:
+            if capability in self.can:
+                test(self, *args, **kwargs)
+                return
+            try:
+                test(self, *args, **kwargs)
+            except (Exception, pytest.fail.Exception):  # what pytest.raises raises is no Exception
+                return
+            warnings.warn(Unclaimed(self.choice, capability, test.__name__), stacklevel=2)
+
+        either.capability = capability  # type: ignore[attr-defined]
+        return either
+
+    return mark
+
+
+def waived(reason: str) -> Callable:
+    """Stands in for a standard test that does not fit: ``test_x = waived("why")``. The report shows the reason.
+
+    Raises ValueError without one.
+    """
+    if not reason.strip():
+        raise ValueError("a waived test needs a reason")
+
+    def test(self: Any) -> None:
+        warnings.warn(Waived(self.choice, reason), stacklevel=2)
+
+    test.waived = reason  # type: ignore[attr-defined]
+    return test
+
+
+def standard_tests(cls: type) -> dict[str, Callable]:
+    """The kit's tests that a suite class inherits, by name."""
+    found: dict[str, Callable] = {}
+    for base in cls.__mro__:
+        if base.__module__.startswith("gangline_testkit."):
+            own = {name: thing for name, thing in vars(base).items() if name.startswith("test_")}
+            found = {**own, **found}
+    return found
+
+
+def overridden(cls: type) -> list[str]:
+    """Names of standard tests that a class replaces or deletes without `waived`."""
+    return [
+        name
+        for name, test in standard_tests(cls).items()
+        if (mine := inspect.getattr_static(cls, name, None)) is not test and not getattr(mine, "waived", "")
+    ]

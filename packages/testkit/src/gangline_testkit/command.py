@@ -1,0 +1,51 @@
+"""The suite for verbs of `gangline` (hook `gangline_commands`)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import ClassVar
+
+from gangline.plugin.registry import installed, load
+from gangline_testkit.suite import LONGEST_SUMMARY, succeeded
+
+_TORCH_FREE = """
+import sys
+from gangline.cli.main import main
+code = 0
+try:
+    code = main(sys.argv[1:])
+except SystemExit as done:
+    code = done.code
+assert not code, f"exit code {code}"
+assert "torch" not in sys.modules, "torch is imported"
+"""
+
+
+class CommandSuite:
+    """Subclass with ``choice = "gangline mine"``."""
+
+    choice: ClassVar[str]
+    can: ClassVar[set[str]] = set()
+    CLAIMS: ClassVar[dict[str, str]] = {}
+
+    @property
+    def verb(self) -> str:
+        return self.choice.removeprefix("gangline ")
+
+    def test_is_listed_with_a_short_summary(self) -> None:
+        summary = installed().commands()[self.verb].summary
+        assert summary.strip() == summary
+        assert 0 < len(summary) <= LONGEST_SUMMARY, f"{len(summary)} letters; {LONGEST_SUMMARY} fit into the table"
+
+    def test_run_path_resolves(self) -> None:
+        run = installed().commands()[self.verb].run
+        assert callable(load(run)), f"{run} cannot be called"
+
+    def test_help_is_given_without_torch(self) -> None:
+        """`gangline VERB --help` says how it is used, at once, and ends with 0."""
+        words = [sys.executable, "-c", _TORCH_FREE, self.verb, "--help"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=os.environ)
+        succeeded(done)
+        assert self.verb in done.stdout, f"the help does not name the verb: {done.stdout!r}"

@@ -1,0 +1,112 @@
+"""`gangline conform DIST`: run the conformance suites on every part of an installed distribution, and print a table.
+
+Claims are the author's: those of the test file given, or of ./tests/test_conformance.py where there is one. Without
+any, nothing is claimed, and the table says what could be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gangline.cli import wide_open
+from gangline.errors import UserError
+from gangline.plugin.discovery import Offer
+from gangline.plugin.registry import installed
+
+if TYPE_CHECKING:
+    from gangline_testkit.report import Result
+
+OWN = Path("tests", "test_conformance.py")
+COLUMNS = ("part", "suite", "claims", "passed", "failed", "remarks")
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 where every suite passes, else 1. Raises UserError for a distribution that is not here or offers no part."""
+    parser = argparse.ArgumentParser(prog="gangline conform", description=__doc__)
+    parser.add_argument("distribution", metavar="DIST", help="such as gangline-mine")
+    parser.add_argument(
+        "--tests", type=Path, metavar="FILE", help=f"the author's suites (default: {OWN}, if it is there)"
+    )
+    parser.add_argument("--markdown", action="store_true", help="a table to paste into a README")
+    options = parser.parse_args(argv)
+    offers, verbs = offers_of(options.distribution)
+    tests = options.tests or (OWN if OWN.exists() else None)
+    if tests is not None and not tests.is_file():
+        raise UserError(f"there is no file {tests}.", "Leave out --tests to run the suites without claims.")
+    results = conform(offers, verbs, tests)
+    show(results, options.distribution, options.markdown)
+    return 1 if any(result.failed for result in results) else 0
+
+
+def offers_of(distribution: str) -> tuple[list[Offer], list[str]]:
+    """The parts and the verbs that a distribution supplies. Raises UserError, with the cause, where there are none."""
+    found = installed()
+    for failure in found.failures:
+        if _same(failure.distribution, distribution):
+            raise UserError(f"{failure.supplier} {failure.why}", failure.mend)
+    every = [offer for group in found.groups() for offer in found.offers(group).values()]
+    mine = [offer for offer in every if _same(offer.distribution, distribution)]
+    verbs = found.verbs_of(distribution)
+    if not mine and not verbs:
+        names = ", ".join(sorted({offer.distribution for offer in every if offer.distribution}))
+        raise UserError(
+            f"no installed plugin is called {distribution}, or it offers no part.",
+            f"Installed here: {names}.   (gangline plugins lists who offers what, and what failed to import)",
+        )
+    return mine, verbs
+
+
+def conform(offers: Sequence[Offer], verbs: Sequence[str], tests: Path | None) -> list[Result]:
+    """Run the suites in this process; a result for each part and each verb."""
+    from gangline_testkit import report
+
+    with tempfile.TemporaryDirectory(prefix="gangline-conform-") as folder:
+        if tests is None:
+            tests = Path(folder, "test_conformance.py")
+            tests.write_text(report.generated(offers, verbs), encoding="utf-8")
+        results = report.run_file(tests.resolve())
+    suites = {f"{offer.group}={offer.part.name}": report.suite_of(offer) for offer in offers}
+    suites |= {f"gangline {verb}": "gangline_testkit:CommandSuite" for verb in verbs}
+    rows = []
+    for choice, suite in suites.items():
+        mine = [result for result in results if result.choice == choice]
+        missing = report.Result(choice, suite.partition(":")[2], failed={"": f"{tests} has no suite for it"})
+        rows += mine or [missing]
+    return rows
+
+
+def show(results: Sequence[Result], distribution: str, markdown: bool) -> None:
+    """The table, then what failed."""
+    rows = [_cells(result) for result in results]
+    if markdown:
+        print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+        print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    else:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(*COLUMNS, title=f"conformance of {distribution}", title_justify="left")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        wide_open().print(table)
+    for result in results:
+        for test, why in result.failed.items():
+            print(f"FAILED {result.choice} {test}: {why}")
+
+
+def _cells(result: Result) -> tuple[str, ...]:
+    remarks = [f"could claim {word}" for word in sorted(result.could_claim)]
+    remarks += [f"waives {waiver}" for waiver in result.waived]
+    claims = ", ".join(sorted(result.claims))
+    return result.choice, result.suite, claims, str(result.passed), str(len(result.failed)), "; ".join(remarks)
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two names of distributions are one, as packaging normalises them."""
+    plain = re.compile(r"[-_.]+")
+    return plain.sub("-", one).lower() == plain.sub("-", other).lower()

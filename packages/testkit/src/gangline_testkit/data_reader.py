@@ -1,0 +1,137 @@
+"""What holds of every data source's reader: it gives what `sample` gives, wherever it begins, on every width."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gangline.batch import Batch
+from gangline.data.base import DataSource
+from gangline.data.expand import expand
+from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
+from gangline.data.sample_reader import KeptMemory, stacked
+from gangline_testkit.suite import PartSuite
+
+CPU = torch.device("cpu")
+SIZE, MICRO = 8, 2  # samples of a step and of a microbatch
+FIELDS = ("tokens", "targets", "loss_mask", "position", "document", "padding", "sample")
+
+
+class BatchReaderSuite(PartSuite):
+    """A part of `DataSourceSuite`."""
+
+    def source(self, tmp_path: Path, *settings: str, split: str = "train") -> Any:
+        """The source on the suite's data. Raises NotImplementedError until an author overrides it."""
+        raise NotImplementedError
+
+    @contextmanager
+    def reading(
+        self, source: DataSource, index: int = 0, width: int = 1, micro_size: int = MICRO
+    ) -> Iterator[BatchReader]:
+        reader = source.reader(ReadPlace(index, width, SIZE, micro_size, CPU))
+        try:
+            yield reader
+        finally:
+            reader.close()
+
+    def assert_samples(
+        self, source: DataSource, given: Sequence[StoredBatch], numbers: Sequence[int], counted: int | None = None
+    ) -> None:
+        """The microbatches hold these samples, as `sample` gives them; rows from `counted` on do not count."""
+        read = [int(number) for stored in given for number in stored.sample]
+        assert read == list(numbers), f"samples {read} are read; {list(numbers)} are wanted"
+        for stored in given:
+            mine = stored.sample.tolist()
+            wanted = stacked([source.sample(i) for i in mine], mine, KeptMemory(CPU))
+            wanted.counted = counted
+            _assert_equal(expand(stored, 0, CPU), expand(wanted, 0, CPU), mine)
+
+    def test_a_reader_gives_the_samples_themselves(self, tmp_path: Path) -> None:
+        source = self.source(tmp_path)
+        with self.reading(source) as reader:
+            reader.begin(0, 0)
+            for step in range(4):
+                given = list(reader.take())
+                assert [len(stored.tokens) for stored in given] == [MICRO] * (SIZE // MICRO)
+                self.assert_samples(source, given, range(step * SIZE, (step + 1) * SIZE))
+
+    def test_a_reader_goes_on_anywhere(self, tmp_path: Path) -> None:
+        """After a resume, after a rollback, behind samples that are passed over: it begins anew at any sample."""
+        source = self.source(tmp_path)
+        with self.reading(source) as reader:
+            for cursor, steps in ((SIZE, 2), (5 * SIZE + 3, 1), (0, 2), (1, 1), (1, 1)):
+                reader.begin(cursor, step=cursor)
+                for step in range(steps):
+                    first = cursor + step * SIZE
+                    self.assert_samples(source, reader.take(), range(first, first + SIZE))
+
+    def test_readers_of_every_width_share_each_batch(self, tmp_path: Path) -> None:
+        source = self.source(tmp_path)
+        for width in (2, 4, 8):
+            for index in range(width):
+                with self.reading(source, index, width, micro_size=1) as reader:
+                    reader.begin(3, 1)
+                    for step in range(2):
+                        first = 3 + step * SIZE + index * SIZE // width
+                        self.assert_samples(source, reader.take(), range(first, first + SIZE // width))
+
+    def test_held_out_samples_are_the_same_for_every_width(self, tmp_path: Path) -> None:
+        """Each of the first ones counts once; what does not divide is filled up with rows that do not count."""
+        source = self.source(tmp_path, split="validation")
+        length = source.length()
+        count = 5 if length is None else min(5, length)
+        for width in (1, 2, 4):
+            read, shares = list[int](), set[int]()
+            for index in range(width):
+                with self.reading(source, index, width) as reader:
+                    held_out = 0
+                    for stored in reader.held_out(5):
+                        rows = stored.sample.tolist()
+                        self.assert_samples(source, [stored], rows, stored.counted)
+                        read += rows if stored.counted is None else rows[: stored.counted]
+                        held_out += 1
+                    shares.add(held_out)
+            assert read == list(range(count)), f"{width} ranks validate on samples {read}"
+            assert len(shares) == 1, f"of {width} ranks some get more microbatches than others: {sorted(shares)}"
+
+    def test_what_a_reader_gave_stays_until_the_next(self, tmp_path: Path) -> None:
+        """Its memory may be filled again only then, also where the step takes longer than to read ahead."""
+        source = self.source(tmp_path)
+        with self.reading(source) as reader:
+            reader.begin(0, 0)
+            for step in range(6):
+                given = reader.take()
+                time.sleep(0.02)
+                self.assert_samples(source, given, range(step * SIZE, (step + 1) * SIZE))
+
+    def test_a_closed_reader_reads_nothing_more(self, tmp_path: Path) -> None:
+        before = set(threading.enumerate())
+        source = self.source(tmp_path)
+        with self.reading(source) as reader:
+            reader.begin(0, 0)
+            reader.take()
+            reader.close()
+            with pytest.raises(RuntimeError):
+                assert reader.take() is None, "a batch is read after `close`"
+        deadline = time.monotonic() + 60  # a thread in the middle of a sample ends with it
+        while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not left, f"threads are left after `close`: {left}"
+
+
+def _assert_equal(given: Batch, wanted: Batch, numbers: list[int]) -> None:
+    for name in FIELDS:
+        one, other = getattr(given, name), getattr(wanted, name)
+        assert (one is None) == (other is None), f"{name} of samples {numbers} is {one}; `sample` says {other}"
+        if one is not None:
+            assert torch.equal(one, other), f"{name} of samples {numbers} is {one}; `sample` says {other}"
+    assert set(given.extra) == set(wanted.extra), f"extra of samples {numbers} is {set(given.extra)}"
+    for name, one in given.extra.items():
+        assert torch.equal(one, wanted.extra[name]), f"extra {name} of samples {numbers} differs"

@@ -1,0 +1,314 @@
+"""The suite for model edits: pure, honest about what it changed, and within the law of layouts."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from gangline.batch import Batch
+from gangline.config.schema import Run
+from gangline.mesh import Mesh
+from gangline.model.build import construct
+from gangline.model.calls import call_of
+from gangline.model.compose import compose_model
+from gangline.model.contracts import Bindable, seam_function
+from gangline.model.flops import flops_per_token
+from gangline.model.kept_node import EightBitNode
+from gangline.model.linear import Embedding, Linear
+from gangline.model.seams import calls, recomputed
+from gangline.model.tree import Node, children, nodes, parameter_shapes
+from gangline.plan import Plan
+from gangline_testkit import strategy_ranks as ranks
+from gangline_testkit.claims import needs
+from gangline_testkit.compare import all_close, assemble, close, number_close
+from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.pool import pool
+from gangline_testkit.scenarios import FLOAT64
+from gangline_testkit.strategy_ranks import Job
+from gangline_testkit.suite import PartSuite, succeeded
+from gangline_testkit.toys.plugin import Rows
+
+_TORCH_FREE = """
+import hashlib, sys
+from gangline.model.compose import compose_model
+from gangline_testkit.runs import small_run
+made = repr(compose_model(small_run(*sys.argv[1:])))
+assert "torch" not in sys.modules, "torch is imported"
+print(hashlib.sha256(made.encode()).hexdigest())
+"""
+
+
+class ModelEditSuite(PartSuite):
+    """Subclass with ``choice = "group=mine"``, the group being one of model edits.
+
+    `model`: settings of the model it edits. An edit of other models than a decoder names one there.
+    `layouts`: how many data ranks it is tested on; `axes`: the axes of two ranks along which the model itself is cut.
+    """
+
+    model: ClassVar[tuple[str, ...]] = ()
+    layouts: ClassVar[tuple[int, ...]] = (1, 2, 4)
+    axes: ClassVar[tuple[str, ...]] = ("tp", "cp", "pp")
+    CLAIMS: ClassVar[dict[str, str]] = {"law": "loss and gradients are the same under any layout"}
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        for name, values in (("world", self.layouts), ("axis", self.axes)):
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, values)
+
+    def model_settings(self) -> tuple[str, ...]:
+        return self.model
+
+    def config(self, run: Run) -> Any:
+        return run.edits[self.group]
+
+    def before(self) -> tuple[Node, Plan]:
+        """The model without the edit."""
+        return compose_model(replace(self.run(), edits={}))
+
+    def after(self) -> tuple[Node, Plan, list[str]]:
+        """The edit applied: tree, plan, and the paths it claims."""
+        tree, plan = self.before()
+        tree, plan, claimed = self.build(tree, plan, self.config(self.run()))
+        return tree, plan, list(claimed)
+
+    # --- the edit itself ---------------------------------------------------------------------------------------------
+
+    def test_pure(self) -> None:
+        """What it is given stays as it was, and what it gives is the same each time."""
+        tree, plan = self.before()
+        options = self.config(self.run())
+        kept = copy.deepcopy((tree, plan, options))
+        one = self.build(tree, plan, options)
+        assert (tree, plan, options) == kept, "the edit changed what it was given"
+        two = self.build(*copy.deepcopy(kept))
+        assert repr(one) == repr(two), "the edit gives something else the second time"
+
+    def test_torch_free_and_the_same_in_every_process(self) -> None:
+        words = [*self.model_settings(), self.choice, *self.settings]
+        done = subprocess.run(
+            [sys.executable, "-c", _TORCH_FREE, *words], capture_output=True, text=True, timeout=120, env=os.environ
+        )
+        succeeded(done)
+        here = hashlib.sha256(repr(compose_model(self.run())).encode()).hexdigest()
+        assert done.stdout.strip() == here, "another process makes another model of the same words"
+
+    def test_claims_what_it_changed(self) -> None:
+        """Two edits of one node are refused by their claims, so each changed node lies in a claimed one."""
+        tree, _ = self.before()
+        edited, _, claimed = self.after()
+        changed = list(_changed(tree, edited))
+        assert changed or not claimed, f"claims {', '.join(claimed)} and changes nothing"
+        for path in changed:
+            assert any(_within(path, claim) for claim in claimed), f"{path or 'the root'} is changed and not claimed"
+        for claim in claimed:
+            assert any(_within(path, claim) for path in changed), f"{claim} is claimed and not changed"
+
+    # --- plan and modules --------------------------------------------------------------------------------------------
+
+    def test_every_array_has_an_init(self) -> None:
+        """Parameters and persistent buffers; tied ones under the name they are kept under."""
+        tree, plan, _ = self.after()
+        for name in construct(tree).state_dict():
+            plan.init(plan.owner(name))
+
+    def test_every_pattern_of_the_plan_matches(self) -> None:
+        tree, plan, _ = self.after()
+        unmatched = plan.unmatched(construct(tree).state_dict())
+        assert not unmatched, f"patterns that match nothing: {', '.join(unmatched)}"
+
+    def test_nodes_know_the_shapes_of_their_modules(self) -> None:
+        """Parameters are counted from the tree alone."""
+        tree, _, _ = self.after()
+        made = {name: tuple(p.shape) for name, p in construct(tree).named_parameters()}
+        assert parameter_shapes(tree) == made
+
+    def test_codes_are_kept_in_the_blocks_of_their_nodes(self) -> None:
+        """What fills codes and scales reads the plan, what multiplies by them the node."""
+        tree, plan, _ = self.after()
+        blocks = {f"{path}.weight": node.block for path, node in nodes(tree) if isinstance(node, EightBitNode)}
+        for name in parameter_shapes(tree):
+            rule = plan.kept_of(name)
+            if plan.is_scales(name) or plan.owner(name) != name:
+                continue
+            told = rule.block if rule is not None else 0
+            assert told == blocks.get(name, 0), (
+                f"{name}: blocks of {told} by the plan, {blocks.get(name, 0)} by its node"
+            )
+
+    def test_nodes_count_their_operations(self) -> None:
+        tree, plan, _ = self.after()
+        assert flops_per_token(tree, 128, plan) > 0
+
+    def test_every_cut_module_can_be_bound(self) -> None:
+        """A strategy cuts core's Linear and Embedding, and what a loss seam multiplies; any other with a cut parameter
+        has `bind(axis)`.
+        """
+        tree, plan, _ = self.after()
+        model, losses = construct(tree), calls(tree, plan, "loss")
+        before = dict(construct(self.before()[0]).named_parameters(remove_duplicate=False))
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            axes = set(plan.cuts_of(name, parameter.dim()))
+            if not axes or name in before:
+                continue
+            around = [name.rsplit(".", depth)[0] for depth in range(1, name.count(".") + 1)]
+            modules = [model.get_submodule(path) for path in around]
+            own = isinstance(modules[0], Linear | Embedding) or losses.get(around[0]) is not None
+            known = own and axes == {"tp"}
+            assert known or any(isinstance(module, Bindable) for module in modules), (
+                f"{name} is cut, and nobody has `bind`"
+            )
+
+    def test_functions_compute_what_their_nodes_say(self) -> None:
+        """At each seam of the plan: a strategy that puts its own call there computes what is said of the module's."""
+        tree, plan, _ = self.after()
+        modules = dict(construct(tree).named_modules())
+        for seam in plan.seams:
+            for path, call in calls(tree, plan, seam.name).items():
+                function = seam_function(modules[path], seam.name)
+                if function is None:
+                    continue
+                own = call_of(function)
+                told = f"{path}.{seam.name}: its node says {call or 'nothing'}, the function {own or 'nothing'}"
+                assert call is not None, told
+                assert own == call, told
+
+    # --- what it computes --------------------------------------------------------------------------------------------
+
+    def job(self, world: int, recompute: bool = False) -> Job:
+        """The edited model on data ranks of the toy strategy `rows`, which implements folds."""
+        run = replace(self.run("run.deterministic=false"), parallel=Rows())
+        tree, plan, _ = self.after()
+        build = "gangline_testkit.toys.rows:build"
+        return Job(build, run, tree, plan, Mesh.of({"dp_shard": world}), torch.float64, "ragged", 3, recompute)
+
+    def test_loss_and_gradients_are_finite(self) -> None:
+        _, steps, last, _, _ = pool(1).run(ranks.expect, self.job(1), 1)[0]
+        assert all(math.isfinite(step.loss_sum) and step.finite for step in steps)
+        assert all(bool(torch.isfinite(array).all()) for array in last.values() if array.is_floating_point())
+        for step in steps:
+            for name, gradient in step.gradients.items():
+                assert bool(torch.isfinite(gradient).all()), f"the gradient of {name} is not finite"
+
+    def test_every_parameter_learns(self) -> None:
+        """A gradient reaches it, in the first step or, where a factor begins at zero (as LoRA's B does), after it."""
+        steps = pool(1).run(ranks.expect, self.job(1), 1)[0][1]
+        still = [name for name in steps[0].gradients if not any(bool(step.gradients[name].any()) for step in steps)]
+        assert not still, f"no gradient reaches {', '.join(still)}"
+
+    def test_works_as_a_bare_module(self) -> None:
+        """Sampling calls it outside of any step."""
+        assert pool(1).run(bare, self.job(1))[0]
+
+    def test_what_is_kept_between_tokens_changes_no_text(self) -> None:
+        """Where all nodes say how they take one more token (`Node.decodes`); else nothing is kept."""
+        for kept, anew in pool(1).run(written, self.job(1))[0]:
+            close("with what is kept of earlier tokens, logits of the next ones", kept, anew, FLOAT64)
+
+    @needs("law")
+    def test_layouts_agree(self, world: int) -> None:
+        """Loss, gradients, norm, metrics and weights against one process, in float64."""
+        self.compare(self.job(world), FLOAT64)
+
+    @needs("law")
+    def test_recomputation_changes_nothing(self, world: int) -> None:
+        self.compare(self.job(world, recompute=True), FLOAT64)
+
+    @needs("law")
+    def test_layouts_that_cut_the_model_agree(self, axis: str) -> None:
+        """tp: heads and features; cp: the tokens of a sequence; pp: the blocks. Folds have one rank there."""
+        job = self.job(1)
+        plan = replace(job.plan, folds=tuple(replace(fold, out_of=("dp_shard",)) for fold in job.plan.folds))
+        self.compare(replace(job, plan=plan, mesh=Mesh.of({axis: 2})), FLOAT64)
+
+    def compare(self, job: Job, relative: float) -> None:
+        got = pool(job.mesh.world).run(ranks.train, job)
+        _, steps, last, evaluated, _ = pool(1).run(ranks.expect, job, got[0].coordinate[1])[0]
+        for number, want in enumerate(steps):
+            one = got[0].steps[number]
+            number_close(f"loss of step {number}", one.loss_sum, want.loss_sum, relative)
+            shapes = {name: tuple(gradient.shape) for name, gradient in want.gradients.items()}
+            held = assemble([of_rank.steps[number].held for of_rank in got], shapes)
+            all_close(f"gradient of step {number}:", held, want.gradients, relative)
+            assert set(want.metrics) <= set(one.metrics)
+            for name, value in want.metrics.items():
+                close(
+                    f"metric {name}", torch.tensor(one.metrics[name]).double(), torch.tensor(value).double(), relative
+                )
+        shapes = {name: tuple(array.shape) for name, array in last.items()}
+        all_close("at the end:", assemble([of_rank.last for of_rank in got], shapes), last, relative)
+        number_close("evaluated loss", got[0].evaluated[0], evaluated[0], relative)
+
+
+def bare(job: Job) -> bool:
+    """Logits of a few tokens outside of any frame: finite, and nothing is emitted."""
+    from gangline_testkit.reference import Reference
+
+    reference = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype)
+    with torch.no_grad():
+        loss = reference.loss(job.share(0, 0, 1)[-1])
+    return bool(torch.isfinite(loss))
+
+
+@torch.no_grad()
+def written(job: Job) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Logits (tokens, V) by which a text is written after each of some prompts side by side, and those of the text
+    alone, computed at once. Nothing where a node does not say how it takes one more token.
+    """
+    from gangline.comm.solo import Solo
+    from gangline.model.init import whole_model
+    from gangline.parallel.prepare import bind_folds
+    from gangline.sampling.decode import decode
+    from gangline.sampling.options import Sampling
+
+    if recomputed(job.tree):
+        return []
+    model: Any = whole_model(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype).eval()
+    bind_folds(model, job.plan, Solo)
+    steps: list[torch.Tensor] = []
+
+    def forward(batch: Batch) -> torch.Tensor:
+        steps.append(model.head.logits(model.hidden(batch)[:, -1:])[:, -1])
+        return steps[-1]
+
+    prompts = [[token % job.vocab_size for token in row] for row in ((3, 1, 4), (1,), (5, 9, 2, 6))]
+    how = Sampling(tokens=job.run.batch.sequence_length - 4, temperature=1.0, seed=job.run.seed)
+    texts = decode(forward, prompts, how, cached=True, device=torch.device("cpu"))
+    found = []
+    for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        alone = whole_sequences(torch.tensor([prompt + text.tokens[:-1]]))
+        found.append((torch.stack([step[row] for step in steps]), model.logits(alone)[0, len(prompt) - 1 :]))
+    return found
+
+
+def _within(path: str, claim: str) -> bool:
+    return path == claim or path.startswith(claim + ".") or claim == ""
+
+
+def _changed(before: Node, after: Node, path: str = "") -> Iterator[str]:
+    """The topmost nodes that differ."""
+    theirs, ours = dict(children(before)), dict(children(after))
+    if type(before) is not type(after) or set(theirs) != set(ours) or _own(before) != _own(after):
+        yield path
+        return
+    for name, child in theirs.items():
+        yield from _changed(child, ours[name], f"{path}.{name}" if path else name)
+
+
+def _own(node: Node) -> dict[str, Any]:
+    """The fields of a node that are no nodes."""
+    values = {item.name: getattr(node, item.name) for item in fields(node)}
+    return {
+        name: value
+        for name, value in values.items()
+        if not isinstance(value, Node) and not (isinstance(value, tuple) and any(isinstance(v, Node) for v in value))
+    }

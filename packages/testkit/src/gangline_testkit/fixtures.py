@@ -1,0 +1,148 @@
+"""Fixtures of pytest for tests of plugins: import them in a conftest.py, from this module by name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gangline_testkit import RealRuns, warm
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[RealRuns]:
+    """A directory for real runs."""
+    with RealRuns(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def random_batch():
+    """A function (B, T, vocab_size, documents=1, seed=0) -> Batch of random tokens, a few of which do not count.
+
+    documents: how many lie in each sequence, of different lengths, their positions starting at 0.
+    """
+    import torch
+
+    from gangline.batch import Batch
+
+    def make(B: int, T: int, vocab_size: int, documents: int = 1, seed: int = 0) -> Batch:
+        generator = torch.Generator().manual_seed(seed)
+        tokens = torch.randint(0, vocab_size, (B, T + 1), generator=generator)
+        position, document = torch.arange(T).expand(B, T), None
+        if documents > 1:
+            borders = [torch.randperm(T - 1, generator=generator)[: documents - 1] + 1 for _ in range(B)]
+            starts = torch.stack([torch.zeros(T, dtype=torch.long).index_fill_(0, border, 1) for border in borders])
+            document = starts.cumsum(1)
+            position = position - (starts * position).cummax(1).values
+        return Batch(
+            tokens=tokens[:, :-1],
+            targets=tokens[:, 1:],
+            loss_mask=torch.rand(B, T, generator=generator) < 0.9,
+            position=position,
+            sample=torch.arange(B),
+            document=document,
+        )
+
+    return make
+
+
+class Strangers:
+    """A folder of distributions that nobody installed: put it on the path, and they are found as any other is."""
+
+    def __init__(self, site: Path) -> None:
+        self.site = site
+        site.mkdir()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        before = os.environ.get("PYTHONPATH")
+        return {"PYTHONPATH": os.pathsep.join([str(self.site), *([before] if before else [])])}
+
+    def add(
+        self,
+        distribution: str,
+        source: str,
+        *,
+        module: str | None = None,
+        plugin: str | None = None,
+        version: str = "0.1.0",
+        contract: str = "v1",
+        requires: str = "",
+    ) -> None:
+        """One plugin: `source` is the text of its entry module."""
+        module = module or distribution.replace("-", "_")
+        (self.site / f"{module}.py").write_text(source)
+        info = self.site / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        needs = f"Requires-Dist: {requires}\n" if requires else ""
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n{needs}")
+        (info / "entry_points.txt").write_text(f"[gangline.{contract}]\n{plugin or module} = {module}\n")
+
+    def add_files(self, distribution: str, folder: Path) -> None:
+        """A plugin that was written into a folder, of one module or of several in a package."""
+        module = distribution.replace("-", "_")
+        if (folder / module).is_dir():
+            shutil.copytree(folder / module, self.site / module)
+            self.add(distribution, (folder / module / "__init__.py").read_text(), module=module)
+            (self.site / f"{module}.py").unlink()
+        else:
+            self.add(distribution, (folder / f"{module}.py").read_text(), module=module)
+
+    def run(
+        self, module: str, *words: str, cwd: Path | None = None, timeout: float = 240
+    ) -> subprocess.CompletedProcess[str]:
+        """`python -m MODULE WORDS` where they are on the path."""
+        environment = {**os.environ, **self.environment, "OMP_NUM_THREADS": "1"}
+        command = [*warm.command(module, environment), *words]
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.fixture
+def strangers(tmp_path: Path) -> Strangers:
+    return Strangers(tmp_path / "site")
+
+
+ALONE = """
+import importlib.metadata as metadata
+from pathlib import Path
+
+ours = Path({ours!r})
+everything = metadata.MetadataPathFinder.find_distributions
+
+
+def visible(*context):
+    for found in everything(*context):
+        stranger = (found.metadata["Name"] or "").startswith("gangline-")
+        if not stranger or Path(found.locate_file("")).is_relative_to(ours):
+            yield found
+
+
+metadata.MetadataPathFinder.find_distributions = visible
+"""
+
+
+@pytest.fixture
+def core_alone(tmp_path: Path, tmp_path_factory, monkeypatch):
+    """Core without the plugins that this environment may have, here and in processes started; strangers count."""
+    import importlib.metadata
+
+    from gangline.plugin.registry import installed
+
+    hook = tmp_path_factory.mktemp("alone")
+    source = ALONE.format(ours=str(tmp_path))
+    (hook / "sitecustomize.py").write_text(source)
+    before = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(hook), *([before] if before else [])]))
+    monkeypatch.delenv("GANGLINE_PLUGINS", raising=False)
+    finder = importlib.metadata.MetadataPathFinder
+    monkeypatch.setattr(finder, "find_distributions", finder.find_distributions)
+    exec(source, {})
+    installed.cache_clear()
+    yield
+    monkeypatch.undo()
+    installed.cache_clear()

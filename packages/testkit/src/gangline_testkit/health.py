@@ -1,0 +1,230 @@
+"""The suite for `gangline_health_checks`: faults put into records, and records without one."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from gangline.health import Action, Agreed, HealthCheck, Verdict, decide
+from gangline.record import StepRecord
+from gangline.run.attempts import Attempt
+from gangline_testkit.claims import Unclaimed
+from gangline_testkit.health_ranks import asked, attached, lived, observed, small_runtime
+from gangline_testkit.pool import pool
+from gangline_testkit.suite import PartSuite
+
+LIVED = 4  # steps of a real run, before it is gone on with
+STEPS, FAULT = 160, 100  # a run's length, and the step at which something goes wrong
+PATIENCE = 40  # steps that a check may take to be sure
+
+Records = list[StepRecord]
+
+
+def healthy(steps: int = STEPS, seed: int = 0) -> Records:
+    """A run on which nothing is wrong: a loss that falls with noise, steady times and memory."""
+    noise = np.random.Generator(np.random.Philox(key=seed)).standard_normal((steps, 4))
+    records = []
+    for step in range(1, steps + 1):
+        a, b, c, d = (float(x) for x in noise[step - 1])
+        seconds = 0.5 * (1 + 0.02 * abs(b))
+        records.append(
+            StepRecord(
+                step=step,
+                attempt=1,
+                loss=2.0 + 4.0 * math.exp(-step / 60) + 0.03 * a,
+                grad_norm=0.5 * (1 + 0.1 * abs(c)) + 2.0 * math.exp(-step / 20),
+                learning_rate=1e-3,
+                tokens=4096,
+                tokens_per_second=4096 / seconds,
+                mfu=0.4,
+                step_seconds=seconds,
+                seconds={"data": 0.001, "forward_backward": seconds * 0.9, "optimizer": seconds * 0.09},
+                rank_seconds={"min": seconds * 0.98, "median": seconds, "max": seconds * (1.02 + 0.01 * abs(d))},
+                rank_phases={
+                    "data": [0.001, 0.001, 0.001 + 1e-5 * abs(d)],
+                    "forward": [seconds * 0.3, seconds * 0.31, seconds * (0.3 + 0.01 * abs(d))],
+                    "backward": [seconds * 0.5, seconds * 0.51, seconds * (0.5 + 0.02 * abs(c))],
+                    "optimizer": [seconds * 0.09] * 3,
+                    "collective": [seconds * 0.1, seconds * 0.08, seconds * 0.05],
+                    "checkpoint": [0.0] * 3,
+                    "other": [0.002] * 3,
+                },
+                memory_bytes=8 << 30,
+            )
+        )
+    return records
+
+
+def _from(change: Callable[[StepRecord, int], StepRecord], steps: int = STEPS) -> Callable[[Records], Records]:
+    """Change the records from FAULT on, for `steps` steps; `change` gets how many steps it is since."""
+
+    def fault(records: Records) -> Records:
+        return [
+            change(record, record.step - FAULT) if FAULT <= record.step < FAULT + steps else record
+            for record in records
+        ]
+
+    return fault
+
+
+def _bytes(record: StepRecord, growth: float) -> StepRecord:
+    return replace(record, memory_bytes=int(record.memory_bytes * growth))
+
+
+FAULTS: dict[str, Callable[[Records], Records]] = {
+    "not-finite": _from(lambda r, n: replace(r, loss=math.nan, grad_norm=math.nan, finite=False), 5),
+    "loss-spike": _from(lambda r, n: replace(r, loss=r.loss * 4, grad_norm=r.grad_norm * 20), 3),
+    "gradient-spike": _from(lambda r, n: replace(r, grad_norm=r.grad_norm * 100), 1),
+    "divergence": _from(lambda r, n: replace(r, loss=r.loss + 0.15 * n)),
+    "slow-rank": _from(lambda r, n: replace(r, rank_seconds={**(r.rank_seconds or {}), "max": r.step_seconds * 3})),
+    "slow-steps": _from(
+        lambda r, n: replace(r, step_seconds=r.step_seconds * 5, tokens_per_second=r.tokens_per_second / 5)
+    ),
+    "memory-growth": _from(lambda r, n: _bytes(r, 1 + 0.03 * n)),
+}
+
+
+class HealthCheckSuite(PartSuite):
+    """Subclass with ``choice = "health=mine"``; `can` names the faults that it catches.
+
+    A check of something that no record shows adds to `faults`, and to `CLAIMS`, what it looks for.
+    """
+
+    CLAIMS: ClassVar[dict[str, str]] = {name: f"catches the fault {name}" for name in FAULTS}
+    faults: ClassVar[dict[str, Callable[[Records], Records]]] = FAULTS
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "fault" in metafunc.fixturenames:
+            metafunc.parametrize("fault", list(self.faults))
+
+    def check(self) -> HealthCheck:
+        """A fresh check."""
+        run = self.run()
+        return attached(self.build(self.config(run), run), self.offer.part.name)
+
+    def verdicts(self, records: Records, check: HealthCheck | None = None) -> list[tuple[int, Verdict]]:
+        """What one process's check says: (step, verdict)."""
+        check, (_, comms) = check or self.check(), small_runtime()
+        return [(record.step, verdict) for record in records for verdict in asked(check, record, comms.world)]
+
+    # --- faults ------------------------------------------------------------------------------------------------------
+
+    def test_quiet_where_nothing_is_wrong(self) -> None:
+        """Nothing stronger than a note, over several runs."""
+        for seed in range(5):
+            loud = [(step, v) for step, v in self.verdicts(healthy(400, seed)) if v.suggestion > Action.NOTE]
+            assert not loud, f"on a healthy run: {loud[0][1].kind} at step {loud[0][0]}: {loud[0][1].evidence}"
+
+    def test_catches_the_fault(self, fault: str) -> None:
+        """Where it is claimed; where it is not, a probe."""
+        said = self.verdicts(self.faults[fault](healthy()))
+        steps = [step for step, verdict in said if verdict.suggestion > Action.NOTE]
+        caught = bool(steps) and FAULT <= steps[0] <= FAULT + PATIENCE
+        if fault in self.can:
+            assert caught, f"{fault} at step {FAULT} is not caught; verdicts at {steps}"
+        elif caught:
+            warnings.warn(Unclaimed(self.choice, fault, "test_catches_the_fault"), stacklevel=1)
+
+    test_catches_the_fault.capability_in = "fault"  # type: ignore[attr-defined]
+
+    def test_verdicts_say_what_where_and_what_to_do(self, fault: str) -> None:
+        for _, verdict in self.verdicts(self.faults[fault](healthy())):
+            assert isinstance(verdict, Verdict)
+            assert verdict.kind
+            assert verdict.kind == verdict.kind.lower()
+            assert " " not in verdict.kind
+            assert 0 <= verdict.confidence <= 1
+            assert verdict.where
+            assert any(letter.isdigit() for letter in verdict.evidence), f"no number in {verdict.evidence!r}"
+            assert isinstance(verdict.suggestion, Action)
+            json.dumps(verdict.to_dict())
+
+    # --- orders ------------------------------------------------------------------------------------------------------
+
+    def test_an_answer_depends_on_what_was_agreed_alone(self, fault: str) -> None:
+        """Each rank asks on its own, and a restarted one has seen nothing: asked twice, and of a fresh check."""
+        from gangline.train.verdicts import not_finite
+
+        check = self.check()
+        said: list[Attempt] = []
+        for record in self.faults[fault](healthy()):
+            found = tuple(verdict for _, verdict in self.verdicts([record], check))
+            history = tuple(said)
+            agreed = Agreed((*found, not_finite(record)) if not record.finite else found, history, 1e9 + record.step)
+            if not agreed.verdicts:
+                continue
+            answers = [one.respond(agreed, record) for one in (check, check, self.check())]
+            assert answers[0] == answers[1] == answers[2], f"at step {record.step} it answers differently: {answers}"
+            order = decide(agreed, [answers[0]] if answers[0] else [])
+            if order.changes_course:
+                line = Attempt(len(said) + 2, "step-00000001", order=order.action.name.lower(), kinds=order.kinds)
+                said.append(line)
+
+    def test_lives_in_a_run_that_is_killed_and_goes_on(self, tmp_path: Path) -> None:
+        """Everything that core asks of a check, in a run on two ranks: nothing is raised, nothing is ordered."""
+        for steps in (LIVED, 2 * LIVED):
+            words = (self.choice, *self.settings, "parallel=ddp", f"run.steps={steps}", "validate.every=2")
+            for notes, history in pool(2).run(lived, tmp_path / "run", *words):
+                failed = [note for note in notes if "failed" in note]
+                assert not failed, failed[0]
+                assert not [line for line in history if line.order], f"on a healthy run it ordered {history[-1]}"
+
+    # --- manners -----------------------------------------------------------------------------------------------------
+
+    def test_state_goes_through_a_checkpoint(self, fault: str) -> None:
+        """A check that is stored and taken up again says what it would have said."""
+        records = self.faults[fault](healthy())
+        for place in (0, FAULT - 1, FAULT, FAULT + 2):
+            whole = self.check()
+            self.verdicts(records[:place], whole)
+            state = json.loads(json.dumps(whole.state()))
+            again = self.check()
+            again.load_state(state)
+            assert again.state() == state
+            said = [[(s, v.to_dict()) for s, v in self.verdicts(records[place:], check)] for check in (whole, again)]
+            assert said[0] == said[1], f"after a checkpoint at step {place} it speaks differently"
+
+    def test_no_collectives_outside_of_collective(self) -> None:
+        """And state is the same on all ranks."""
+        run = self.run()
+        records = FAULTS["not-finite"](healthy(FAULT + 5))
+        answers = pool(2).run(observed, self.offer.part.build, self.offer.part.name, self.config(run), run, records)
+        assert answers[0][1] == answers[1][1], "ranks keep different states"
+
+    def test_strange_records_raise_nothing(self) -> None:
+        check = self.check()
+        plain = healthy(1)[0]
+        strange = [
+            replace(plain, mfu=None, rank_seconds=None, rank_phases=None, seconds={}, memory_bytes=0),
+            replace(plain, step=2, loss=math.inf, grad_norm=math.inf, finite=False),
+            replace(plain, step=3, loss=math.nan, grad_norm=math.nan, tokens=0, tokens_per_second=0.0, finite=False),
+            replace(plain, step=4, metrics={"blocks.0/load": [1.0, 2.0], "x": math.nan}, step_seconds=0.0),
+            replace(plain, step=5, rank_losses=[1.0, None, math.nan, 2.0]),
+            replace(plain, step=6, rank_losses=[None, None]),
+            replace(plain, step=3),  # after a rollback steps come again
+        ]
+        self.verdicts(strange, check)
+
+    def test_records_are_left_as_they_are(self) -> None:
+        for fault in self.faults.values():
+            records = fault(healthy())
+            before = copy.deepcopy(records)
+            self.verdicts(records)
+            assert repr(records) == repr(before)  # nan differs from itself, its letters do not
+
+    def test_before_run_gives_verdicts(self) -> None:
+        assert all(isinstance(verdict, Verdict) for verdict in self.check().before_run())
+
+    def test_observes_each_so_many_steps(self) -> None:
+        every = self.check().every
+        assert isinstance(every, int)
+        assert every >= 1

@@ -1,0 +1,106 @@
+"""What a rank does in the tests of health checks: attaches one, asks it as core does, or lives through a whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gangline.comm import transport
+from gangline.comm.base import Comm, Comms
+from gangline.config.schema import HealthConfig, Run
+from gangline.health import HealthCheck, Verdict
+from gangline.mesh import Mesh
+from gangline.model.compose import compose_model
+from gangline.plugin.registry import load
+from gangline.precision.plain import Plain
+from gangline.record import StepRecord
+from gangline.run.attempts import Attempt
+from gangline.runtime import Runtime
+from gangline.train.rank import train
+from gangline_testkit import rank
+from gangline_testkit.runs import small_run
+from gangline_testkit.sessions import session
+from gangline_testkit.strategy_ranks import Job, start_rows
+
+
+class Outside(AssertionError):
+    """A collective in a call that may have none."""
+
+
+@contextmanager
+def no_collectives() -> Iterator[None]:
+    """What every Comm between processes calls raises, and torch.distributed's own calls."""
+    names = ("all_reduce", "all_gather_into_tensor", "all_gather_object", "all_to_all_single", "barrier", "broadcast")
+    places: list[tuple[Any, str]] = [(dist, name) for name in (*names, "broadcast_object_list", "batch_isend_irecv")]
+    places += [(dist, "send"), (dist, "recv"), (transport, "_all_gather"), (transport, "_reduce_scatter")]
+    kept = [(module, name, getattr(module, name)) for module, name in places]
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise Outside("a collective where there may be none")
+
+    for module, name in places:
+        setattr(module, name, refuse)
+    try:
+        yield
+    finally:
+        for module, name, function in kept:
+            setattr(module, name, function)
+
+
+@cache
+def small_runtime() -> tuple[Runtime, Comms]:
+    """A small model on the toy strategy, over the ranks of the pool or in this process alone: what checks attach to."""
+    run, mesh = small_run(), Mesh.of({"dp_shard": rank.world})
+    job = Job("", run, *compose_model(run), mesh, torch.float32, "ragged")
+    return start_rows(job, Plain(job.dtype, job.dtype)), rank.comms(mesh, True)
+
+
+def attached(check: HealthCheck, name: str) -> HealthCheck:
+    """A check as it is before a run's first step."""
+    runtime, comms = small_runtime()
+    check.place = f"health/{name}"
+    check.attach(runtime, comms, comms.store, comms.device)
+    return check
+
+
+def asked(check: HealthCheck, record: StepRecord, comm: Comm) -> list[Verdict]:
+    """What a check says in one step, asked as core does."""
+    check.before_step(record.step)
+    found: list[Verdict] = []
+    if record.finite:
+        with no_collectives():
+            found += check.before_update(record.loss, record.grad_norm)
+    check.after_step(record, record.finite)
+    if record.step % check.every == 0:
+        check.collective(comm)
+        with no_collectives():
+            found += check.observe(record)
+    return found
+
+
+def observed(
+    build: str, name: str, config: HealthConfig, run: Run, records: list[StepRecord]
+) -> tuple[list[dict], dict]:
+    """What a rank's check says over these records, as core would ask it; and its state at the end."""
+    check = attached(load(build)(config, run), name)
+    said = [verdict.to_dict() for verdict in check.before_run()]
+    _, comms = small_runtime()
+    for record in records:
+        said += [verdict.to_dict() for verdict in asked(check, record, comms.world)]
+    with no_collectives():
+        return said, check.state()
+
+
+def lived(run_dir: Path, *settings: str) -> tuple[list[str], list[Attempt]]:
+    """Train on this rank: (what people were told, the lines of attempts.jsonl)."""
+    s = session(run_dir, *settings)
+    notes, note = [], s.reporter.note
+    s.reporter.note = lambda text: notes.append(text) or note(text)  # type: ignore[method-assign, func-returns-value]
+    train(s)
+    return notes, s.history

@@ -1,0 +1,68 @@
+"""Mutants: parts that are wrong in one way each, and how a suite is tested with them.
+
+The suite is run on the mutant; the test that must find it has to fail, and to say what is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import chdir
+from dataclasses import dataclass
+from pathlib import Path
+
+from gangline_testkit.claims import standard_tests
+from gangline_testkit.report import Result, run_file
+from gangline_testkit.suite import PartSuite
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A broken part, and the test that must find it. `saying`: a pattern that the failure's message has to match."""
+
+    choice: str
+    test: str
+    saying: str
+    can: str = ""
+    settings: str = ""
+    more: str = ""  # further lines of the author's class
+
+    def __str__(self) -> str:
+        return self.choice.replace("=on", "").rpartition("=")[2]
+
+
+def judged(mutant: Mutant, suite: str, place: Path, *tests: str) -> Result:
+    """What the suite, or these tests of it, says about the mutant."""
+    path = place / f"test_{re.sub(r'[^a-z]', '_', str(mutant))}.py"
+    lines = [
+        "from gangline_testkit.scenarios import Layout",
+        f"from gangline_testkit import {suite}",
+        "",
+        "",
+        f"class TestMutant({suite}):",
+        f"    choice = {mutant.choice!r}",
+        f"    can = {set(mutant.can.split())!r}",
+        f"    settings = {tuple(mutant.settings.split())!r}",
+        *(f"    {line}" for line in mutant.more.splitlines()),
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    with chdir(place):  # one that litters does it there
+        (result,) = run_file(path, [f"TestMutant::{test}" for test in tests])
+    return result
+
+
+def assert_found(mutant: Mutant, suite: str, place: Path) -> None:
+    """The named test fails, and says why."""
+    result = judged(mutant, suite, place, mutant.test, "test_claims_are_known_words")
+    failed = {test.partition("[")[0]: why for test, why in result.failed.items()}
+    assert list(failed) == [mutant.test], f"{mutant.test} lets {mutant} pass; failed: {result.failed}"
+    assert re.search(mutant.saying, failed[mutant.test]), failed[mutant.test]
+
+
+def assert_only_its_behaviour(mutant: Mutant, suite: str, place: Path) -> None:
+    """Over the whole suite: the named test is among those that fail, and all else that is said of every part holds."""
+    result = judged(mutant, suite, place)
+    failed = {test.partition("[")[0] for test in result.failed}
+    assert mutant.test in failed
+    assert not failed & set(standard_tests(PartSuite)) - {mutant.test}, (
+        "a mutant must be wrong in what it does, not in how it is offered"
+    )

@@ -1,0 +1,235 @@
+"""`gangline new-plugin NAME`: a plugin that installs, shows up, runs and passes its conformance suite.
+
+The code of a new plugin is the example of its kind under another name: what is documented, what is tested and what
+authors start from are one text. Kinds come from the hook `gangline_kinds`, core's own among them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import textwrap
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from gangline.config.schema import GROUPS, LISTS
+from gangline.config.suggest import near
+from gangline.errors import UserError
+from gangline.plugin.hooks import GROUP_OF, Kind
+from gangline.plugin.registry import installed, load
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_MODULE = re.compile(r"# gangline_(\w+)(?:\.py|/__init__\.py): ")
+
+PYPROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "gangline-{name}"
+version = "0.1.0"
+requires-python = ">=3.11"
+dependencies = [{needs}]  # the contract's major version is the cap
+
+[project.entry-points."gangline.v1"]
+{name} = "{module}"
+"""
+
+TEST = """\
+class Test{title}({suite}):
+    choice = "{choice}"
+    can = set()  # what the part claims; the suite warns of what it could claim besides
+"""
+
+# What the suite of a kind has to know besides.
+MORE = {
+    "checkpoint": """
+    def kept_in(self, directory):
+        return (f"checkpoint.folder={directory}/elsewhere",)
+""",
+}
+
+README = """\
+# gangline-{name}
+
+    pip install -e . gangline-testkit
+    {listed:38} # shows {choice}
+    {use}
+    pytest                                 # the conformance suite
+    gangline conform gangline-{name}
+
+A comment beside each option is its help. The contract of this kind of part is in the documentation of gangline,
+under the hook `{hook}`.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write ./gangline-NAME. Raises UserError for a name that is taken or no name, and where the directory exists."""
+    parser = argparse.ArgumentParser(prog="gangline new-plugin", description="Write a plugin to start from.")
+    parser.add_argument("name", nargs="?", help="what users will type: 'mine' makes the distribution gangline-mine")
+    parser.add_argument("--kind", default="tracker", help="what it offers; see --kinds")
+    parser.add_argument("--kinds", action="store_true", help="list the kinds that there are, and end")
+    options = parser.parse_args(argv)
+    if options.kinds:
+        width = max(map(len, installed().kinds()))
+        print("\n".join(f"{name:{width}}  {kind.summary}" for name, kind in installed().kinds().items()))
+        return 0
+    if options.name is None:
+        raise UserError("a plugin needs a name.", "", "gangline new-plugin mine --kind tracker")
+    folder = write(options.name.removeprefix("gangline-"), options.kind, Path.cwd())
+    print(f"wrote {folder.name}/\n")
+    print(f"  cd {folder.name}\n  pip install -e . gangline-testkit\n  gangline plugins\n  pytest")
+    return 0
+
+
+def write(name: str, kind: str, where: Path) -> Path:
+    """The plugin `gangline-<name>` of one kind in a new directory of `where`; the directory."""
+    chosen, folder = _kind(kind), where / f"gangline-{name}"
+    _refuse(name, chosen, folder)
+    for path, text in files(name, kind).items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    return folder
+
+
+def files(name: str, kind: str) -> dict[str, str]:
+    """Path -> content of every file of a new plugin."""
+    chosen, module = _kind(kind), f"gangline_{name.replace('-', '_')}"
+    code = example(chosen)
+    entry = next(iter(code.values()))
+    old = entry_name(entry)
+    choices = choices_of(name, chosen)
+    choice, words = choices[0], " ".join(map(_typed, choices))
+    group, _, part = choice.partition("=")
+    outer = "".join(f"{word} " for word in _around(group))
+    suppliers = {"gangline", chosen.example.partition(".")[0].replace("_", "-")}
+    needs = sorted(f'"{supplier}>=0.1,<1"' for supplier in suppliers)
+    names = {"name": name, "module": module, "title": _title(name), "choice": choice, "needs": ", ".join(needs)}
+    hook = next(
+        (hook for hook, own in GROUP_OF.items() if own == group), "gangline_parts" if part else "gangline_commands"
+    )
+    use = f"train {outer}{words}" if part else choice
+    listed = "gangline plugins" if part else "gangline --help"
+    written = {
+        "pyproject.toml": PYPROJECT.format(**names),
+        "README.md": README.format(**names, use=use, hook=hook, listed=listed),
+        **{path.replace("MODULE", module): renamed(text, old, name, chosen) for path, text in code.items()},
+        "tests/test_conformance.py": _tests(name, chosen),
+    }
+    return written
+
+
+def _typed(choice: str) -> str:
+    """As a user types it: a list in brackets."""
+    group, _, part = choice.partition("=")
+    return f"'{group}=[{'console,' if group == 'track' else ''}{part}]'" if group in LISTS else choice
+
+
+def _tests(name: str, kind: Kind) -> str:
+    """A suite for each part of the example, the kind's own for the first."""
+    choices = choices_of(name, kind)
+    others = {other.group: other.suite for other in reversed(installed().kinds().values())}
+    suites = [kind.suite, *(others[choice.partition("=")[0]] for choice in choices[1:])]
+    imports: dict[str, list[str]] = {}
+    for suite in suites:
+        module, _, cls = suite.partition(":")
+        imports.setdefault(module, []).append(cls)
+    lines = [f"from {module} import {', '.join(sorted(names))}\n" for module, names in imports.items()]
+    for number, (choice, suite) in enumerate(zip(choices, suites, strict=True), 1):
+        title = _title(name) + (str(number) if number > 1 else "")
+        lines += ["\n\n", TEST.format(title=title, suite=suite.partition(":")[2], choice=choice)]
+    return "".join(lines) + MORE.get(kind.name, "")
+
+
+def example(kind: Kind) -> dict[str, str]:
+    """Path -> text of the example's files, MODULE for the name of its module; the entry module first.
+
+    Raises LookupError where the kind names an example that is not there.
+    """
+    place, _, name = kind.example.partition(":")
+    if name:
+        found = load(kind.example)
+        text = found if isinstance(found, str) else (inspect.getdoc(found) or "").partition("::\n\n")[2]
+        return {"MODULE.py": textwrap.dedent(text).strip() + "\n"}
+    spec = find_spec(place)
+    if spec is None or spec.origin is None:
+        raise LookupError(f"the kind {kind.name} starts from {place}, which is not there")
+    entry = Path(spec.origin)
+    if spec.submodule_search_locations is None:
+        return {"MODULE.py": entry.read_text(encoding="utf-8")}
+    others = sorted(path for path in entry.parent.glob("*.py") if path != entry)
+    return {f"MODULE/{path.name}": path.read_text(encoding="utf-8") for path in (entry, *others)}
+
+
+def entry_name(code: str) -> str:
+    """The name that an example goes by: that of its module in its first line. Raises LookupError where it has none."""
+    found = _MODULE.match(code)
+    if found is None:
+        raise LookupError(f"an example begins with its file's name, '# gangline_mine.py: ...'; not {code[:40]!r}")
+    return found[1]
+
+
+def choices_of(name: str, kind: Kind) -> list[str]:
+    """What a user types to choose each part of a new plugin; of a verb, the command."""
+    entry = next(iter(example(kind).values()))
+    code = renamed(entry, entry_name(entry), name, kind)
+    if kind.group:
+        return [f"{kind.group}={name}"]
+    if not _opens_a_group(kind):
+        return [f"gangline {name}"]
+    return [f"{group}={part}" for group, part in re.findall(r'\bPart\(\s*group="([^"]+)",\s*name="([^"]+)"', code)]
+
+
+def renamed(code: str, example: str, name: str, kind: Kind) -> str:
+    """The example's code with its name replaced: of the module, of the classes, of the part or the group."""
+    own = name.replace("-", "_")
+    code = code.replace(f"gangline_{example}", f"gangline_{own}")
+    code = re.sub(rf"\b{example.title()}(?=[A-Z]|\b)", _title(name), code)
+    return re.sub(rf"\b{example}\b", own if _opens_a_group(kind) else name, code)
+
+
+def _opens_a_group(kind: Kind) -> bool:
+    """Groups are named as Python names are; parts and verbs may have a '-'."""
+    return not kind.group and "def gangline_parts" in next(iter(example(kind).values()))
+
+
+def _around(group: str) -> list[str]:
+    """What has to be chosen for a group to exist: a part that opens it."""
+    outer, nested, field = group.rpartition("/")
+    if not nested:
+        return []
+    openers = [name for name, offer in sorted(installed().offers(outer).items()) if field in offer.part.opens]
+    return [*_around(outer), f"{outer}={'on' if 'on' in openers else openers[0]}"]
+
+
+def _title(name: str) -> str:
+    return "".join(word.title() for word in name.split("-"))
+
+
+def _kind(name: str) -> Kind:
+    kinds = installed().kinds()
+    if name not in kinds:
+        raise UserError(f"there is no kind of plugin {name!r}.", near(name, kinds), f"Kinds: {', '.join(kinds)}.")
+    return kinds[name]
+
+
+def _refuse(name: str, kind: Kind, folder: Path) -> None:
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"{name!r} cannot be the name of a plugin.",
+            "A name is lower-case letters and digits, with '-' between words.",
+        )
+    if folder.exists():
+        raise UserError(f"{folder.name} is already here.", "Choose another name, or move it away.")
+    group, _, part = choices_of(name, kind)[0].partition("=")
+    if not kind.group and group in GROUPS:
+        raise UserError(f"{group} is a group of gangline itself.", "Choose another name.")
+    if not part and name in installed().commands():
+        raise UserError(f"gangline {name} exists.", "Choose another name.")
+    if part in installed().offers(group):
+        offer = installed().offers(group)[part]
+        raise UserError(f"{group}={part} exists; it is supplied by {offer.distribution}.", "Choose another name.")

@@ -1,0 +1,200 @@
+"""The suite for optimizers (group `optimizer`): on cut parameters, under several layouts, through a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from gangline.mesh import Mesh
+from gangline.model.compose import compose_model
+from gangline.optimizer.base import Optimizer
+from gangline.plugin.registry import load
+from gangline.precision.plain import Plain
+from gangline.runtime import Runtime
+from gangline.shard import Registry
+from gangline_testkit.claims import needs
+from gangline_testkit.compare import Held, all_close, assemble, close
+from gangline_testkit.pool import pool
+from gangline_testkit.strategy_ranks import Job, start_rows
+from gangline_testkit.suite import PartSuite
+from gangline_testkit.toys.plugin import Lanes, edit_lanes
+
+STEPS = 4
+RATE = 3e-3
+STACK = Lanes(lanes=3, width=1)  # three matrices of one row: of four ranks one holds none of them
+
+
+@dataclass
+class Stepped:
+    """What a rank holds after some steps."""
+
+    weights: list[Held]
+    state: list[Held]
+    counters: dict[str, Any]
+    losses: list[float]
+
+
+def start(job: Job) -> tuple[Runtime, Optimizer]:
+    """The optimizer on a toy strategy."""
+    runtime = start_rows(job, Plain(job.dtype, job.dtype))
+    return runtime, load(job.build)(job.run.optimizer, job.run, runtime)
+
+
+def weights_of(runtime: Runtime) -> list[Held]:
+    """The pieces of what is trained; of what modules learn by themselves the optimizer knows nothing."""
+    return [
+        (p.name, piece.shard.offset, piece.tensor.detach().clone()) for p in runtime.parameters() for piece in p.pieces
+    ]
+
+
+def state_of(optimizer: Optimizer) -> list[Held]:
+    return [(shard.name, shard.offset, shard.local.detach().clone()) for shard in optimizer.shards()]
+
+
+def steps(job: Job, runtime: Runtime, optimizer: Optimizer, first: int, last: int, rate: float = RATE) -> list[float]:
+    """Train on one and the same batch."""
+    losses = []
+    for _ in range(first, last):
+        result = runtime.step(job.share(0, *runtime.data_coordinate))
+        losses.append(result.loss_sum / result.tokens)
+        optimizer.step(rate)
+        runtime.applied()
+    return losses
+
+
+def trained(job: Job, count: int, rate: float = RATE) -> Stepped:
+    runtime, optimizer = start(job)
+    losses = steps(job, runtime, optimizer, 0, count, rate)
+    return Stepped(weights_of(runtime), state_of(optimizer), optimizer.state(), losses)
+
+
+def gone_on_with(job: Job, count: int) -> tuple[Stepped, Stepped]:
+    """A run in one go, and one whose second half has an optimizer and a runtime that were filled from the first's."""
+    runtime, optimizer = start(job)
+    steps(job, runtime, optimizer, 0, count)
+    again, other = start(job)
+    with torch.no_grad():
+        for shards, filled in ((runtime.shards(), again.shards()), (optimizer.shards(), other.shards())):
+            for source, target in zip(list(shards), list(filled), strict=True):
+                assert (source.name, source.offset) == (target.name, target.offset)
+                target.local.copy_(source.local)
+    other.load_state(json.loads(json.dumps(optimizer.state())))
+    ends = []
+    for one, steps_of in ((runtime, optimizer), (again, other)):
+        losses = steps(job, one, steps_of, count, 2 * count)
+        ends.append(Stepped(weights_of(one), state_of(steps_of), steps_of.state(), losses))
+    return ends[0], ends[1]
+
+
+def described(job: Job) -> tuple[Registry, list[tuple[str, tuple[int, ...], tuple[int, ...], str, bool]]]:
+    """The registry of a fresh optimizer, and its shards: name, offset, shape, dtype, primary."""
+    _, optimizer = start(job)
+    shards = [
+        (s.name, tuple(s.offset), tuple(s.local.shape), str(s.dtype).removeprefix("torch."), s.primary)
+        for s in optimizer.shards()
+    ]
+    return optimizer.registry, shards
+
+
+class OptimizerSuite(PartSuite):
+    """Subclass with ``choice = "optimizer=mine"``.
+
+    Its model has stacks of matrices beside matrices and vectors; of one of them not every rank holds a part.
+    """
+
+    worlds: ClassVar[tuple[int, ...]] = (1, 2, 4)
+    CLAIMS: ClassVar[dict[str, str]] = {
+        "exact": "bit-identical, under run.deterministic, however its parameters are cut",
+    }
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "world" in metafunc.fixturenames:
+            metafunc.parametrize("world", self.worlds)
+
+    def job(self, world: int, dtype: torch.dtype = torch.float64, *settings: str) -> Job:
+        run = self.run("run.deterministic=true", "batch.global_size=4", *settings)
+        tree, plan, _ = edit_lanes(*compose_model(run), STACK)
+        return Job(self.offer.part.build, run, tree, plan, Mesh.of({"dp_shard": world}), dtype, "ragged")
+
+    def whole(self, world: int, count: int, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """(weights, state) in the global view after some steps."""
+        registry, _ = pool(1).run(described, self.job(1))[0]
+        answers = pool(world).run(trained, self.job(world, dtype), count)
+        state = assemble([a.state for a in answers], {name: registry[name].shape for name in registry})
+        shapes = {name: tuple(local.shape) for name, _, local in pool(1).run(trained, self.job(1), 0)[0].weights}
+        return assemble([a.weights for a in answers], shapes), state
+
+    def test_state_is_there_before_the_first_step(self, world: int) -> None:
+        """So that a load has something to fill: registered, tiling, named optimizer/<state>/<parameter>."""
+        answers = pool(world).run(described, self.job(world))
+        registry = answers[0][0]
+        assert all(other == registry for other, _ in answers)
+        assert len(registry.layouts), "no state; an optimizer without any waives this test"
+        for rank_, (_, shards) in enumerate(answers):
+            for name, offset, shape, dtype, primary in shards:
+                assert name.startswith("optimizer/")
+                assert name.count("/") == 2
+                known = [(box.offset, box.shape, main) for box, main in registry.of_rank(name, rank_)]
+                assert (offset, shape, primary) in known, f"rank {rank_}: {name} at {offset} is not in the registry"
+                assert dtype == registry[name].dtype
+        held = [[(n, o, torch.zeros(shape)) for n, o, shape, _, _ in shards] for _, shards in answers]
+        assemble(held, {name: registry[name].shape for name in registry})
+
+    def test_layouts_agree(self, world: int) -> None:
+        """Weights and state after several steps, to rounding in float64."""
+        (weights, state), (want, want_state) = (self.whole(w, STEPS, torch.float64) for w in (world, 1))
+        all_close("weights", weights, want, 1e-9)
+        all_close("state", state, want_state, 1e-9)
+
+    @needs("exact")
+    def test_pieces_get_the_bits_of_the_whole(self, world: int) -> None:
+        """Steps from the same gradients, on pieces and on whole arrays."""
+        answers = pool(world).run(stepped_by_known_gradients, self.job(world, torch.float32), STEPS)
+        (alone,) = pool(1).run(stepped_by_known_gradients, self.job(1, torch.float32), STEPS)
+        shapes = {name: tuple(local.shape) for name, _, local in alone}
+        all_close("weights", assemble(answers, shapes), assemble([alone], shapes), 0)
+
+    def test_a_checkpoint_in_the_middle_changes_no_bit(self, world: int) -> None:
+        for straight, resumed in pool(world).run(gone_on_with, self.job(world, torch.float32), 2):
+            assert straight.losses == resumed.losses
+            assert straight.counters == resumed.counters
+            for (name, _, want), (_, _, got) in zip(
+                straight.weights + straight.state, resumed.weights + resumed.state, strict=True
+            ):
+                close(name, got, want, 0)
+
+    def test_state_counts_the_same_on_all_ranks(self, world: int) -> None:
+        answers = pool(world).run(trained, self.job(world), 2)
+        assert all(answer.counters == answers[0].counters for answer in answers)
+        assert json.loads(json.dumps(answers[0].counters)) == answers[0].counters
+
+    def test_the_loss_falls(self) -> None:
+        losses = pool(1).run(trained, self.job(1), 12)[0].losses
+        assert losses[-1] < losses[0] - 0.05, f"{losses[0]:.3f} -> {losses[-1]:.3f} over the same batch"
+
+    def test_a_rate_of_nothing_changes_no_weight(self) -> None:
+        job = self.job(1)
+        before, after = (pool(1).run(trained, job, count, 0.0)[0].weights for count in (0, 2))
+        for (name, _, was), (_, _, now) in zip(before, after, strict=True):
+            close(name, now, was, 0)
+
+
+def stepped_by_known_gradients(job: Job, count: int) -> list[Held]:
+    """Steps from gradients that are a function of the place in the whole array, so that sums of ranks play no part."""
+    runtime, optimizer = start(job)
+    for step in range(count):
+        with torch.no_grad():
+            for named in runtime.parameters():
+                size = 1
+                for length in named.shape:
+                    size *= length
+                whole = torch.sin(torch.arange(size, dtype=torch.float64) * (step + 1) + len(named.name))
+                for piece in named.pieces:
+                    piece.tensor.grad = whole.view(named.shape)[piece.shard.box.slices].to(piece.tensor.dtype).clone()
+        optimizer.step(RATE)
+    return weights_of(runtime)

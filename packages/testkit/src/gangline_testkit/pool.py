@@ -1,0 +1,181 @@
+"""Ranks that are forked once and kept, with their process group open: a multi-rank test costs milliseconds.
+
+    def body(scale):                                  # module-level, in the test file itself
+        comm = rank.comms(Mesh.of({"dp_shard": rank.world})).axis("dp_shard")
+        return comm.all_reduce(torch.ones(3) * scale)
+
+    def test_sums():
+        assert pool(4).run(body, 2.0)[0].tolist() == [8, 8, 8]
+
+The ranks come from a fork server that has torch loaded and never runs an operation: a process that has used an
+OpenMP region cannot be forked without hanging, and the test's own process has.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+from gangline.launch.forkserver import drop
+from gangline_testkit.rank import Failure, serve
+from gangline_testkit.ship import pack
+
+PRELOAD = [
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.utils.checkpoint",
+    "torch.distributed.checkpoint",
+    "numpy",
+    "gangline.plugin.builtin",
+    "gangline.comm.transport",
+    "gangline.model.decoder",
+    "gangline_testkit.rank",
+]
+GRACE_SECONDS = 2.0  # for the other ranks, once one has failed
+
+_pools: dict[int, Pool] = {}
+_server: int | None = None  # the process id of the server that has loaded PRELOAD
+
+
+class PoolBroken(RuntimeError):
+    """A rank died or did not answer in time. The next `pool(world)` makes new ranks."""
+
+
+class Pool:
+    """`world` ranks that wait for functions to run."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.broken = False
+        self._directory = tempfile.mkdtemp(prefix="gangline-pool-")
+        context = multiprocessing.get_context("forkserver")
+        self._pipes: list[connection.Connection] = []
+        self._processes = []
+        for rank in range(world):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=serve, args=(rank, world, str(Path(self._directory, "port")), theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the ranks, for tests that kill one."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
+    def run(self, function: Callable, *args: Any, timeout: float = 300.0, grace: float = GRACE_SECONDS) -> list[Any]:
+        """Call `function(*args)` on every rank; the results in rank order.
+
+        `function` and what `args` are made of must be found by name: module-level, in any importable module or in the
+        test file. What the first rank to fail raised is raised here, with that rank's number and traceback as
+        a note; the pool is then given up, for its ranks may be left in the middle of a collective.
+        Raises PoolBroken where a rank died, or gave no answer in `timeout` seconds. The others have `grace` seconds to
+        say what they know.
+        """
+        parcel = pickle.dumps(pack((function, args)))
+        for pipe in self._pipes:
+            with contextlib.suppress(BrokenPipeError):  # it died since; the wait below says so
+                pipe.send_bytes(parcel)
+        results: dict[int, Any] = {}
+        failures: dict[int, Failure] = {}
+        dead: list[int] = []
+        deadline = time.monotonic() + timeout
+        waiting = dict(enumerate(self._pipes))
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            ready = connection.wait(list(waiting.values()), left)
+            for rank, pipe in [(rank, pipe) for rank, pipe in waiting.items() if pipe in ready]:
+                del waiting[rank]
+                try:
+                    answer = pickle.loads(pipe.recv_bytes())
+                except (EOFError, ConnectionResetError):
+                    dead.append(rank)
+                else:
+                    (failures if isinstance(answer, Failure) else results)[rank] = answer
+            if failures or dead:
+                deadline = min(deadline, time.monotonic() + grace)
+        if len(results) == self.world:
+            return [results[rank] for rank in range(self.world)]
+        self.close()
+        if dead:
+            heard = "".join(f"\nrank {rank}: {failure.name}" for rank, failure in failures.items())
+            raise PoolBroken(f"of {self.world} ranks these died: {', '.join(map(str, dead))}{heard}")
+        if failures:
+            rank, failure = min(failures.items(), key=lambda item: (item[1].of_a_peer, item[1].time))
+            raise failure.error(rank, self.world)
+        raise PoolBroken(f"no answer in {timeout:g} s from ranks {', '.join(map(str, waiting))} of {self.world}")
+
+    def close(self) -> None:
+        """End the ranks."""
+        if self.broken:
+            return
+        self.broken = True
+        for process in self._processes:
+            if process.pid is not None and process.is_alive():
+                with contextlib.suppress(ProcessLookupError):  # the server has reaped it since
+                    os.kill(process.pid, signal.SIGKILL)
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
+            process.join()
+            pipe.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def pool(world: int) -> Pool:
+    """The kept pool of `world` ranks, made when first asked for and after one broke."""
+    found = _pools.get(world)
+    if found is None or found.broken or not all(process.is_alive() for process in found._processes):
+        if found is not None:
+            found.close()
+        _start_server()
+        found = _pools[world] = Pool(world)
+    return found
+
+
+def close_all() -> None:
+    """End every pool; the next use makes new ones."""
+    for kept in _pools.values():
+        kept.close()
+    _pools.clear()
+
+
+def _start_server() -> None:
+    """One thread a rank: the server's environment is frozen at its start, and libgomp reads it when it loads.
+
+    A server that another has started in this process, as a launcher does, is ended: what it lacks every rank would
+    import for itself.
+    """
+    global _server
+    from multiprocessing import forkserver
+
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid not in (None, _server):
+        close_all()
+        drop()
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        multiprocessing.set_forkserver_preload(PRELOAD)
+        forkserver.ensure_running()
+        _server = server._forkserver_pid
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+atexit.register(close_all)

@@ -1,0 +1,206 @@
+"""The suite for `gangline_precisions`: products and gradients against float64, and a short training against float32."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from gangline.config.schema import Run
+from gangline.mesh import Mesh
+from gangline.model.compose import compose_model
+from gangline.plugin.registry import load
+from gangline.precision.base import Precision
+from gangline_testkit import strategy_ranks as ranks
+from gangline_testkit.claims import needs
+from gangline_testkit.compare import assemble
+from gangline_testkit.pool import pool
+from gangline_testkit.strategy_ranks import Job
+from gangline_testkit.suite import PartSuite
+
+STEPS = 4
+OUTCOMES = [False, False, True, False, True, True, False, False, False, True]  # which steps were not finite
+
+
+def _product(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    """x Wᵀ + b in float64."""
+    return x.double() @ w.double().T + (0 if b is None else b.double())
+
+
+def trained(build: str, job: Job) -> tuple[list[float], list[dict[str, Tensor]], list[str]]:
+    """Losses, gradients and dtypes of a short training in one process, in the precision under test."""
+    precision: Precision = load(build)(job.run.precision, job.run)
+    runtime = ranks.start_rows(job, precision)
+    losses, gradients = [], []
+    velocities: dict[int, torch.Tensor] = {}
+    for step in range(STEPS):
+        stepped = ranks.one_step(runtime, job.share(step, 0, 1))
+        for _ in range(40):  # a loss scale needs a few tries until the gradients fit
+            if stepped.finite or not precision.scales:
+                break
+            precision.update(True)
+            stepped = ranks.one_step(runtime, job.share(step, 0, 1))
+        assert stepped.finite
+        losses.append(stepped.loss_sum)
+        shapes = {named.name: named.shape for named in runtime.parameters()}
+        gradients.append(assemble([stepped.held], shapes))
+        ranks.apply(runtime, velocities)
+        precision.update(False)
+    dtypes = [str(piece.tensor.dtype) for named in runtime.parameters() for piece in named.pieces]
+    return losses, gradients, sorted(set(dtypes))
+
+
+class PrecisionSuite(PartSuite):
+    """Subclass with ``choice = "precision=mine"``.
+
+    `tolerance`: how far a product may be from float64, as a share of its norm, where "faithful" is not claimed.
+    """
+
+    tolerance: ClassVar[float] = 0.06
+    CLAIMS: ClassVar[dict[str, str]] = {
+        "faithful": "products are as exact as the compute dtype: 8 units in its last place",
+        "scale": "finds a loss scale: lowers it after a step that was not finite",
+    }
+
+    def precision(self, run: Run | None = None) -> Precision:
+        run = run or self.run()
+        return self.build(run.precision, run)
+
+    def allowed(self, precision: Precision) -> float:
+        return 8 * torch.finfo(precision.compute_dtype).eps if "faithful" in self.can else self.tolerance
+
+    def inputs(self, precision: Precision, *lead: int) -> tuple[Tensor, Tensor, Tensor]:
+        """x (*lead, 24), w (16, 24) and b (16,), of ordinary sizes, in the dtypes that a strategy would hand over."""
+        draws = torch.Generator().manual_seed(5)
+        x, w, b = (torch.randn(shape, generator=draws) for shape in ((*lead, 24), (16, 24), (16,)))
+        return tuple(t.to(precision.compute_dtype).requires_grad_() for t in (x, w * 0.2, b))  # type: ignore[return-value]
+
+    def near(self, what: str, got: Tensor, want: Tensor, relative: float) -> None:
+        """Within `relative` of the norm."""
+        apart = float((got.detach().double() - want.detach().double()).norm() / want.detach().double().norm())
+        assert apart <= relative, f"{what} is {apart:.3g} of its norm away from float64; {relative:.3g} is allowed"
+
+    # --- dtypes and products -----------------------------------------------------------------------------------------
+
+    def test_masters_have_at_least_float32(self) -> None:
+        """Checkpoints keep them, whatever is computed with."""
+        precision = self.precision()
+        for name in ("param_dtype", "compute_dtype", "reduce_dtype", "grad_dtype"):
+            assert getattr(precision, name).is_floating_point, f"{name} is {getattr(precision, name)}"
+        assert precision.param_dtype.itemsize >= 4
+        assert precision.grad_dtype.itemsize >= 4
+
+    @pytest.mark.parametrize("lead", [(5,), (2, 3), (1, 1, 7)], ids=str)
+    @pytest.mark.parametrize("biased", [False, True])
+    def test_linear_is_the_product(self, lead: tuple[int, ...], biased: bool) -> None:
+        precision = self.precision()
+        x, w, b = self.inputs(precision, *lead)
+        y = precision.linear(x, w, b if biased else None)
+        assert y.shape == (*lead, 16)
+        assert y.is_floating_point()
+        self.near("x Wᵀ + b", y, _product(x, w, b if biased else None), self.allowed(precision))
+
+    @needs("faithful")
+    def test_linear_is_as_exact_as_its_dtype(self) -> None:
+        precision = self.precision()
+        x, w, b = self.inputs(precision, 64)
+        exact = 8 * torch.finfo(precision.compute_dtype).eps
+        self.near("x Wᵀ + b", precision.linear(x, w, b), _product(x, w, b), exact)
+
+    def test_linear_has_the_gradients_of_the_product(self) -> None:
+        precision = self.precision()
+        x, w, b = self.inputs(precision, 4, 6)
+        y = precision.linear(x, w, b)
+        upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(6)).to(y.dtype)
+        got = torch.autograd.grad(y, (x, w, b), upstream)
+        exact = [t.detach().double().requires_grad_() for t in (x, w, b)]
+        product = exact[0] @ exact[1].T + exact[2]
+        want = torch.autograd.grad(product, exact, upstream.double())
+        for name, mine, theirs in zip(("x", "w", "b"), got, want, strict=True):
+            self.near(f"the gradient of {name}", mine, theirs, 2 * self.allowed(precision))
+
+    def test_linear_of_no_tokens(self) -> None:
+        """A rank may have none."""
+        precision = self.precision()
+        x, w, b = self.inputs(precision, 0)
+        y = precision.linear(x, w, b)
+        assert y.shape == (0, 16)
+        (gradient,) = torch.autograd.grad(y.sum(), w)
+        assert not bool(gradient.any())
+
+    def test_linear_leaves_its_inputs_alone(self) -> None:
+        precision = self.precision()
+        x, w, b = self.inputs(precision, 4)
+        before = [t.detach().clone() for t in (x, w, b)]
+        precision.linear(x, w, b).float().sum().backward()
+        assert all(torch.equal(t.detach(), was) for t, was in zip((x, w, b), before, strict=True))
+
+    def test_linear_is_repeatable(self) -> None:
+        precision = self.precision()
+        x, w, b = self.inputs(precision, 3, 5)
+        assert torch.equal(precision.linear(x, w, b), precision.linear(x, w, b))
+
+    # --- the loss scale ----------------------------------------------------------------------------------------------
+
+    def test_without_a_loss_scale_it_stays_one(self) -> None:
+        precision = self.precision()
+        if "scale" not in self.can:
+            assert not precision.scales
+            for outcome in OUTCOMES:
+                assert precision.scale == 1.0
+                precision.update(outcome)
+
+    @needs("scale")
+    def test_the_scale_falls_where_steps_are_not_finite(self) -> None:
+        precision = self.precision()
+        assert precision.scales
+        first = precision.scale
+        precision.update(True)
+        assert 0 < precision.scale < first
+        for _ in range(200):
+            precision.update(True)
+        assert precision.scale > 0, "the scale falls to nothing"
+        low = precision.scale
+        for _ in range(5):
+            precision.update(False)
+        assert precision.scale >= low
+
+    def test_state_goes_through_a_checkpoint(self) -> None:
+        """Stored and taken up again at any moment, it goes on as if nothing had been."""
+        for place in range(len(OUTCOMES)):
+            one, two = self.precision(), self.precision()
+            for outcome in OUTCOMES[:place]:
+                one.update(outcome)
+            two.load_state(json.loads(json.dumps(one.state())))
+            for outcome in OUTCOMES[place:]:
+                assert one.scale == two.scale, f"another scale after a checkpoint at step {place}"
+                one.update(outcome)
+                two.update(outcome)
+            assert one.scale == two.scale
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def both(self) -> tuple[Any, Any]:
+        """A short training in this precision and the reference's in float32 (or float64, as the masters are)."""
+        run = self.run("run.deterministic=true")
+        tree, plan = compose_model(run)
+        master = self.precision(run).param_dtype
+        job = Job(self.offer.part.build, run, tree, plan, Mesh.of({}), master, "ragged", STEPS)
+        return pool(1).run(trained, self.offer.part.build, job)[0], pool(1).run(ranks.expect, job, 1)[0][1]
+
+    def test_training_follows_the_masters_precision(self) -> None:
+        """Losses and unscaled gradients stay near those of a run that computes as exactly as its masters are kept."""
+        (losses, gradients, dtypes), steps = self.both()
+        precision = self.precision()
+        assert dtypes == [str(precision.param_dtype)]
+        allowed = min(8 * self.allowed(precision), 0.25)
+        for number, want in enumerate(steps):
+            apart = abs(losses[number] - want.loss_sum) / want.loss_sum
+            assert apart <= allowed, f"the loss of step {number} is {apart:.3g} away; {allowed:.3g} is allowed"
+        norm = sum(float(g.double().square().sum()) for g in steps[0].gradients.values()) ** 0.5
+        for name, want in steps[0].gradients.items():
+            apart = float((gradients[0][name].double() - want.double()).norm()) / norm
+            assert apart <= allowed, f"the first gradient of {name} is {apart:.3g} of the whole norm away"

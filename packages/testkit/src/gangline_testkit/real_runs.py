@@ -1,0 +1,209 @@
+"""Real runs by the real command, with a small model on a small text: for tests of what a user gets to see.
+
+@pytest.fixture
+def runs(tmp_path):
+    with RealRuns(tmp_path) as found:
+        yield found
+
+def test_a_run_goes_on_where_it_was(runs):
+    runs.train("run.dir=out", "checkpoint=mine", "run.steps=3")
+    runs.train("resume=out", "run.steps=6")
+    assert [record["step"] for record in runs.records("out")] == [1, 2, 3, 4, 5, 6]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gangline.record import read_records
+from gangline_testkit import warm as warm_starts
+from gangline_testkit.processes import kill
+
+TRAIN = "gangline.cli.train"
+SMALL = (
+    "model.dim=32",
+    "model.layers=2",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.hidden=64",
+    "batch.global_size=4",
+    "batch.sequence_length=16",
+    "run.steps=6",
+    "run.sample=0",
+    "validate.every=null",
+    "track=[jsonl]",
+)
+_FOREIGN = re.compile(r"RANK|WORLD_SIZE|LOCAL_.*|GROUP_.*|ROLE_.*|MASTER_.*|TORCHELASTIC_.*|SLURM_.*|GANGLINE_.*")
+
+
+def own_environment() -> dict[str, str]:
+    """The environment of this process, without what an agent says to its ranks.
+
+    Where one started the tests, it must not be taken for the one that starts a run.
+    """
+    return {name: value for name, value in os.environ.items() if not _FOREIGN.fullmatch(name)}
+
+
+def small_text(directory: Path) -> Path:
+    """Make a directory with 40 short files in it, some 20 KB of English; the directory.
+
+    Raises ValueError if it exists: another `RealRuns` has it.
+    """
+    try:
+        directory.mkdir()
+    except FileExistsError as error:
+        raise ValueError(
+            f"{directory} exists: RealRuns({directory.parent}) was made before. "
+            "Use that one for all runs of a test, or give each its own directory."
+        ) from error
+    for number in range(40):
+        (directory / f"{number}.txt").write_text(f"file {number}: " + "the quick brown fox jumps. " * 20)
+    return directory
+
+
+class RealRuns:
+    """A directory with a small text and runs in it. All that it started and that still lives ends with the block.
+
+    settings: words that each new run begins with; those of a test come behind them and win. seconds: a command that
+    takes longer has failed. warm: `train` and `fork` have it forked from a process that has torch loaded
+    (`gangline_testkit.warm`); `start` starts it cold. loaded: modules that this process has loaded besides, where every
+    run would import them; they see `environment` as it is when the first run begins.
+    `environment` holds variables for every command, beside `own_environment()`; add to it.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: Sequence[str] = SMALL,
+        *,
+        seconds: float = 300.0,
+        warm: bool = True,
+        loaded: Sequence[str] = (),
+    ) -> None:
+        self.directory = directory
+        self.settings = (f"data.path={small_text(directory / 'corpus')}", *settings)
+        self.seconds = seconds
+        self.warm = warm
+        self.loaded = loaded
+        self.environment = {"OMP_NUM_THREADS": "1"}  # several ranks share a few cores
+        self._started: list[subprocess.Popen[str]] = []
+        self._server: warm_starts.Server | None = None
+
+    def __enter__(self) -> RealRuns:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                kill(process)
+        if self._server is not None:
+            self._server.close()
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    def start(
+        self, *words: str, agent: Sequence[str] = (), prefix: Sequence[str] = (), **environment: str
+    ) -> subprocess.Popen[str]:
+        """`train WORDS` in a session of its own, so that a test can press Ctrl-C on all of it; errors go to stdout.
+
+        A new run gets the settings; one that goes on (`resume=`), or is made from another (`from=`), has its own.
+        agent: what starts the ranks, as arguments of Python: ``["-m", "torch.distributed.run", "--nproc-per-node=2"]``.
+        prefix: a command that runs all that, such as ``["prlimit", "--fsize=4096"]``.
+        """
+        return self._start([*prefix, sys.executable, *agent, "-m", TRAIN], words, self._variables(environment))
+
+    def fork(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+        """`start` from a process that has torch loaded: a third of the time, for tests of what happens later.
+
+        The process stands for one of another session, hands it SIGINT, SIGTERM and SIGHUP, and is killed with it.
+        """
+        if not self.warm:
+            return self.start(*words, **environment)
+        variables = self._variables(environment)
+        if self.loaded and self._server is None:
+            self._server = warm_starts.Server(self.loaded, variables)
+        server = self._server or warm_starts
+        return self._start(server.command(TRAIN, variables), words, variables)
+
+    def torchrun(self, agent: Sequence[str], *words: str, **environment: str) -> subprocess.Popen[str]:
+        """`train WORDS` as the ranks of torchrun, whose own options `agent` are: ``["--nproc-per-node=2"]``.
+
+        Agent and ranks are forked from a process that has torch loaded, which for six of them saves a quarter of a
+        minute of a core; `start` with an agent starts them cold.
+        """
+        variables = self._variables(environment)
+        torchrun, train = (warm_starts.command(module, variables) for module in ("torch.distributed.run", TRAIN))
+        return self._start([*torchrun, *agent, "--no-python", *train], words, variables)
+
+    def _variables(self, more: dict[str, str]) -> dict[str, str]:
+        return {**own_environment(), **self.environment, **more}
+
+    def _start(self, command: list[str], words: Sequence[str], variables: dict[str, str]) -> subprocess.Popen[str]:
+        has_settings = any(word.startswith(("resume=", "from=")) for word in words)
+        settings = () if has_settings else self.settings
+        process = subprocess.Popen(
+            [*command, *settings, *words],
+            cwd=self.directory,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
+    def finish(self, process: subprocess.Popen[str], code: int = 0) -> str:
+        """What it printed; it must end by itself, with this exit code."""
+        printed, _ = process.communicate(timeout=self.seconds)
+        assert process.returncode == code, f"exit code {process.returncode}, wanted {code}:\n{printed}"
+        return printed
+
+    def train(self, *words: str, code: int = 0, prefix: Sequence[str] = (), **environment: str) -> str:
+        """A whole run, and what it printed; it must end with this exit code. With a prefix it starts cold."""
+        if prefix:
+            return self.finish(self.start(*words, prefix=prefix, **environment), code)
+        return self.finish(self.fork(*words, **environment), code)
+
+    def refused(self, *words: str, **environment: str) -> str:
+        """What `train` says to a user's mistake: exit code 2, a message, no traceback."""
+        printed = self.train(*words, code=2, **environment)
+        assert "Traceback" not in printed, printed
+        return printed
+
+    def wait_for_step(self, process: subprocess.Popen[str], run_dir: str, step: int, seconds: float = 240.0) -> None:
+        """Return as soon as the record of the step is on disk; fail where the process ends without it."""
+        deadline = time.monotonic() + seconds
+        while not self._reached(run_dir, step):
+            if process.poll() is not None:  # between the two looks, perhaps, and with all its steps done
+                assert self._reached(run_dir, step), f"ended early:\n{process.communicate()[0]}"
+                return
+            assert time.monotonic() < deadline, f"step {step} was not reached in {seconds:g} s"
+            time.sleep(0.01)
+
+    # --- what they wrote ---------------------------------------------------------------------------------------------
+
+    def records(self, run_dir: str) -> list[dict[str, Any]]:
+        """Each step's newest record."""
+        return read_records(self.directory / run_dir / "metrics.jsonl")
+
+    def curve(self, run_dir: str) -> list[tuple[int, float, float]]:
+        """(step, loss, gradient norm) of each record: equal for two runs that computed the same bits."""
+        return [(record["step"], record["loss"], record["grad_norm"]) for record in self.records(run_dir)]
+
+    def attempts(self, run_dir: str) -> list[dict[str, Any]]:
+        """The lines of `attempts.jsonl`: each start of the run and each way back."""
+        return [json.loads(line) for line in (self.directory / run_dir / "attempts.jsonl").read_text().splitlines()]
+
+    def _reached(self, run_dir: str, step: int) -> bool:
+        path = self.directory / run_dir / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return any(json.loads(line)["step"] >= step for line in lines if line.endswith("\n"))

@@ -1,0 +1,133 @@
+"""Suites run by pytest in this process, and what came of them, part by part."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.config.schema import EditConfig
+from gangline.plugin.discovery import Offer
+from gangline.plugin.registry import installed
+from gangline_testkit.claims import Unclaimed, Waived
+
+
+@dataclass
+class Result:
+    """What became of one part."""
+
+    choice: str
+    suite: str
+    claims: set[str] = field(default_factory=set)
+    passed: int = 0
+    failed: dict[str, str] = field(default_factory=dict)  # test -> the first line of what went wrong
+    could_claim: list[str] = field(default_factory=list)
+    waived: list[str] = field(default_factory=list)  # "test: reason"
+
+
+def suite_of(offer: Offer) -> str:
+    """The suite that fits a part, as "package.module:Class": that of the kind of plugin that adds to its group."""
+    if issubclass(offer.part.config, EditConfig):
+        return "gangline_testkit:ModelEditSuite"
+    fitting = (kind.suite for kind in installed().kinds().values() if kind.group == offer.group)
+    return next(fitting, "gangline_testkit:PartSuite")
+
+
+def generated(offers: Iterable[Offer], verbs: Iterable[str] = ()) -> str:
+    """A test file with a suite for each part and each verb, and no claims."""
+    wanted = [(suite_of(offer), f"{offer.group}={offer.part.name}") for offer in offers]
+    wanted += [("gangline_testkit:CommandSuite", f"gangline {verb}") for verb in verbs]
+    lines = []
+    for number, (suite, choice) in enumerate(wanted):
+        module, _, name = suite.partition(":")
+        lines += [
+            f"from {module} import {name}",
+            "",
+            "",
+            f"class Test{number}({name}):",
+            f"    choice = {choice!r}",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def run_file(path: Path, tests: Sequence[str] = ()) -> list[Result]:
+    """Run the suites of a test file, or the `tests` in it ("TestMine::test_pure"); a result for each class.
+
+    Raises RuntimeError where the file cannot be collected.
+    """
+    collector = _Collector()
+    options = ["-p", "no:terminal", "-p", "no:cacheprovider", "--import-mode=importlib", "-o", "addopts="]
+    # No settings of where one happens to be, and no look at what else lies in the folders above.
+    options += ["-c", os.devnull, "--rootdir", str(path.parent), "--confcutdir", str(path.parent)]
+    options += ["-p", "no:unraisableexception"]  # it collects all garbage five times over
+    chosen = [f"{path}::{test}" for test in tests] or [str(path)]
+    code = pytest.main([*options, *chosen], plugins=[collector])
+    for name, module in list(sys.modules.items()):  # another file of this name must not find this one's module
+        if getattr(module, "__file__", None) == str(path):
+            del sys.modules[name]
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise RuntimeError(f"pytest ended with {code!r}: {collector.trouble or 'nothing was said'}")
+    return collector.results()
+
+
+class _Collector:
+    """A pytest plugin that notes what each test of a suite came to."""
+
+    def __init__(self) -> None:
+        self.trouble = ""
+        self._found: dict[type, Result] = {}
+        self._suites: dict[str, type] = {}  # by test id
+        self._probes: Counter[tuple[type, str]] = Counter()
+        self._held: Counter[tuple[type, str]] = Counter()
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        for item in items:
+            if not hasattr(item.cls, "choice"):
+                continue
+            self._suites[item.nodeid] = item.cls
+            if item.cls not in self._found:
+                suite = next(base for base in item.cls.__mro__ if base.__module__ != item.cls.__module__)
+                self._found[item.cls] = Result(item.cls.choice, suite.__name__, set(item.cls.can))
+            capability = getattr(item.function, "capability", None)
+            if named := getattr(item.function, "capability_in", None):
+                capability = item.callspec.params[named]
+            if capability is not None and capability not in item.cls.can:
+                self._probes[item.cls, capability] += 1
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.trouble = str(report.longrepr)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.nodeid not in self._suites:
+            return
+        result, test = self._found[self._suites[report.nodeid]], report.nodeid.rpartition("::")[2]
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            message = crash.message if crash is not None else str(report.longrepr)
+            result.failed[test] = message.strip().partition("\n")[0]
+        elif report.when == "call":
+            result.passed += 1
+
+    def pytest_warning_recorded(self, warning_message: Any, nodeid: str) -> None:
+        found = warning_message.message
+        if isinstance(found, Unclaimed):
+            self._held[self._suites[nodeid], found.capability] += 1
+        if isinstance(found, Waived):
+            result = self._found[self._suites[nodeid]]
+            result.passed -= 1
+            result.waived.append(f"{nodeid.rpartition('::')[2]}: {found.reason}")
+
+    def results(self) -> list[Result]:
+        """In the order of the file; a capability could be claimed where all its probes passed."""
+        for (suite, capability), count in self._probes.items():
+            if self._held[suite, capability] == count:
+                self._found[suite].could_claim.append(capability)
+        return list(self._found.values())

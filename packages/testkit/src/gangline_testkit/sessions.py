@@ -1,0 +1,56 @@
+"""Whole runs inside the test's own process, or on the ranks of a pool: no command, no launcher."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gangline.mesh import Mesh
+from gangline.run.directory import RunDirectory
+from gangline.train.build import build
+from gangline.train.rank import train
+from gangline.train.session import Session
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
+from gangline_testkit.runs import small_run
+
+SETTINGS = (
+    "checkpoint=torch",
+    "checkpoint.every=2",
+    "schedule=constant",
+    "track=jsonl",
+    "model.dim=16",
+    "model.vocab_size=256",
+    "model.qk_norm=false",
+    "precision=fp64",
+    "validate.samples=8",
+)
+
+
+def session(run_dir: Path, *settings: str) -> Session:
+    """A run's session on this rank, restored where the directory has a checkpoint."""
+    run = small_run(*SETTINGS, *settings, f"run.dir={run_dir}")
+    if rank.index == 0 and not run_dir.exists():
+        RunDirectory.create(run).unlock()
+    mesh = Mesh.of(run.parallel.axes(rank.world))
+    comms = rank.comms(mesh)
+    comms.world.barrier()
+    return build(run, RunDirectory.open(str(run_dir)), mesh, comms, torch.device("cpu"))
+
+
+def trained(run_dir: Path, *settings: str) -> int:
+    """Train, in this process, to the end; the exit code."""
+    return train(session(run_dir, *settings))
+
+
+def trained_on(world: int, run_dir: Path, *settings: str) -> int:
+    """The same on the ranks of a pool."""
+    return pool(world).run(trained, run_dir, *settings)[0]
+
+
+def lines(run_dir: Path, file: str) -> list[dict[str, Any]]:
+    """Every line of a file of the run."""
+    return [json.loads(line) for line in (run_dir / file).read_text().splitlines()]

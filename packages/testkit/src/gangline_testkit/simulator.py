@@ -1,0 +1,76 @@
+"""The suite for simulators (group `simulator`): every second in one account, and the closed forms on average."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import ClassVar
+
+from gangline.reliability import FailureSimulator, SimulatedJob, SimulatedTime
+from gangline_testkit.suite import PartSuite, succeeded
+
+COURSES = 20
+JOBS = {
+    "rare faults": SimulatedJob(nodes=128, days=300, save_seconds=60, restart_seconds=600, spares=99),
+    "many faults": SimulatedJob(nodes=2048, days=54, save_seconds=5, restart_seconds=180, spares=999),
+}
+
+_TORCH_FREE = """
+import sys
+from gangline.reliability import SimulatedJob, simulator
+simulator(sys.argv[1]).simulate(SimulatedJob(nodes=8, days=1))
+assert "torch" not in sys.modules, "torch is imported"
+"""
+
+
+class SimulatorSuite(PartSuite):
+    """Subclass with ``choice = "simulator=mine"``."""
+
+    CLAIMS: ClassVar[dict[str, str]] = {}
+
+    def simulator(self) -> FailureSimulator:
+        return self.build(self.config(self.run()))
+
+    def mean(self, job: SimulatedJob) -> tuple[float, float]:
+        """(share of the time in steps that stand, faults), over some courses."""
+        found = [self.simulator().simulate(replace(job, seed=seed)) for seed in range(COURSES)]
+        return sum(one.ettr for one in found) / COURSES, sum(one.faults for one in found) / COURSES
+
+    def test_every_second_is_in_one_account(self) -> None:
+        for name, job in JOBS.items():
+            found = self.simulator().simulate(job)
+            assert math.isclose(found.wall_seconds, job.days * 86400.0), f"{name}: another length of time"
+            spent = sum(found.seconds.values())
+            assert math.isclose(spent, found.wall_seconds, rel_tol=1e-9), f"{name}: {spent} s of {found.wall_seconds}"
+            assert min(found.seconds.values()) >= 0, f"{name}: {found.seconds}"
+            assert 0 <= found.fewest_spares <= job.spares, f"{name}: {found.fewest_spares} spares"
+
+    def test_a_course_is_a_function_of_the_job(self) -> None:
+        """Asked twice, and after another one."""
+        one, job = self.simulator(), JOBS["rare faults"]
+        first: SimulatedTime = one.simulate(job)
+        one.simulate(JOBS["many faults"])
+        assert one.simulate(job) == first, "another time it comes to something else"
+        assert self.simulator().simulate(job) == first, "another one comes to something else"
+
+    def test_on_average_it_comes_to_the_closed_form(self) -> None:
+        """With spares enough, within 3 %."""
+        for name, job in JOBS.items():
+            (ettr, faults), expected = self.mean(job), job.reliability.ettr(job.every)
+            assert math.isclose(ettr, expected, rel_tol=0.03), f"{name}: an ETTR of {ettr:.4f}, expected {expected:.4f}"
+            number = job.days * 86400.0 / job.reliability.mtbf_seconds
+            assert math.isclose(faults, number, rel_tol=0.1), f"{name}: {faults:g} faults, expected {number:.1f}"
+
+    def test_more_faults_cost_more(self) -> None:
+        job = JOBS["many faults"]
+        usual, _ = self.mean(job)
+        worse, _ = self.mean(replace(job, faults_per_node_day=4 * job.faults_per_node_day))
+        assert worse < usual, f"an ETTR of {worse:.4f} with four times the faults, of {usual:.4f} else"
+
+    def test_builds_without_torch(self) -> None:
+        name = self.choice.partition("=")[2]
+        command = [sys.executable, "-c", _TORCH_FREE, name]
+        succeeded(subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ))

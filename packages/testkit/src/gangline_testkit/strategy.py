@@ -1,0 +1,398 @@
+"""The suite for `gangline_parallel_strategies`: every layout against the single-process reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from gangline.errors import UserError
+from gangline.mesh import Mesh
+from gangline.model.compose import compose_model
+from gangline.shard import model_array
+from gangline_testkit import strategy_ranks as ranks
+from gangline_testkit.claims import needs
+from gangline_testkit.compare import Held, all_close, assemble, clipped_close, close, mapped_once, number_close
+from gangline_testkit.pool import pool
+from gangline_testkit.scenarios import (
+    ACCUMULATED,
+    DOCUMENTS,
+    EXACT,
+    EXACT_EVALUATION,
+    EXACT_TIED,
+    FLOAT32,
+    FLOAT64,
+    LANES,
+    PLAIN,
+    RECOMPUTED,
+    SINGLE,
+    TIED,
+    Layout,
+    Scenario,
+)
+from gangline_testkit.strategy_ranks import Job, Trained
+from gangline_testkit.suite import PartSuite
+from gangline_testkit.toys.plugin import Lanes, edit_lanes
+
+_done: dict[str, Any] = {}  # what the ranks gave, by job: many tests look at one run
+
+
+class StrategySuite(PartSuite):
+    """Subclass with ``choice = "parallel=mine"``.
+
+    `layouts` are the ones to test; by default those of 1, 2 and 4 ranks that the part's `axes` lays out.
+    """
+
+    layouts: ClassVar[tuple[Layout, ...] | None] = None
+    CLAIMS: ClassVar[dict[str, str]] = {
+        "exact": "bit-identical, under run.deterministic, to one process that adds in the same grouping",
+        "exact tied": "also where the head uses the embedding's weight (stages that share one cannot)",
+    }
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "layout" in metafunc.fixturenames:
+            metafunc.parametrize("layout", self.layouts or list(self._layouts()), ids=str)
+
+    def _layouts(self) -> Iterator[Layout]:
+        for world in (1, 2, 4):
+            with suppress(UserError):
+                self.run().parallel.axes(world)
+                yield Layout(world)
+
+    # --- running -----------------------------------------------------------------------------------------------------
+
+    def job(self, layout: Layout, scenario: Scenario) -> Job:
+        """The scenario under the layout, as core would set it up."""
+        run = self.run("run.deterministic=false", *layout.settings, *scenario.settings)
+        tree, plan = compose_model(run)
+        if scenario.lanes:
+            tree, plan, _ = edit_lanes(tree, plan, Lanes(fold=scenario.lanes))
+        mesh = Mesh.of(run.parallel.axes(layout.world))
+        assert mesh.world == layout.world, f"axes({layout.world}) lays out {mesh.world} ranks"
+        build = self.offer.part.build
+        return Job(build, run, tree, plan, mesh, scenario.dtype, scenario.batches, scenario.steps, scenario.recompute)
+
+    def on_ranks(self, body: Any, job: Job, *args: Any) -> list[Any]:
+        """Run a body on all ranks of the job's mesh."""
+        return pool(job.mesh.world).run(body, job, *args)
+
+    def trained(self, job: Job) -> list[Trained]:
+        """Each rank's record of the job; run once and kept."""
+        key = f"{type(self).__qualname__} {job.key()}"
+        if key not in _done:
+            _done[key] = self.on_ranks(ranks.train, job)
+        return _done[key]
+
+    def expected(self, job: Job, width: int) -> Any:
+        """The reference's record of the same; groups of microbatches as `width` data ranks would have them."""
+        plain = replace(job, build="", mesh=Mesh.of({}), recompute=False)
+        key = f"{width} {replace(plain, run=_without_strategy(plain.run)).key()}"
+        if key not in _done:
+            _done[key] = pool(1).run(ranks.expect, plain, width)[0]
+        return _done[key]
+
+    def whole(self, per_rank: list[list[Held]], names: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The global view of what the ranks hold, by the shapes that the reference knows."""
+        return assemble(per_rank, _shapes(names))
+
+    def compare(self, layout: Layout, scenario: Scenario, relative: float) -> None:
+        """Everything of a training run against the reference."""
+        job = self.job(layout, scenario)
+        got = self.trained(job)
+        width = got[0].coordinate[1]
+        _, steps, last, evaluated, scores = self.expected(job, width)
+        for number, want in enumerate(steps):
+            one = got[0].steps[number]
+            number_close(f"loss of step {number}", one.loss_sum, want.loss_sum, relative)
+            assert one.tokens == want.tokens
+            held = self.whole([of_rank.steps[number].held for of_rank in got], want.gradients)
+            all_close(f"gradient of step {number}:", held, want.gradients, relative)
+            number_close(f"norm of step {number}", one.norm, want.norm, relative)
+        all_close("at the end:", self.whole([of_rank.last for of_rank in got], last), last, relative)
+        number_close("evaluated loss", got[0].evaluated[0], evaluated[0], relative)
+        close("score of sample", got[0].scores, scores, relative)
+
+    # --- what lies where ---------------------------------------------------------------------------------------------
+
+    def test_initial_weights_are_those_of_one_process(self, layout: Layout) -> None:
+        """A function of (seed, name), to the bit."""
+        for scenario in (PLAIN, TIED, LANES):
+            job = self.job(layout, scenario)
+            got = self.trained(job)
+            first = self.expected(job, got[0].coordinate[1])[0]
+            all_close("initial", self.whole([of_rank.first for of_rank in got], first), first, 0)
+
+    def test_registry_is_whole_and_the_same_on_every_rank(self, layout: Layout) -> None:
+        """It is made from plan and mesh alone: every array, its boxes tiling it, one holder of each primary."""
+        job = self.job(layout, LANES)
+        registries = [of_rank.registry for of_rank in self.trained(job)]
+        first = registries[0]
+        assert all(registry == first for registry in registries)
+        arrays = self.expected(job, 1)[0]
+        assert set(first) == {model_array(name) for name in arrays}
+        for name, array in arrays.items():
+            assert first[model_array(name)].shape == tuple(array.shape)
+            assert first[model_array(name)].dtype == str(array.dtype).removeprefix("torch.")
+            boxes = first.boxes(model_array(name))
+            ones = [("box", box.offset, torch.ones(box.shape)) for box in boxes]
+            assert sum(box.size for box in boxes) == array.numel(), f"the boxes of {name} overlap, or leave a gap"
+            assemble([ones], {"box": tuple(array.shape)})
+            for box in boxes:
+                held = [first.of_rank(model_array(name), rank) for rank in range(layout.world)]
+                primaries = [rank for rank, own in enumerate(held) if (box, True) in own]
+                assert len(primaries) == 1, f"{len(primaries)} primaries of {name}{box}"
+                assert first.holders(model_array(name), box)[0] == primaries[0]
+
+    def test_shards_are_the_boxes_of_the_registry(self, layout: Layout) -> None:
+        for scenario in (PLAIN, TIED, LANES):
+            job = self.job(layout, scenario)
+            registry = self.trained(job)[0].registry
+            primaries: dict[str, int] = {}
+            for rank, shards in enumerate(self.on_ranks(ranks.held_shards, job)):
+                for name, shape, offset, length, dtype, primary in shards:
+                    assert shape == registry[name].shape
+                    assert dtype.removeprefix("torch.") == registry[name].dtype
+                    known = [(box.offset, box.shape, main) for box, main in registry.of_rank(name, rank)]
+                    tied_copy = not known and not primary
+                    assert (offset, length, primary) in known or tied_copy, f"rank {rank}: {name} at {offset}, {length}"
+                    primaries[name] = primaries.get(name, 0) + primary * math.prod(length)
+            assert primaries == {name: math.prod(registry[name].shape) for name in registry}
+
+    def test_parameters_are_the_same_on_all_ranks_of_a_stage(self, layout: Layout) -> None:
+        job = self.job(layout, LANES)
+        by_stage: dict[int, list] = {}
+        for rank, parameters in enumerate(self.on_ranks(ranks.held_pieces, job)):
+            stage = job.mesh.coordinate(rank)["pp"]
+            described = [(name, shape) for name, shape, _ in parameters]
+            assert by_stage.setdefault(stage, described) == described, f"rank {rank} has other parameters"
+            for name, shape, places in parameters:
+                inside = all(
+                    o + n <= s for offset, length in places for o, n, s in zip(offset, length, shape, strict=True)
+                )
+                assert inside, f"rank {rank}: a piece of {name} lies outside of it"
+
+    def test_every_share_of_the_batch_is_read(self, layout: Layout) -> None:
+        coordinates = [of_rank.coordinate for of_rank in self.trained(self.job(layout, PLAIN))]
+        width = coordinates[0][1]
+        assert {of for _, of in coordinates} == {width}
+        assert sorted({index for index, _ in coordinates}) == list(range(width))
+
+    def test_matrices_are_mapped_whole_and_once(self, layout: Layout) -> None:
+        """Each on one rank, whatever part of it a rank holds; those of a stack one by one."""
+        for scenario in (PLAIN, LANES):
+            job = self.job(layout, scenario)
+            want = pool(1).run(ranks.expect_mapped, replace(job, mesh=Mesh.of({})))[0]
+            mapped_once(self.on_ranks(ranks.map_matrices, job), want)
+
+    # --- one step ----------------------------------------------------------------------------------------------------
+
+    def test_loss_and_tokens(self, layout: Layout) -> None:
+        """Sums over the global count of valid tokens, equal on all ranks."""
+        job = self.job(layout, PLAIN)
+        got = self.trained(job)
+        steps = self.expected(job, got[0].coordinate[1])[1]
+        for of_rank in got:
+            for one, want in zip(of_rank.steps, steps, strict=True):
+                number_close("loss", one.loss_sum, want.loss_sum, FLOAT64)
+                assert one.tokens == want.tokens
+                assert one.finite
+                assert one.loss_sum == got[0].steps[of_rank.steps.index(one)].loss_sum, "ranks disagree about the loss"
+
+    def test_each_rank_says_what_it_added_to_the_loss(self, layout: Layout) -> None:
+        """The ranks that read one share of the batch add up to the loss and the tokens of that share."""
+        job = self.job(layout, PLAIN)
+        got = self.trained(job)
+        width = got[0].coordinate[1]
+        for number, want in enumerate(self.expected(job, width)[1]):
+            for index, (loss_sum, tokens) in enumerate(want.shares):
+                owns = [of_rank.steps[number].own for of_rank in got if of_rank.coordinate[0] == index]
+                what = f"own loss of data rank {index}, step {number},"
+                number_close(what, sum(own for own, _ in owns), loss_sum, FLOAT64)
+                assert sum(count for _, count in owns) == tokens, f"own tokens of data rank {index}"
+
+    def test_gradients(self, layout: Layout) -> None:
+        """Every element, in the global view."""
+        job = self.job(layout, PLAIN)
+        got = self.trained(job)
+        want = self.expected(job, got[0].coordinate[1])[1][0].gradients
+        all_close("gradient", self.whole([of_rank.steps[0].held for of_rank in got], want), want, FLOAT64)
+
+    def test_gradient_norm(self, layout: Layout) -> None:
+        """Global, each parameter counted once, the same on all ranks."""
+        for scenario in (PLAIN, TIED, LANES):
+            job = self.job(layout, scenario)
+            got = self.trained(job)
+            want = self.expected(job, got[0].coordinate[1])[1][0].norm
+            for of_rank in got:
+                number_close("norm", of_rank.steps[0].norm, want, FLOAT64)
+                assert of_rank.steps[0].norm == got[0].steps[0].norm, "ranks disagree about the norm"
+
+    def test_clip_scales_all_gradients_alike(self, layout: Layout) -> None:
+        """Down to the norm, and never up."""
+        job = self.job(layout, PLAIN)
+        want = self.expected(job, 1)[1][0]
+        for limit in (0.5 * want.norm, 2.0 * want.norm):
+            found = self.on_ranks(ranks.clipped, job, limit)
+            number_close("the norm that clip gives", found[0][0], want.norm, FLOAT64)
+            clipped_close(found, _shapes(want.gradients), limit, "norm")
+
+    def test_clip_measures_changed_gradients(self, layout: Layout) -> None:
+        """Gradients that were multiplied after the step are clipped by their own norm, or `clip` refuses them."""
+        job = self.job(layout, PLAIN)
+        shapes = _shapes(self.expected(job, 1)[1][0].gradients)
+        for found in zip(*self.on_ranks(ranks.clipped_after_a_change, job, 0.5, 10.0), strict=True):
+            if None not in found:  # else a rank refused, which ends the run
+                clipped_close(found, shapes, 0.5, "norm of gradients times 10")
+
+    def test_float32_step(self, layout: Layout) -> None:
+        self.compare(layout, SINGLE, FLOAT32)
+
+    def test_tied_weights(self, layout: Layout) -> None:
+        """One parameter under one name: its gradient is the sum of both uses, and it counts once."""
+        self.compare(layout, TIED, FLOAT64)
+
+    def test_documents_and_positions(self, layout: Layout) -> None:
+        self.compare(layout, DOCUMENTS, FLOAT64)
+
+    def test_accumulation(self, layout: Layout) -> None:
+        """Several microbatches of several samples."""
+        self.compare(layout, ACCUMULATED, FLOAT64)
+
+    def test_recomputation_changes_nothing(self, layout: Layout) -> None:
+        """What is emitted counts once, and what is drawn is drawn again."""
+        self.compare(layout, RECOMPUTED, FLOAT64)
+
+    def test_a_step_in_which_no_target_counts(self, layout: Layout) -> None:
+        for of_rank in self.on_ranks(ranks.nothing_counts, self.job(layout, PLAIN)):
+            assert (of_rank.loss_sum, of_rank.tokens, of_rank.finite, of_rank.norm) == (0.0, 0, True, 0.0)
+            assert not any(bool(gradient.any()) for _, _, gradient in of_rank.held)
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf], ids=["nan", "inf"])
+    def test_not_finite_on_one_rank_is_known_to_all(self, layout: Layout, value: float) -> None:
+        """And the next step is as if nothing had been."""
+        job = self.job(layout, PLAIN)
+        answers = self.on_ranks(ranks.one_bad_sample, job, value)
+        for bad, good in answers:
+            assert not bad.finite, "a step that was not finite on one rank counts as finite on another"
+            assert good.finite
+            number_close("norm after it", good.norm, answers[0][1].norm, 0)
+        assert all(bool(torch.isfinite(gradient).all()) for _, good in answers for _, _, gradient in good.held)
+
+    # --- several steps -----------------------------------------------------------------------------------------------
+
+    def test_weights_after_several_steps(self, layout: Layout) -> None:
+        """What the optimizer wrote into the pieces is taken up, and replicas hold the same bits."""
+        job = self.job(layout, PLAIN)
+        got = self.trained(job)
+        last = self.expected(job, got[0].coordinate[1])[2]
+        all_close("weights", self.whole([of_rank.last for of_rank in got], last), last, FLOAT64)
+
+    def test_evaluate(self, layout: Layout) -> None:
+        job = self.job(layout, PLAIN)
+        got = self.trained(job)
+        loss_sum, tokens = self.expected(job, got[0].coordinate[1])[3]
+        for of_rank in got:
+            number_close("evaluated loss", of_rank.evaluated[0], loss_sum, FLOAT64)
+            assert of_rank.evaluated[1] == tokens
+
+    def test_score(self, layout: Layout) -> None:
+        """Each sample's log-likelihood, in global order, the same bits on all ranks; 0 for what fills a share up."""
+        job = self.job(layout, PLAIN)
+        got = self.trained(job)
+        scores = self.expected(job, got[0].coordinate[1])[4]
+        for of_rank in got:
+            close("score of sample", of_rank.scores, scores, FLOAT64)
+            close("score of sample, between two ranks,", of_rank.scores, got[0].scores, 0)
+        assert got[0].scores[-1] == 0
+
+    def test_score_refuses_shares_that_do_not_fit(self, layout: Layout) -> None:
+        """On every rank alike, for a rank that went on alone would wait for ever."""
+        for answers in zip(*self.on_ranks(ranks.misfit_shares, self.job(layout, PLAIN)), strict=True):
+            assert len(set(answers)) == 1, f"the ranks say {answers}"
+            assert answers[0].startswith("ValueError"), f"score took shares that do not fit: {answers[0]}"
+
+    def test_what_is_written_through_shards_is_computed_with(self, layout: Layout) -> None:
+        """A checkpoint is loaded so."""
+        job = self.job(layout, PLAIN)
+        want = pool(1).run(ranks.expect_written, replace(job, mesh=Mesh.of({})), 1.5)[0]
+        for loss_sum, tokens in self.on_ranks(ranks.write_and_evaluate, job, 1.5):
+            number_close("evaluated loss", loss_sum, want[0], FLOAT64)
+            assert tokens == want[1]
+
+    def test_two_runs_of_one_layout_are_bit_identical(self, layout: Layout) -> None:
+        """Under run.deterministic."""
+        job = self.job(layout, EXACT)
+        one, two = self.trained(job), self.on_ranks(ranks.train, job)
+        for first, second in zip(one, two, strict=True):
+            assert [(s.loss_sum, s.norm) for s in first.steps] == [(s.loss_sum, s.norm) for s in second.steps]
+            for (name, _, before), (_, _, after) in zip(first.last, second.last, strict=True):
+                close(f"second run: {name}", after, before, 0)
+
+    @needs("exact")
+    def test_bit_identical_to_one_process(self, layout: Layout) -> None:
+        self.compare(layout, EXACT, 0)
+
+    @needs("exact")
+    def test_an_evaluation_is_bit_identical_to_one_process(self, layout: Layout) -> None:
+        """Losses are added in the order of the samples, however many ranks hold them."""
+        self.compare(layout, EXACT_EVALUATION, 0)
+
+    @needs("exact tied")
+    def test_bit_identical_with_tied_weights(self, layout: Layout) -> None:
+        self.compare(layout, EXACT_TIED, 0)
+
+    # --- folds and what modules emit ---------------------------------------------------------------------------------
+
+    def test_a_module_on_a_fold(self, layout: Layout) -> None:
+        """Its gradients are summed over what is left beside the fold, and no more."""
+        self.compare(layout, LANES, FLOAT64)
+
+    def test_emitted_metrics(self, layout: Layout) -> None:
+        """Sums, means, maxima and loss terms, each token counted once; equal on all ranks."""
+        for scenario in (LANES, RECOMPUTED):
+            job = self.job(layout, scenario)
+            got = self.trained(job)
+            steps = self.expected(job, got[0].coordinate[1])[1]
+            for of_rank in got:
+                for one, want in zip(of_rank.steps, steps, strict=True):
+                    missing = sorted(set(want.metrics) - set(one.metrics))  # a strategy may tell more
+                    assert not missing, f"metrics that modules emitted are missing: {', '.join(missing)}"
+                    for name, value in want.metrics.items():
+                        found = torch.tensor(one.metrics[name], dtype=torch.float64)
+                        close(f"metric {name}", found, torch.tensor(value, dtype=torch.float64), FLOAT64)
+
+    def test_emitted_loss_reaches_the_gradients(self, layout: Layout) -> None:
+        """The objective is (loss + terms) / global tokens; the reported loss is without the terms."""
+        job = self.job(layout, LANES)
+        got = self.trained(job)
+        want = self.expected(job, got[0].coordinate[1])[1][0]
+        number_close("loss without the terms", got[0].steps[0].loss_sum, want.loss_sum, FLOAT64)
+        held = self.whole([of_rank.steps[0].held for of_rank in got], want.gradients)
+        all_close("gradient", held, want.gradients, FLOAT64)
+
+    def test_modules_are_told_after_the_step(self, layout: Layout) -> None:
+        """`after_step` gets what was emitted, reduced over the whole step; its buffer is state."""
+        job = self.job(layout, LANES)
+        got = self.trained(job)
+        last = self.expected(job, got[0].coordinate[1])[2]
+        held = self.whole([of_rank.last for of_rank in got], last)
+        buffers = [name for name in last if name.endswith(".balance")]
+        assert buffers
+        for name in buffers:
+            assert bool(last[name].any()), "the toy module has learnt nothing"
+            close(name, held[name], last[name], FLOAT64)
+
+
+def _without_strategy(run: Any) -> Any:
+    """The run as far as the reference looks at it."""
+    return replace(run, parallel=None)
+
+
+def _shapes(arrays: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(array.shape) for name, array in arrays.items()}

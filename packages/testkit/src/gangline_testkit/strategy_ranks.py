@@ -1,0 +1,358 @@
+"""What a rank does for `StrategySuite`: build the runtime as core would, run it, and hand out raw numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gangline.batch import Batch
+from gangline.config.schema import Run
+from gangline.config.sections import Recompute
+from gangline.mesh import Mesh
+from gangline.model.build import model_of
+from gangline.model.init import initialise
+from gangline.model.tree import Node
+from gangline.parallel.owners import MatrixId
+from gangline.plan import Plan
+from gangline.plugin.registry import load
+from gangline.precision.base import Precision
+from gangline.precision.plain import Plain
+from gangline.runtime import Runtime
+from gangline.shard import Registry, model_array, parameter_of
+from gangline.train.recompute_and_compile import finisher
+from gangline_testkit import rank
+from gangline_testkit.compare import Clipped, Held
+from gangline_testkit.inputs import share
+from gangline_testkit.reference import Expected, Reference, descend
+from gangline_testkit.toys.rows import RowsRuntime
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a strategy, as data."""
+
+    build: str
+    run: Run
+    tree: Node
+    plan: Plan
+    mesh: Mesh
+    dtype: torch.dtype
+    batches: str  # a kind of `gangline_testkit.inputs`
+    steps: int = 3
+    recompute: bool = False  # in full, whatever the run says
+    compute: torch.dtype | None = None  # of products; none: `dtype`, in which weights and gradients are
+
+    def key(self) -> str:
+        """Equal for jobs that do the same."""
+        return repr(self)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.run.model.vocab_size
+
+    def share(self, step: int, index: int, width: int) -> list[Batch]:
+        """The microbatches of one data rank in one step."""
+        batch = self.run.batch
+        return share(
+            step,
+            index,
+            width,
+            size=batch.global_size,
+            micro_size=batch.micro_size or batch.global_size // width,
+            length=batch.sequence_length,
+            vocab_size=self.vocab_size,
+            kind=self.batches,
+        )
+
+    def scored(self, index: int, width: int) -> list[Batch]:
+        """The share of one data rank for `score`: one sample a batch; the very last fills up and has no targets."""
+        batch = self.run.batch
+        batches = share(
+            self.steps,
+            index,
+            width,
+            size=batch.global_size,
+            micro_size=1,
+            length=batch.sequence_length,
+            vocab_size=self.vocab_size,
+            kind=self.batches,
+        )
+        if index == width - 1:
+            batches[-1].loss_mask = torch.zeros_like(batches[-1].loss_mask)
+        return batches
+
+
+@dataclass
+class Stepped:
+    """One step on one rank. `held` are this rank's pieces of the gradients."""
+
+    loss_sum: float
+    tokens: int
+    finite: bool
+    metrics: dict[str, Any]
+    norm: float
+    held: list[Held]
+    own: tuple[float, int]  # loss sum and tokens of this rank's own
+
+
+@dataclass
+class Trained:
+    """A whole job on one rank."""
+
+    coordinate: tuple[int, int]
+    registry: Registry
+    names: list[str]  # of parameters(), in order
+    first: list[Held] = field(default_factory=list)  # the initial arrays
+    steps: list[Stepped] = field(default_factory=list)
+    last: list[Held] = field(default_factory=list)  # the arrays at the end
+    evaluated: tuple[float, int] = (0.0, 0)
+    scores: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+def start(job: Job) -> Runtime:
+    """Cut, then fill: as `gangline.train.build` does."""
+    comms = rank.comms(job.mesh, job.run.deterministic)
+    section = job.run.run
+    recompute = Recompute.full if job.recompute else section.recompute
+    finish = finisher(recompute, False, section.recompute_every, job.plan.seams)
+    precision = Plain(job.compute or job.dtype, job.dtype)
+    build = load(job.build)
+    model = model_of(job.tree, job.plan)
+    runtime = build(job.run.parallel, job.run, model, job.plan, job.mesh, comms, precision, finish)
+    initialise(runtime.shards(), job.plan, job.run.seed)
+    return runtime
+
+
+def start_rows(job: Job, precision: Precision) -> Runtime:
+    """The job's model on the toy strategy, whose pieces are rows of matrices and boxes of stacks; sums in rank order.
+
+    For parts that are no strategies; `job.build` is not looked at.
+    """
+    comms = rank.comms(job.mesh, True)
+    finish = finisher(Recompute.none, False, 1, job.plan.seams)
+    runtime = RowsRuntime(job.run, model_of(job.tree, job.plan), job.plan, job.mesh, comms, precision, finish)
+    initialise(runtime.shards(), job.plan, job.run.seed)
+    return runtime
+
+
+def arrays(runtime: Runtime) -> list[Held]:
+    """What this rank holds, under names without "model/"."""
+    return [(parameter_of(s.name), s.offset, s.local.detach().clone()) for s in runtime.shards()]
+
+
+def gradients(runtime: Runtime) -> list[Held]:
+    """What this rank holds of the gradients."""
+    held = []
+    for named in runtime.parameters():
+        for piece in named.pieces:
+            assert piece.tensor.grad is not None, f"{named.name} has no gradient"
+            assert piece.tensor.grad.shape == piece.tensor.shape
+            held.append((named.name, piece.shard.offset, piece.tensor.grad.detach().clone()))
+    return held
+
+
+def one_step(runtime: Runtime, microbatches: list[Batch]) -> Stepped:
+    """Forward, backward, norm; nothing is scaled and nothing stepped."""
+    result = runtime.step(microbatches)
+    norm = runtime.clip(None)
+    own, held = (result.own_loss_sum, result.own_tokens), gradients(runtime)
+    return Stepped(result.loss_sum, result.tokens, result.finite, result.metrics, norm, held, own)
+
+
+def apply(runtime: Runtime, velocities: dict[int, Tensor]) -> None:
+    """One step of the kit's optimizer on the pieces."""
+    with torch.no_grad():
+        for named in runtime.parameters():
+            for piece in named.pieces:
+                velocity = velocities.setdefault(id(piece.tensor), torch.zeros_like(piece.tensor, requires_grad=False))
+                assert piece.tensor.grad is not None
+                descend(piece.tensor, piece.tensor.grad, velocity)
+    runtime.applied()
+
+
+def train(job: Job) -> Trained:
+    """Some steps, then an evaluation of the step after them, and its samples' scores."""
+    runtime = start(job)
+    index, width = runtime.data_coordinate
+    names = [named.name for named in runtime.parameters()]
+    trained = Trained((index, width), runtime.registry, names, first=arrays(runtime))
+    velocities: dict[int, Tensor] = {}
+    for step in range(job.steps):
+        trained.steps.append(one_step(runtime, job.share(step, index, width)))
+        apply(runtime, velocities)
+    trained.evaluated = runtime.evaluate(job.share(job.steps, index, width))
+    trained.scores = runtime.score(job.scored(index, width))
+    trained.last = arrays(runtime)
+    return trained
+
+
+def expect(
+    job: Job, width: int
+) -> tuple[dict[str, Tensor], list[Expected], dict[str, Tensor], tuple[float, int], Tensor]:
+    """The same on the reference: initial arrays, each step, final arrays, the evaluation, the scores."""
+    reference = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype)
+    first = {name: array.clone() for name, array in reference.arrays().items()}
+    steps = []
+    for step in range(job.steps):
+        steps.append(reference.step([job.share(step, index, width) for index in range(width)]))
+        reference.update()
+    evaluated = reference.evaluate([job.share(job.steps, index, width) for index in range(width)])
+    scores = reference.score(job.scored(0, 1))
+    return first, steps, {name: array.clone() for name, array in reference.arrays().items()}, evaluated, scores
+
+
+def held_shards(job: Job) -> list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], str, bool]]:
+    """Every shard: name, global shape, offset, local shape, dtype, primary."""
+    return [
+        (s.name, tuple(s.global_shape), tuple(s.offset), tuple(s.local.shape), str(s.dtype), s.primary)
+        for s in start(job).shards()
+    ]
+
+
+def held_pieces(job: Job) -> list[tuple[str, tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]]:
+    """Every parameter: name, shape, its pieces' offsets and shapes. The pieces must be leaves."""
+    found = []
+    for named in start(job).parameters():
+        assert all(piece.tensor.is_leaf for piece in named.pieces), f"{named.name} has a piece that is not a leaf"
+        places = [(tuple(piece.shard.offset), tuple(piece.tensor.shape)) for piece in named.pieces]
+        found.append((named.name, tuple(named.shape), places))
+    return found
+
+
+def of_whole(matrix: Tensor) -> Tensor:
+    """A function of a matrix whose every element depends on all of it."""
+    return matrix @ matrix.T @ matrix + matrix.norm()
+
+
+def map_matrices(job: Job) -> tuple[list[Held], list[MatrixId], dict[MatrixId, int]]:
+    """This rank's pieces of what `map_matrices` makes, by `of_whole`, of all matrices doubled; which it mapped.
+
+    And what `matrix_owners` says of all.
+    """
+    runtime, held, mapped = start(job), [], list[MatrixId]()
+
+    def counted(matrix: Tensor, id: MatrixId) -> Tensor:
+        mapped.append(id)
+        return of_whole(matrix)
+
+    named = {one.name: one for one in runtime.parameters() if len(one.shape) >= 2}
+    given = ((one.name, [piece.tensor.detach() * 2 for piece in one.pieces]) for one in named.values())
+    for name, made in runtime.map_matrices(counted, given):
+        pairs = zip(named[name].pieces, made, strict=True)
+        held += [(name, piece.shard.offset, tensor.clone()) for piece, tensor in pairs]
+    names = [name for name in runtime.names() if len(runtime.registry[model_array(name)].shape) >= 2]
+    return held, mapped, dict(runtime.matrix_owners(names))
+
+
+def expect_mapped(job: Job) -> dict[str, Tensor]:
+    """The same of each matrix in one process."""
+    reference, found = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype), {}
+    for name, weight in reference.weights.items():
+        if weight.dim() >= 2:
+            matrices = weight.detach().reshape(-1, *weight.shape[-2:]) * 2
+            found[name] = torch.stack([of_whole(matrix) for matrix in matrices]).view(weight.shape)
+    return found
+
+
+def clipped(job: Job, max_norm: float) -> Clipped:
+    """One step, and what `clip` makes of its gradients."""
+    runtime = start(job)
+    runtime.step(job.share(0, *runtime.data_coordinate))
+    before = gradients(runtime)
+    norm = runtime.clip(max_norm)
+    return norm, before, gradients(runtime)
+
+
+def clipped_after_a_change(job: Job, max_norm: float, factor: float) -> list[Clipped | None]:
+    """Two steps, and what `clip` makes of their gradients, which were multiplied after the step.
+
+    In the first step `remeasure` is not called, and `clip` may raise RuntimeError (None); in the second it is.
+    """
+    runtime, found = start(job), list[Clipped | None]()
+    for announced in (False, True):
+        runtime.step(job.share(0, *runtime.data_coordinate))
+        with torch.no_grad():
+            for named in runtime.parameters():
+                for piece in named.pieces:
+                    assert piece.tensor.grad is not None
+                    piece.tensor.grad.mul_(factor)
+        before = gradients(runtime)
+        if announced:
+            runtime.remeasure()
+        try:
+            norm = runtime.clip(max_norm)
+        except RuntimeError:
+            if announced:
+                raise
+            found.append(None)
+        else:
+            found.append((norm, before, gradients(runtime)))
+    return found
+
+
+def misfit_shares(job: Job) -> list[str]:
+    """What `score` raises where a batch has two samples, and where the first share is shorter than the others."""
+    runtime = start(job)
+    index, width = runtime.data_coordinate
+    one = job.scored(index, width)[0]
+    names = ("tokens", "targets", "loss_mask", "position", "sample")
+    two: dict[str, Any] = {name: torch.cat((getattr(one, name),) * 2) for name in names}
+    shares = [[replace(one, **two)]]
+    if width > 1:
+        shares.append([one] if index else [])
+    told = []
+    for batches in shares:
+        try:
+            told.append(repr(runtime.score(batches)))
+        except ValueError as error:
+            told.append(f"ValueError: {error}")
+    return told
+
+
+def write_and_evaluate(job: Job, factor: float) -> tuple[float, int]:
+    """Multiply every array through its shard's view, as a load would fill it; then evaluate."""
+    runtime = start(job)
+    runtime.step(job.share(0, *runtime.data_coordinate))  # what was taken up before must not linger
+    with torch.no_grad():
+        for shard in runtime.shards():
+            shard.local.mul_(factor)
+    return runtime.evaluate(job.share(0, *runtime.data_coordinate))
+
+
+def expect_written(job: Job, factor: float) -> tuple[float, int]:
+    """The same on the reference."""
+    reference = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype)
+    with torch.no_grad():
+        for array in reference.arrays().values():
+            array.mul_(factor)
+    return reference.evaluate([job.share(0, 0, 1)])
+
+
+def one_bad_sample(job: Job, value: float) -> list[Stepped]:
+    """A step whose sample 0 alone meets a weight that is not finite, then the same step with the weight mended."""
+    runtime = start(job)
+    index, width = runtime.data_coordinate
+    batches = job.share(0, index, width)
+    for batch in batches:
+        batch.tokens = torch.where((batch.sample == 0)[:, None], job.vocab_size - 1, batch.tokens)
+    poisoned = model_array(f"{job.plan.embed}.weight")
+    steps = []
+    for poison in (value, 0.0):
+        with torch.no_grad():
+            for shard in runtime.shards():
+                if shard.name == poisoned and shard.offset[0] <= job.vocab_size - 1 < shard.offset[0] + len(
+                    shard.local
+                ):
+                    shard.local[job.vocab_size - 1 - shard.offset[0]] = poison
+        steps.append(one_step(runtime, batches))
+    return steps
+
+
+def nothing_counts(job: Job) -> Stepped:
+    """A step in which no target counts on any rank."""
+    runtime = start(job)
+    batches = job.share(0, *runtime.data_coordinate)
+    return one_step(runtime, [replace(batch, loss_mask=torch.zeros_like(batch.loss_mask)) for batch in batches])

@@ -1,0 +1,218 @@
+"""What every suite begins with: the part can be found, chosen, stored and listed without importing torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from gangline.config.schema import LISTS, PartConfig, Run
+from gangline.config.serial import from_dict, to_dict
+from gangline.errors import UserError
+from gangline.plugin.discovery import Offer
+from gangline.plugin.hooks import ENTRY_POINTS
+from gangline.plugin.registry import installed, load
+from gangline_testkit.claims import overridden, standard_tests
+from gangline_testkit.runs import small_run
+
+GUARD = "test_standard_tests_are_all_here"
+IMPORT_SECONDS = 0.5  # of CPU, for an entry module beyond gangline itself
+LONGEST_SUMMARY = 120
+
+_IMPORT = """
+import json, os, sys, time
+import gangline.plugin.registry
+began, before = time.process_time(), set(sys.modules)
+out, sys.stdout = sys.stdout, open(sys.argv[2], "w")
+sys.stderr, err = sys.stdout, sys.stderr
+__import__(sys.argv[1])
+sys.stdout.close()
+heavy = sorted({"torch", "hydra", "transformers"} & set(sys.modules))
+out.write(json.dumps({"seconds": time.process_time() - began, "heavy": heavy}))
+"""
+
+
+class PartSuite:
+    """The tests of any part. A suite of a group derives from this; an author's class sets `choice`.
+
+    choice    "group=name", as a user types it
+    settings  more settings that the part's tests run with: ("checkpoint.level=3",)
+    can       what the part claims: words of the suite's `CLAIMS`
+    """
+
+    choice: ClassVar[str]
+    settings: ClassVar[tuple[str, ...]] = ()
+    can: ClassVar[set[str]] = set()
+    CLAIMS: ClassVar[dict[str, str]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if GUARD in vars(cls) and not cls.__module__.startswith("gangline_testkit."):
+            raise TypeError(f"{cls.__name__} overrides {GUARD}, which watches over the other tests")
+
+    # --- the part ----------------------------------------------------------------------------------------------------
+
+    @property
+    def group(self) -> str:
+        return self.choice.partition("=")[0]
+
+    @property
+    def offer(self) -> Offer:
+        """The part, and who supplies it. Raises UserError where it is not installed."""
+        return installed().find(self.group, self.choice.partition("=")[2])
+
+    @property
+    def build(self) -> Any:
+        """The part's build, imported."""
+        return load(self.offer.part.build)
+
+    def run(self, *settings: str) -> Run:
+        """A small run with the part chosen, its settings, and then these."""
+        return small_run(*self.model_settings(), *self.around, self.choice, *self.settings, *settings)
+
+    @property
+    def around(self) -> tuple[str, ...]:
+        """What has to be chosen for the part's group to exist: a part that opens it."""
+        outer, nested, field = self.group.rpartition("/")
+        if not nested:
+            return ()
+        openers = [name for name, offer in sorted(installed().offers(outer).items()) if field in offer.part.opens]
+        return (f"{outer}={'on' if 'on' in openers else openers[0]}",)
+
+    def model_settings(self) -> tuple[str, ...]:
+        """Settings that come before the part's own; a suite of a group says more."""
+        return ()
+
+    def config(self, run: Run) -> PartConfig:
+        """The part's configuration in a run."""
+        if self.group in LISTS:
+            return getattr(run, self.group)[self.offer.part.name]
+        outer, *fields = self.group.split("/")
+        config = dict(run.parts())[outer]
+        for field in fields:
+            config = getattr(config, field)
+        return config
+
+    # --- hygiene -----------------------------------------------------------------------------------------------------
+
+    def test_standard_tests_are_all_here(self) -> None:
+        """No standard test is replaced or deleted, unless with `waived("why")`."""
+        gone = overridden(type(self))
+        assert not gone, f"standard tests are overridden: {', '.join(gone)}; put waived('why') in their place"
+
+    def test_claims_are_known_words(self) -> None:
+        unknown = sorted(set(self.can) - set(self.CLAIMS))
+        assert not unknown, f"no such claims: {', '.join(unknown)}; there are {', '.join(self.CLAIMS)}"
+        spoken = {getattr(test, "capability", None) for test in standard_tests(type(self)).values()} - {None}
+        assert spoken <= set(self.CLAIMS)
+
+    def test_entry_module_imports_without_torch(self) -> None:
+        """`train --help` and `gangline plugins` import it in every environment that has it."""
+        heavy = self.imported()["heavy"]
+        assert not heavy, f"{entry_module(self.offer.distribution)} imports {', '.join(heavy)}"
+
+    def test_entry_module_imports_quickly(self) -> None:
+        seconds = self.imported()["seconds"]
+        if seconds >= IMPORT_SECONDS:  # once more: a busy machine, or modules that had to be compiled first
+            of = entry_module(self.offer.distribution), os.environ.get("PYTHONPATH", "")
+            seconds = min(seconds, _imported.__wrapped__(*of)["seconds"])
+        assert seconds < IMPORT_SECONDS, f"{seconds:.2f} s of CPU; {IMPORT_SECONDS} s are allowed"
+
+    def test_entry_module_prints_nothing(self) -> None:
+        printed = self.imported()["printed"]
+        assert not printed, f"printed on import: {printed!r}"
+
+    def imported(self) -> dict[str, Any]:
+        """What the import of the entry module does in a fresh process."""
+        return _imported(entry_module(self.offer.distribution), os.environ.get("PYTHONPATH", ""))
+
+    def test_summary_is_one_short_line(self) -> None:
+        summary = self.offer.part.summary
+        assert summary.strip() == summary
+        assert len(summary) <= LONGEST_SUMMARY, f"{len(summary)} letters; {LONGEST_SUMMARY} fit into the table"
+
+    def test_build_path_resolves(self) -> None:
+        assert callable(self.build), f"{self.offer.part.build} cannot be called"
+
+    def test_config_survives_being_stored(self) -> None:
+        """config.yaml and checkpoints keep it as plain data."""
+        run = self.run()
+        stored = json.loads(json.dumps(to_dict(run)))
+        assert self.config(from_dict(stored)) == self.config(run)
+        assert to_dict(from_dict(stored)) == stored
+
+    def test_config_refuses_an_unknown_option(self) -> None:
+        with pytest.raises(UserError, match="no_such_option"):
+            self.run(f"{self.path}.no_such_option=1")
+
+    @property
+    def path(self) -> str:
+        """Where the part's options lie: "checkpoint", "track.jsonl"."""
+        return f"{self.group}.{self.offer.part.name}" if self.group in LISTS else self.group.replace("/", ".")
+
+    def test_chosen_by_its_name_on_the_command_line(self) -> None:
+        from gangline.config.compose import compose
+
+        group, _, name = self.choice.partition("=")
+        word = f"{group}=[{name}]" if group in LISTS else self.choice
+        (run,) = compose([*self.around, word, *self.settings])
+        assert type(self.config(run)) is self.offer.part.config
+
+    def test_variables_are_words_for_the_environment(self) -> None:
+        """The same each time; core sets them, where the user has not."""
+        run, before = self.run(), dict(os.environ)
+        config = self.config(run)
+        said = config.environment(run)
+        assert said == config.environment(run), "another time it wants other variables"
+        assert dict(os.environ) == before, "it sets variables itself"
+        for name, value in said.items():
+            assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name), f"{name!r} is no name of a variable"
+            assert isinstance(value, str), f"{name} is {value!r}, no text"
+
+    def test_what_it_wraps_around_a_comm_carries_the_same(self) -> None:
+        """On two ranks, every operation beside the same without the part."""
+        run = self.run()
+        config = self.config(run)
+        if type(config).wrap is not PartConfig.wrap:
+            from gangline_testkit.comm_ranks import carried
+            from gangline_testkit.pool import pool
+
+            pool(2).run(carried, config, run)
+
+
+def succeeded(done: subprocess.CompletedProcess[str]) -> None:
+    """A process ended well; if not, the last line that it wrote to stderr comes first. Raises AssertionError."""
+    if done.returncode:
+        raise AssertionError(f"{done.stderr.strip().rpartition(chr(10))[2]}\n{done.stderr}")
+
+
+def entry_module(distribution: str) -> str:
+    """The module that a distribution registers with gangline. Raises LookupError where it registers none."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        if entry.dist is not None and entry.dist.metadata["Name"] == distribution:
+            return entry.module
+    raise LookupError(f"{distribution} has no entry point in the group {ENTRY_POINTS}")
+
+
+@cache
+def _imported(module: str, pythonpath: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as directory:
+        printed = Path(directory, "printed")
+        done = subprocess.run(
+            [sys.executable, "-c", _IMPORT, module, str(printed)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "PYTHONPATH": pythonpath},
+        )
+        succeeded(done)
+        return {**json.loads(done.stdout), "printed": printed.read_text() + done.stderr}

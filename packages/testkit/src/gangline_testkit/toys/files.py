@@ -1,0 +1,254 @@
+"""A checkpointer on plain files: one .npy for each primary box, one index, made visible by a rename."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterable, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gangline.checkpoint.base import Checkpointer, Handle, SaveFailed, SaveRequest
+from gangline.checkpoint.id import CheckpointId
+from gangline.checkpoint.retention import superfluous
+from gangline.comm.base import Store
+from gangline.config.schema import Run
+from gangline.errors import BadCheckpoint, UserError
+from gangline.shard import Box, Registry, Shard
+from gangline_testkit.toys.plugin import Files
+
+Index = dict[str, list[dict[str, Any]]]  # array -> its boxes: offset, shape, file, checksum
+
+
+class Done(Handle):
+    """A save that is over when the call returns."""
+
+    blocked_seconds = 0.0
+
+    def __init__(self, id: CheckpointId) -> None:
+        self.id = id
+
+    def poll(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return None
+
+
+class FilesCheckpointer(Checkpointer):
+    """`checkpoints/<id>` holds the boxes as .npy files and index.json, which says what is where and its CRC-32.
+
+    Ranks meet through the job's store: each says when its boxes are durable, rank 0 then writes the index and
+    renames. No collective, so that a rank that dies leaves the others a clear time-out.
+    """
+
+    def __init__(self, config: Files, run: Run, store: Store | None) -> None:
+        self._run_dir, self.store = run.run.dir or ".", store
+        self.directory = Path(self._run_dir, "checkpoints")
+        self.turn, self.keep_last = 0, config.keep_last
+
+    @property
+    def run_dir(self) -> str:
+        return self._run_dir
+
+    def save(
+        self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
+    ) -> Handle:
+        """Every rank writes its files, and rank 0 renames the directory. Raises SaveFailed."""
+        id = CheckpointId(request.step, document["attempt"])
+        final = self.directory / str(id)
+        self.turn += 1
+        rank, world = int(os.environ.get("RANK", "0")), registry.mesh.world
+        if rank == 0:
+            shutil.rmtree(final.with_name(f".{id}"), ignore_errors=True)
+            final.with_name(f".{id}").mkdir(parents=True)
+        self.meet(f"begin-{id}", world, id)
+        error = "it is there already" if final.exists() else self.write_boxes(final.with_name(f".{id}"), rank, shards)
+        self.tell(f"error-{id}-{rank}", error)
+        self.meet(f"written-{id}", world, id)
+        errors = [self.told(f"error-{id}-{other}", error) for other in range(world)]
+        if not any(errors) and rank == 0:
+            errors = [self.commit(final, document)]
+        self.tell(f"error-{id}", errors[0] if rank == 0 else "")
+        self.meet(f"over-{id}", world, id)
+        why = next((e for e in [*errors, self.told(f"error-{id}", errors[0])] if e), "")
+        if why:
+            raise SaveFailed(id, why)
+        return Done(id)
+
+    def write_boxes(self, directory: Path, rank: int, shards: Sequence[Shard]) -> str:
+        """Write this rank's primary boxes and their part of the index; gives what went wrong."""
+        index: Index = {}
+        try:
+            for number, shard in enumerate(shard for shard in shards if shard.primary):
+                file = f"{rank}-{number}.npy"
+                content = _encode(shard.local)
+                _write(directory / file, content)
+                index.setdefault(shard.name, []).append(
+                    {
+                        "offset": shard.offset,
+                        "shape": tuple(shard.local.shape),
+                        "whole": shard.global_shape,
+                        "dtype": str(shard.dtype).removeprefix("torch."),
+                        "file": file,
+                        "checksum": zlib.crc32(content),
+                    }
+                )
+            _write(directory / f"{rank}.json", json.dumps(index).encode())
+        except OSError as error:
+            return str(error)
+        return ""
+
+    def commit(self, final: Path, document: dict[str, Any]) -> str:
+        """Rank 0, when all boxes are durable: one index, then the name."""
+        draft = final.with_name(f".{final.name}")
+        try:
+            whole: Index = {}
+            for part in sorted(draft.glob("*.json")):
+                for name, boxes in json.loads(part.read_bytes()).items():
+                    whole.setdefault(name, []).extend(boxes)
+            text = json.dumps({"arrays": whole, "document": document})
+            _write(draft / "index", f"{zlib.crc32(text.encode())}\n{text}".encode())
+            draft.rename(final)
+            if self.keep_last is not None:
+                for old in superfluous(self.run_dir, self.list(), self.keep_last, self.lacks):
+                    shutil.rmtree(self.directory / str(old))
+        except OSError as error:
+            return str(error)
+        return ""
+
+    def lacks(self, id: CheckpointId) -> str:
+        """What is damaged in a checkpoint, every byte read."""
+        try:
+            index = self.read_index(id)
+            for name, boxes in index["arrays"].items():
+                for kept in boxes:
+                    _checked(name, Box(tuple(kept["offset"]), tuple(kept["shape"])), kept, self.directory / str(id))
+        except BadCheckpoint as bad:
+            return str(bad)
+        return ""
+
+    # --- meeting through the store -----------------------------------------------------------------------------------
+
+    def tell(self, key: str, text: str) -> None:
+        if self.store is not None:
+            self.store.set(f"files/{self.turn}/{key}", text or "fine")
+
+    def told(self, key: str, mine: str) -> str:
+        if self.store is None:
+            return mine
+        text = self.store.get(f"files/{self.turn}/{key}").decode()
+        return "" if text == "fine" else text
+
+    def meet(self, where: str, world: int, id: CheckpointId) -> None:
+        """Wait until all ranks are here; the store's own time-out ends a wait for a dead one."""
+        if self.store is None or world == 1:
+            return
+        key = f"files/{self.turn}/{where}"
+        if self.store.add(key, 1) == world:
+            self.store.set(f"{key}/all", "here")
+        self.store.get(f"{key}/all")
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def list(self) -> list[CheckpointId]:
+        found = [CheckpointId.parse(path.name) for path in self.directory.glob("step-*")]
+        return sorted(id for id in found if id is not None)
+
+    def read_index(self, id: CheckpointId) -> dict[str, Any]:
+        """Where each box lies. Raises BadCheckpoint."""
+        path = self.directory / str(id) / "index"
+        try:
+            checksum, _, text = path.read_text().partition("\n")
+            if zlib.crc32(text.encode()) != int(checksum):
+                raise BadCheckpoint("every array", None, path, "its checksum differs")
+            index = json.loads(text)
+            if not self.is_of(index["document"], id):
+                raise BadCheckpoint("every array", None, path, "it is of another checkpoint")
+            return index
+        except (OSError, ValueError) as error:
+            raise BadCheckpoint("every array", None, path, str(error)) from error
+
+    def is_of(self, document: dict[str, Any], id: CheckpointId) -> bool:
+        """A directory may have been renamed."""
+        return CheckpointId(document["step"], document["attempt"]) == id
+
+    def document(self, id: CheckpointId) -> dict[str, Any]:
+        return self.read_index(id)["document"]
+
+    def arrays(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(boxes[0]["whole"]) for name, boxes in self.read_index(id)["arrays"].items()}
+
+    def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
+        """All ranks say whether they met damage. Raises BadCheckpoint on all if one did."""
+        self.turn += 1
+        rank, error = int(os.environ.get("RANK", "0")), None
+        try:
+            self.fill_all(id, shards)
+        except BadCheckpoint as damage:
+            error = damage
+        self.tell(f"damage-{rank}", str(error or ""))
+        self.meet("loaded", registry.mesh.world, id)
+        for other in range(registry.mesh.world):
+            if (seen := self.told(f"damage-{other}", str(error or ""))) and error is None:
+                error = BadCheckpoint("an array", None, self.directory / str(id), f"rank {other} saw: {seen}")
+        if error is not None:
+            raise error
+
+    def fill_all(self, id: CheckpointId, shards: Iterable[Shard]) -> None:
+        """Fill each shard from the stored boxes that it overlaps.
+
+        Raises UserError for an array that is missing or has another shape.
+        """
+        stored = self.read_index(id)["arrays"]
+        for shard in shards:
+            boxes = stored.get(shard.name)
+            if boxes is None:
+                raise UserError(f"checkpoint {id} does not have {shard.name}.")
+            if tuple(boxes[0]["whole"]) != tuple(shard.global_shape):
+                raise UserError(f"{shard.name} is {boxes[0]['whole']} in checkpoint {id}, not {shard.global_shape}.")
+            for kept in boxes:
+                self.fill(shard, Box(tuple(kept["offset"]), tuple(kept["shape"])), kept, self.directory / str(id))
+
+    def fill(self, shard: Shard, box: Box, kept: dict[str, Any], directory: Path) -> None:
+        """Copy what a stored box and a shard have in common."""
+        common = box.overlap(shard.box)
+        if common is None:
+            return
+        content = _checked(shard.name, box, kept, directory)
+        values = _decode(content, kept["dtype"], box.shape)
+        shard.local.detach()[common.within(shard.box)] = values[common.within(box)].to(shard.dtype)
+
+
+def _checked(name: str, box: Box, kept: dict[str, Any], directory: Path) -> bytes:
+    """The file of a stored box. Raises BadCheckpoint."""
+    path = directory / kept["file"]
+    content = path.read_bytes() if path.exists() else b""
+    if zlib.crc32(content) != kept["checksum"]:
+        raise BadCheckpoint(name, box.limits, path, "its checksum differs")
+    return content
+
+
+def _encode(local: torch.Tensor) -> bytes:
+    buffer = BytesIO()
+    raw = local.detach().contiguous().reshape(-1).view(torch.uint8)  # numpy knows no bfloat16
+    np.save(buffer, raw.numpy())
+    return buffer.getvalue()
+
+
+def _decode(content: bytes, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    raw = torch.from_numpy(np.load(BytesIO(content)))
+    return raw.view(getattr(torch, dtype)).view(shape)
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,35 @@
+"""A tracker: one text file, a line a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gangline.config.schema import Run
+from gangline.record import StepRecord
+from gangline.track.base import Start, Tracker
+from gangline_testkit.toys.plugin import Lines
+
+
+class LinesTracker(Tracker):
+    """RUN_DIR/lines.txt: step, loss."""
+
+    def __init__(self, config: Lines, run: Run) -> None:
+        self.path = Path(run.run.dir or ".") / "lines.txt"
+
+        self.last = 0
+
+    def begin(self, start: Start) -> None:
+        self.forget_after(start.first_step)
+
+    def record(self, record: StepRecord) -> None:
+        if record.step <= self.last:  # the run went back
+            self.forget_after(record.step - 1)
+        with self.path.open("a") as file:
+            file.write(f"{record.step} {record.loss!r}\n")
+        self.last = record.step
+
+    def forget_after(self, step: int) -> None:
+        """Drop what the file says of later steps."""
+        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
+        self.path.write_text("".join(line for line in lines if int(line.split()[0]) <= step))
+        self.last = step

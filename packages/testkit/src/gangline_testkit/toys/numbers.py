@@ -1,0 +1,49 @@
+"""A data source that counts."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from gangline.config.schema import Run
+from gangline.data.base import DataSource, Sample, Split
+from gangline.errors import UserError
+from gangline_testkit.toys.plugin import Numbers
+
+
+class NumbersSource(DataSource):
+    """Windows of one text, every tenth held out; without `path` it is "100000 100001 ...".
+
+    Raises UserError where there is no such file, or too little in it.
+    """
+
+    def __init__(self, config: Numbers, run: Run, split: Split) -> None:
+        self.sequence_length, self.split = run.batch.sequence_length, split
+        words = "".join(f"{100_000 + n} " for n in range(config.numbers)).encode()
+        if config.path is not None:
+            path = Path(str(config.path))
+            if not path.is_file():
+                raise UserError(f"data.path={path} is no file.")
+            words = path.read_bytes()
+        self.tokens = np.frombuffer(words, dtype=np.uint8)
+        windows = range((len(words) - 1) // self.sequence_length)
+        self.windows = [n for n in windows if (n % 10 == 9) == (split == "validation")]
+        if not self.windows:
+            raise UserError(f"data.path={config.path} is too short.")
+
+    def sample(self, i: int) -> Sample:
+        start = self.windows[i % len(self.windows)] * self.sequence_length
+        return {"tokens": self.tokens[start : start + self.sequence_length + 1].astype(np.int64)}
+
+    def length(self) -> int:
+        return len(self.windows)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.blake2b(repr((self.sequence_length, self.windows)).encode(), digest_size=8)
+        digest.update(self.tokens.tobytes())
+        return digest.hexdigest()
+
+    def decode(self, tokens: list[int]) -> str:
+        return bytes(tokens).decode()

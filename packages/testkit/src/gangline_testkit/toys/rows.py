@@ -1,0 +1,265 @@
+"""A strategy: every matrix cut along rows over `dp_shard` (ZeRO stage 3; Rajbhandari et al., SC 2020).
+
+Along the other axes modules compute with parts: `axes`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gangline import forward_context
+from gangline.batch import Batch
+from gangline.comm.base import Comms
+from gangline.config.schema import Run
+from gangline.forward_context import Collected, Frame
+from gangline.mesh import DATA_AXES, Mesh
+from gangline.model.buffers import listeners
+from gangline.parallel import norm
+from gangline.parallel.matrices import Matrices
+from gangline.parallel.metrics import Tally
+from gangline.parallel.microbatch import count_tokens, frame_of
+from gangline.parallel.owners import MatrixId
+from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
+from gangline.parallel.sample_losses import check_share, evaluated, in_global_order
+from gangline.parallel.storage import dtype_name, kept_dtype
+from gangline.plan import Plan
+from gangline.precision.base import Precision
+from gangline.runtime import ParamShard, Runtime, ShardedParam, StepResult
+from gangline.shard import Layout, Registry, Shard, model_array
+from gangline_testkit.toys.axes import Axes
+from gangline_testkit.toys.plugin import Rows
+from gangline_testkit.toys.rows_storage import RowsOf, layout_of
+
+
+class RowsRuntime(Runtime):
+    """Gathers all weights before a step, and hands each rank the sum of its rows' gradients after it."""
+
+    def __init__(
+        self,
+        run: Run,
+        model: nn.Module,
+        plan: Plan,
+        mesh: Mesh,
+        comms: Comms,
+        precision: Precision,
+        finish: Callable[[nn.Module, str], None],
+    ) -> None:
+        self.model, self.plan, self.precision, self.seed = model, plan, precision, run.seed
+        self.rank, self.device, self.comm = comms.rank, comms.device, comms.axis(*DATA_AXES)
+        self.data_coordinate = (self.comm.index, self.comm.size)
+        self.deterministic = run.deterministic
+        folds = {fold.name: fold for fold in plan.folds if mesh.size(*fold.out_of) > 1 and fold.size > 1}
+        shapes = self._describe(model)
+        self.axes = Axes(model, plan, comms, self.used)
+        cuts = {
+            name: next((cut for axis, cut in plan.cuts_of(name, len(shape)).items() if axis in folds), None)
+            for name, (shape, _) in shapes.items()
+        }
+        on_fold = {name: (cut.dim, folds[cut.axis].size) for name, cut in cuts.items() if cut is not None}
+        self.registry = Registry.of(
+            mesh,
+            {
+                model_array(name): layout_of(shape, dtype, mesh, on_fold.get(name))
+                if name not in self.buffers
+                else Layout(shape, dtype)
+                for name, (shape, dtype) in shapes.items()
+            },
+        )
+        self.parts: dict[str, RowsOf] = {}
+        for name in self.used:
+            comm = comms.fold_rest(folds[cuts[name].axis]) if name in on_fold else self.comm  # type: ignore[union-attr]
+            self.parts[name] = RowsOf(
+                name, self.registry, self.rank, comm, kept_dtype(plan, name, precision), name not in self.frozen
+            )
+        self.trained = {name: part for name, part in self.parts.items() if part.trained}
+        self._materialise(model)
+        set_products(model, plan, precision)
+        bind_folds(model, plan, lambda name: comms.fold(next(fold for fold in plan.folds if fold.name == name)))
+        self.axes.install()
+        finish_blocks(model, plan, finish)
+        self.tally = Tally(comms.world, self.device)
+        leaves = [(name, tensor) for name, part in self.trained.items() for tensor in part.tensors]
+        self.norm = norm.MeasuredNorm(leaves, self._global_norm, is_local=False)
+        self.emitted: dict[str, dict[str, Tensor]] = {}
+
+    # --- storage -----------------------------------------------------------------------------------------------------
+
+    def _describe(self, model: nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every array by the name it is kept under; fills `used` (aliases) and `buffers`."""
+        self.used: dict[str, list[str]] = {}  # name -> all its names in the model
+        given = dict(model.named_parameters(remove_duplicate=False))
+        first: dict[int, str] = {}
+        for alias, parameter in given.items():
+            owner = self.plan.owner(alias)
+            name = first.setdefault(id(given.get(owner, parameter)), owner)
+            self.used.setdefault(name, []).append(alias)
+        self.frozen = {name for name, aliases in self.used.items() if not given[aliases[0]].requires_grad}
+        kept = model.state_dict().keys()
+        self.buffers = {name: torch.empty_like(b, device="cpu") for name, b in model.named_buffers() if name in kept}
+        dtypes = {name: dtype_name(kept_dtype(self.plan, name, self.precision)) for name in self.used}
+        shapes = {name: (tuple(given[aliases[0]].shape), dtypes[name]) for name, aliases in self.used.items()}
+        return shapes | {n: (tuple(b.shape), str(b.dtype).removeprefix("torch.")) for n, b in self.buffers.items()}
+
+    def _materialise(self, model: nn.Module) -> None:
+        self.weights: dict[str, nn.Parameter] = {}
+        for name, aliases in self.used.items():
+            full = self.plan.computes_as_kept(name)
+            dtype = kept_dtype(self.plan, name, self.precision) if full else self.precision.compute_dtype
+            part = self.parts[name]
+            own = self.axes.part(name, torch.empty(part.place.shape, dtype=dtype))
+            weight = nn.Parameter(own.clone(), requires_grad=part.trained)
+            if part.trained:
+                weight.grad_dtype = self.precision.grad_dtype
+            self.weights[name] = weight
+            for alias in aliases:
+                path, _, attribute = alias.rpartition(".")
+                setattr(model.get_submodule(path), attribute, weight)
+        for name, buffer in self.buffers.items():
+            path, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(path), attribute, buffer)
+
+    @torch.no_grad()
+    def _refresh(self) -> None:
+        for name, part in self.parts.items():
+            self.weights[name].copy_(self.axes.part(name, part.whole(part.tensors)))
+            self.weights[name].grad = None
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def step(self, microbatches: Sequence[Batch]) -> StepResult:
+        self.norm.discard()
+        self._refresh()
+        tokens = int(self.comm.all_reduce(count_tokens(microbatches, self.device)))
+        coefficient = self.precision.scale / max(self._divisor(tokens, microbatches), 1)
+        collected, losses = Collected(), []
+        for index, batch in enumerate(microbatches):
+            with forward_context.frame(self._frame(batch, index, collected)) as frame:
+                frame.coefficient = coefficient
+                losses.append(self.axes.loss(self.axes.own_tokens(batch)).detach())
+                with forward_context.backward():
+                    self.axes.backward(coefficient)
+        speaks = self.axes.speaks
+        self.tally.begin([loss * speaks for loss in losses], collected if speaks else Collected())
+        self._reduce()
+        tallied, (value,) = self.tally.finish(tokens, self.norm.measure())
+        self.norm.value, self.emitted = value, tallied.by_path
+        finite = math.isfinite(tallied.loss_sum) and math.isfinite(value)
+        own_tokens = int(count_tokens([self.axes.own_tokens(batch) for batch in microbatches], self.device)) * speaks
+        return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics, tallied.own_loss_sum, int(own_tokens))
+
+    def _frame(self, batch: Batch, index: int, collected: Collected | None) -> Frame:
+        frame = frame_of(self.axes.own_tokens(batch), index, self.seed, collected)
+        frame.over_sequence = self.axes.over_sequence
+        return frame
+
+    def _divisor(self, tokens: int, microbatches: Sequence[Batch]) -> int:
+        """What the objective is divided by: the tokens of all ranks."""
+        return tokens
+
+    @torch.no_grad()
+    def _reduce(self) -> None:
+        for name, part in self.trained.items():
+            weight = self.weights[name]
+            gradient = weight.grad
+            if gradient is None:
+                gradient = torch.zeros_like(weight, dtype=self.precision.grad_dtype)
+            gradient = self.axes.gradient(name, gradient.to(self.precision.reduce_dtype), part.place.shape)
+            pieces = part.reduced(gradient)
+            for tensor, piece in zip(part.tensors, pieces, strict=True):
+                tensor.grad = piece.to(self.precision.grad_dtype) / self.precision.scale
+
+    def _global_norm(self) -> Tensor:
+        """Squares of each row, every row from one rank, added by name: the same for any number of ranks."""
+        every = []
+        for part in self.trained.values():
+            squares = torch.zeros(math.prod(part.shape[:-1]), dtype=torch.float64)
+            numbers = torch.arange(len(squares)).view(part.shape[:-1])
+            for tensor, box, primary in zip(part.tensors, part.boxes, part.primary, strict=True):
+                if primary:
+                    squares[numbers[box.slices[:-1]].reshape(-1)] = norm.row_squares(tensor.grad)  # type: ignore[arg-type]
+            every.append(squares)
+        flat = self.axes.world.all_reduce(torch.cat(every))
+        return norm.ordered_norm(flat.split([len(squares) for squares in every]))
+
+    def clip(self, max_norm: float | None) -> float:
+        return self.norm.clip(max_norm)
+
+    def remeasure(self) -> None:
+        self.norm.discard()
+
+    def evaluate(self, microbatches: Sequence[Batch]) -> tuple[float, int]:
+        losses = self._losses(microbatches)
+        tokens = count_tokens(microbatches if self.axes.first else (), self.device)[0]
+        return evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.axes.world, self.device)
+
+    def score(self, batches: Sequence[Batch], each: int = 1) -> Tensor:
+        check_share(batches, self.axes.world, self.device)
+        losses = self._losses(batches)
+        return in_global_order(losses, len(batches), self.data_coordinate, self.axes.world, self.device, each)
+
+    @torch.no_grad()
+    def _losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:
+        self._refresh()
+        self.model.eval()
+        losses = []
+        for index, batch in enumerate(microbatches):
+            with forward_context.frame(self._frame(batch, index, None)):
+                losses.append(self.axes.loss(self.axes.own_tokens(batch)))
+        self.model.train()
+        return losses if self.axes.speaks else []
+
+    @torch.no_grad()
+    def applied(self) -> None:
+        for path, module in listeners(self.model, "", self.plan):
+            module.after_step(self.emitted.get(self.plan.emits_under(path), {}))
+
+    # --- what others see ---------------------------------------------------------------------------------------------
+
+    def parameters(self) -> list[ShardedParam]:
+        return [
+            ShardedParam(name, part.shape, tuple(map(ParamShard, part.tensors, self._shards_of(part))))
+            for name, part in self.trained.items()
+        ]
+
+    def map_matrices(
+        self, function: Callable[[Tensor, MatrixId], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
+    ) -> Iterator[tuple[str, Sequence[Tensor]]]:
+        return self._matrices.map(function, given)
+
+    def matrix_owners(self, names: Sequence[str]) -> dict[MatrixId, int]:
+        return self._matrices.owners(names)
+
+    @property
+    def _matrices(self) -> Matrices:
+        return Matrices(self.registry, self.axes.world, self.parameters(), self.device)
+
+    def shards(self) -> Iterator[Shard]:
+        for part in self.parts.values():
+            yield from self._shards_of(part)
+        for name, buffer in self.buffers.items():
+            ((box, primary),) = self.registry.of_rank(model_array(name), self.rank)
+            yield Shard(model_array(name), tuple(buffer.shape), buffer.dtype, box.offset, buffer, primary)
+
+    def _shards_of(self, part: RowsOf) -> list[Shard]:
+        return [
+            Shard(model_array(part.name), part.shape, tensor.dtype, box.offset, tensor.detach(), primary)
+            for tensor, box, primary in zip(part.tensors, part.boxes, part.primary, strict=True)
+        ]
+
+
+def build(
+    config: Rows,
+    run: Run,
+    model: nn.Module,
+    plan: Plan,
+    mesh: Mesh,
+    comm: Comms,
+    precision: Precision,
+    finish: Callable[[nn.Module, str], None],
+) -> RowsRuntime:
+    """The strategy `rows`."""
+    return RowsRuntime(run, model, plan, mesh, comm, precision, finish)

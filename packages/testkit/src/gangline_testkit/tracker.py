@@ -1,0 +1,158 @@
+"""The suite for trackers (group `track`): a run's life, a kill, a way back, and records that are hard to write down."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from gangline.config.serial import to_dict
+from gangline.record import StepRecord
+from gangline.track.base import Start, Tracker
+from gangline_testkit.claims import needs
+from gangline_testkit.health import healthy
+from gangline_testkit.suite import PartSuite
+
+SUMMARY = {"why": "done", "evidence": "", "step": 20, "steps": 20, "tokens": 4096, "seconds": 9.5, "checkpoint": None}
+
+
+def strange() -> list[StepRecord]:
+    """What is not finite, what is not known, lists, verdicts, other metrics in each step."""
+    plain = healthy(1)[0]
+    verdict = {"kind": "not-finite", "where": "step 2", "confidence": 1.0, "evidence": "nan", "suggestion": "skip"}
+    return [
+        replace(plain, mfu=None, rank_seconds=None, rank_phases=None, seconds={}),
+        replace(plain, step=2, loss=math.nan, grad_norm=math.inf, finite=False, skipped="why", verdicts=[verdict]),
+        replace(
+            plain,
+            step=3,
+            metrics={"blocks.0/use": [1.0, 2.0, 3.0], "blocks.0/peak": math.nan},
+            rank_losses=[1.0, None, math.nan],
+        ),
+        replace(
+            plain,
+            step=4,
+            metrics={"new": 1.0},
+            validation_loss=3.5,
+            validation_losses={"code": 3.0},
+            checkpoint="step-00000004",
+        ),
+        replace(plain, step=5, validation_loss=math.nan, tokens=0, step_seconds=0.0, tokens_per_second=0.0),
+    ]
+
+
+class TrackerSuite(PartSuite):
+    """Subclass with ``choice = "track=mine"``; to claim anything, `recorded` must read back what was written."""
+
+    CLAIMS: ClassVar[dict[str, str]] = {
+        "keeps": "every record can be read back",
+        "resumes": "after a resume or a way back no step shows twice, and none of an abandoned branch",
+    }
+
+    def recorded(self, directory: Path) -> list[tuple[int, float]]:
+        """(step, loss) of every record that lies in the run directory, in order. For the author to write.
+
+        Raises AssertionError until it is.
+        """
+        raise AssertionError("nothing reads the records back: override `recorded`")
+
+    def tracker(self, directory: Path) -> Tracker:
+        """A tracker on a run directory."""
+        directory.mkdir(exist_ok=True)
+        run = self.run(f"run.dir={directory}")
+        return self.build(self.config(run), run)
+
+    def begun(self, directory: Path, first_step: int = 0) -> Tracker:
+        """A tracker that was told that the run begins, or goes on."""
+        tracker = self.tracker(directory)
+        tracker.begin(
+            Start(
+                name="run",
+                directory=str(directory),
+                first_step=first_step,
+                last_step=20,
+                attempt=1,
+                parameters=1000,
+                world=2,
+                describe={"data": "counting words", "device": "cpu"},
+                config=to_dict(self.run(f"run.dir={directory}")),
+            )
+        )
+        return tracker
+
+    def live(self, directory: Path, records: list[StepRecord], first_step: int = 0, end: bool = True) -> None:
+        """One start of a run, as core tells it; without `end` it was killed."""
+        tracker = self.begun(directory, first_step)
+        for record in records:
+            tracker.record(record)
+        if end:
+            tracker.end(dict(SUMMARY))
+
+    def test_a_run_is_told_from_begin_to_end(self, tmp_path: Path) -> None:
+        tracker = self.begun(tmp_path / "run")
+        tracker.note("a line for people, with [brackets] and % signs")
+        for record in healthy(20):
+            tracker.record(record)
+        tracker.note("saved step-00000020")
+        tracker.end(dict(SUMMARY))
+
+    def test_strange_records_raise_nothing(self, tmp_path: Path) -> None:
+        self.live(tmp_path / "run", strange())
+
+    def test_records_are_left_as_they_are(self, tmp_path: Path) -> None:
+        """Other trackers and the health checks read the same object."""
+        records = strange()
+        before = repr(copy.deepcopy(records))  # nan differs from itself, its letters do not
+        self.live(tmp_path / "run", records)
+        assert repr(records) == before, "the tracker changed a record"
+
+    def test_a_run_that_ends_before_its_first_step(self, tmp_path: Path) -> None:
+        self.begun(tmp_path / "run").end({**SUMMARY, "why": "SIGTERM", "step": 0, "steps": 0, "tokens": 0})
+
+    def test_a_killed_run_can_be_gone_on_with(self, tmp_path: Path) -> None:
+        """No `end`; the next process begins in the same directory, twice from the same step."""
+        records = healthy(12)
+        self.live(tmp_path / "run", records[:8], end=False)
+        self.live(tmp_path / "run", records[5:9], first_step=5, end=False)
+        self.live(tmp_path / "run", records[5:], first_step=5)
+
+    def test_a_way_back_within_a_run(self, tmp_path: Path) -> None:
+        """After a rollback steps come again."""
+        records = healthy(12)
+        self.live(tmp_path / "run", [*records[:8], *records[5:]])
+
+    def test_writes_only_into_the_run_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        monkeypatch.chdir(elsewhere)
+        self.live(tmp_path / "run", healthy(5))
+        assert not list(elsewhere.iterdir())
+        assert {path.name for path in tmp_path.iterdir()} == {"run", "elsewhere"}
+
+    @needs("keeps")
+    def test_every_record_is_kept(self, tmp_path: Path) -> None:
+        """In order, each once."""
+        records = healthy(20)
+        self.live(tmp_path / "run", records)
+        self.same(self.recorded(tmp_path / "run"), records)
+
+    @needs("resumes")
+    def test_an_abandoned_branch_is_gone(self, tmp_path: Path) -> None:
+        """Eight steps, killed; gone on with from step 5 with other losses; then back to step 9 within the run."""
+        records = healthy(12)
+        other = [replace(record, loss=record.loss + 10) for record in records[5:]]
+        again = [replace(record, loss=record.loss + 20) for record in records[9:]]
+        self.live(tmp_path / "run", records[:8], end=False)
+        self.live(tmp_path / "run", [*other, *again], first_step=5)
+        self.same(self.recorded(tmp_path / "run"), [*records[:5], *other[:4], *again])
+
+    @staticmethod
+    def same(kept: list[tuple[int, Any]], records: list[StepRecord]) -> None:
+        """The steps, and the losses to six digits (some trackers keep float32)."""
+        assert [step for step, _ in kept] == [record.step for record in records]
+        for (step, loss), record in zip(kept, records, strict=True):
+            assert math.isclose(loss, record.loss, rel_tol=1e-6), f"step {step}: {loss} instead of {record.loss}"

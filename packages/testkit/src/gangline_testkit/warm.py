@@ -1,0 +1,83 @@
+"""Commands that start warm: forked from a process that has torch (where it is installed) and Hydra loaded.
+
+A test that runs `train` then waits for what it does and not for its imports, which take seconds of a core in each of
+its processes. What runs is the same module with the same words, variables, directory and files. What differs: the hash
+seed, and what its Python read at its start, are the server's; the server of its ranks is forked from it; and
+`inspect.stack` knows no lines of source. A test of the start itself starts cold.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+CLIENT = Path(__file__).with_name("warm_client.py")
+_READ_AT_START = re.compile(r"(PYTHON|OMP_|GOMP_|MKL_|KMP_|LD_|MALLOC_|TORCH_LOGS|LANG|LC_).*")
+# Of all that: what a fork can still follow, what every run sets for itself, and what scikit-learn sets for the whole
+# process of a test that imports it, if only by way of another library.
+FORKED = {"PYTHONPATH", "PYTHONSAFEPATH", "GOMP_SPINCOUNT", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
+_PATH = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}  # before a test added to it
+_server: Server | None = None
+
+
+class Server:
+    """The process that commands are forked from; it ends with this one.
+
+    more: modules that it loads beside torch and Hydra, as libraries that the part under test imports as it runs. They
+    must start no thread of Python. environment: variables that those read as they are loaded.
+    """
+
+    def __init__(self, more: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
+        self.directory = tempfile.mkdtemp(prefix="gangline-warm-")
+        self.address = f"{self.directory}/socket"
+        given = {**os.environ, **(environment or {})}
+        kept = {name: value for name, value in given.items() if name not in FORKED}
+        self.environment = {**kept, **_PATH, "OMP_NUM_THREADS": "1"}
+        waits, self._alive = os.pipe()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.address)
+            listener.listen(64)  # who asks before it has loaded all waits
+            files = (listener.fileno(), waits)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gangline_testkit.warm_server", *map(str, files), *more],
+                pass_fds=files,
+                env=self.environment,
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        os.close(waits)
+
+    def command(self, module: str, environment: Mapping[str, str]) -> list[str]:
+        """What stands for `python -m MODULE` in a process with these variables; itself, where they forbid a fork."""
+        if self._fits(environment):
+            return [sys.executable, "-I", "-S", str(CLIENT), self.address, module]
+        return [sys.executable, "-m", module]
+
+    def _fits(self, environment: Mapping[str, str]) -> bool:
+        """Whether Python and its libraries would have read the same at their start."""
+        names = {name for name in {*environment, *self.environment} if _READ_AT_START.fullmatch(name)} - FORKED
+        return all(environment.get(name) == self.environment.get(name) for name in names)
+
+    def close(self) -> None:
+        """End the server, and wait for it."""
+        os.close(self._alive)
+        self._process.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def command(module: str, environment: Mapping[str, str]) -> list[str]:
+    """`Server.command` of this process's server, which is started when it is first asked for."""
+    global _server
+    if _server is None:
+        _server = Server()
+        atexit.register(_server.close)
+    return _server.command(module, environment)

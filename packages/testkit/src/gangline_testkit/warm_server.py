@@ -1,0 +1,290 @@
+"""A process that has torch and Hydra loaded, and becomes `python -m MODULE ...` by a fork: see `warm`.
+
+It imports and does nothing else: it runs no torch operation and no thread, so that its forks are as good as new.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import inspect
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from itertools import pairwise
+from multiprocessing import forkserver as _forkserver, resource_tracker, util
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from gangline.errors import UserError
+from gangline.launch import forkserver
+from gangline.plugin.hooks import ENTRY_POINTS
+from gangline_testkit.warm_client import NUMBER
+
+LOADED = (
+    *(name for name in forkserver.PRELOAD if name != "gangline.launch.server"),  # that one is of the ranks' own server
+    "gangline.api",
+    "gangline.plugin.builtin",
+    "gangline.cli",
+    "gangline.config.check",
+    "gangline.config.compose",
+    "gangline.config.resume",
+    "gangline.launch.elastic",
+    "gangline.launch.requeue",
+    "gangline.launch.sidecars",
+    "hydra",
+    "yaml",
+)
+MANY = 4096  # no file has a number as high
+CLIENT = str(Path(__file__).with_name("warm_client.py"))
+# What a command that was forked here starts as `python -m MODULE` is forked from here, too, where that takes torch.
+STARTED = ("gangline.cli.train", "gangline.launch.node")
+
+
+def main() -> None:
+    """Serve requests that come in on the socket of the first argument until the pipe of the second has no writer.
+
+    The other arguments are modules to load beside `LOADED`.
+    """
+    forkserver.set_environment()
+    _load(sys.argv[3:])
+    _compose()
+    inspect.stack = _stack
+    gc.collect()
+    gc.freeze()  # no fork copies all that to look for garbage in it
+    listener, alive = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    address = listener.getsockname()
+    request = _serve(listener, alive)
+    if request is not None:
+        _become(request, address)
+        _end(_code(request["module"]))
+
+
+def _load(more: Sequence[str]) -> None:
+    """Import what commands need, and more; where torch is not installed, what needs none."""
+    for name in (*LOADED, *more):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            if find_spec("torch") is not None:
+                raise
+    for plugin in entry_points(group=ENTRY_POINTS):  # each command looks for itself which of them there are
+        with contextlib.suppress(Exception):
+            importlib.import_module(plugin.module)
+
+
+def _compose() -> None:
+    """Compose a run once: what Hydra's parser learns as it goes is there for all. No choice stays."""
+    from gangline.config.compose import compose_one
+    from gangline.plugin.registry import installed
+
+    with contextlib.suppress(UserError):
+        compose_one(["recipe=tiny"])
+    installed.cache_clear()
+
+
+def _stack(context: int = 1) -> list[inspect.FrameInfo]:
+    """`inspect.stack` without lines of source.
+
+    For these it looks through all modules, thousands here, frame by frame; torch's rendezvous and Hydra ask for twenty
+    stacks as a run starts, which took more than half of the processor time of a small run.
+    """
+    frame, found = inspect.currentframe(), []
+    while frame is not None and (frame := frame.f_back) is not None:
+        code = frame.f_code
+        found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
+    return found
+
+
+def _code(module: str) -> int:
+    """The exit code of `python -m MODULE`, or minus the signal that it ends by."""
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        return -signal.SIGINT
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _end(code: int) -> NoReturn:
+    """As Python ends, but for its modules: to take down those of torch costs more than a second of a core."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _serve(listener: socket.socket, alive: int) -> dict[str, Any] | None:
+    """Fork a process for each request, and tell who asked its id and how it ended; the request, in what was forked."""
+    ended, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    running: dict[int, socket.socket] = {}
+    while True:
+        waiting: list[Any] = [listener, alive, ended, *running.values()]
+        ready, _, _ = select.select(waiting, [], [])
+        if alive in ready:
+            return None
+        if ended in ready:
+            os.read(ended, 4096)
+            _tell_ends(running)
+        for pid, asker in running.items():
+            if asker in ready:  # it says nothing more: it has been killed, and what it stands for is
+                os.kill(pid, signal.SIGKILL)
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # what is asked for next finds it gone
+        if listener in ready:
+            asker, _ = listener.accept()
+            request, files = _receive(asker)
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                for number, file in enumerate(files):
+                    os.dup2(file, number)
+                os.closerange(3, MANY)
+                for one in (asker, listener, *running.values()):
+                    one.detach()
+                return request
+            for file in files:
+                os.close(file)
+            asker.sendall(NUMBER.pack(pid))
+            running[pid] = asker
+
+
+def _tell_ends(running: dict[int, socket.socket]) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            with running.pop(pid) as asker, contextlib.suppress(OSError):
+                asker.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
+
+
+def _receive(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """A request and the files that are to be its standard input, output and errors."""
+    first, files, _, _ = socket.recv_fds(asker, NUMBER.size, 3)
+    (length,) = NUMBER.unpack(first)
+    content = b""
+    while len(content) < length:
+        content += asker.recv(length - len(content))
+    return json.loads(content), files
+
+
+def _become(request: dict[str, Any], address: str) -> None:
+    """Be the process that was asked for, as if its Python had just started."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    os.chdir(request["cwd"])
+    before = _entries(os.environ)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    kept = [entry for entry in sys.path[1:] if entry not in before]
+    here = [] if os.environ.pop("PYTHONSAFEPATH", "") else [request["cwd"]]
+    sys.path[:] = [*here, *_entries(os.environ), *kept]
+    importlib.invalidate_caches()
+    _forget([entry for entry in sys.path if entry not in (*kept, *before)])
+    if any(Path(entry, "sitecustomize.py").exists() for entry in _entries(os.environ)):
+        sys.modules.pop("sitecustomize", None)
+        importlib.import_module("sitecustomize")
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
+    sys.argv = [request["module"], *request["words"]]
+    util.spawnv_passfds = _fork_the_first_server(util.spawnv_passfds)
+    setattr(subprocess, "Popen", _forked_from(address))  # noqa: B010
+
+
+def _forget(entries: Sequence[str]) -> None:
+    """What was loaded here of packages that this process finds others of, in these entries of its path."""
+    for name in {name.partition(".")[0] for name in sys.modules} - {"__main__"}:
+        found = PathFinder.find_spec(name, entries)
+        if found is not None and found.loader is not None:  # a plain directory hides no package
+            for module in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
+                del sys.modules[module]
+
+
+def _forked_from(address: str) -> type[subprocess.Popen[Any]]:
+    """How processes are started, but for those of `STARTED` with the variables of this one: the server forks them."""
+
+    class Popen(subprocess.Popen[Any]):
+        def __init__(self, args: Any, *more: Any, **options: Any) -> None:
+            words = [word for word in args if word != "-P"]
+            if words[:2] == [sys.executable, "-m"] and words[2] in STARTED and options.get("env") is None:
+                if len(words) < len(args):
+                    options["env"] = {**os.environ, "PYTHONSAFEPATH": "1"}
+                args = [sys.executable, "-I", "-S", CLIENT, address, *words[2:]]
+            super().__init__(args, *more, **options)
+
+    return Popen
+
+
+def _entries(environment: Any) -> list[str]:
+    return [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+
+def _fork_the_first_server(spawn: Any) -> Any:
+    """How multiprocessing starts processes, but for the server that ranks are forked from: it is forked from here.
+
+    A later one is not, for by then this process has threads and has used torch.
+    """
+    left = ["from multiprocessing.forkserver import main"]
+
+    def start(path: str, arguments: list[Any], files: list[int]) -> int:
+        if not left or not str(arguments[-1]).startswith(left[0]):
+            return int(spawn(path, arguments, files))
+        left.clear()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _be_the_server(arguments[-1], files)
+            finally:
+                os._exit(0)
+        return pid
+
+    return start
+
+
+def _be_the_server(code: str, files: list[int]) -> None:
+    """`python -c CODE` with these files open and no others, in a process that has just been forked."""
+    for after, before in pairwise([2, *sorted(files), MANY]):
+        os.closerange(after + 1, before)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_DFL)
+    server: Any = _forkserver._forkserver  # it is another process's, and locked: that one is starting it
+    server._lock = threading.Lock()
+    server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
+    tracker: Any = resource_tracker._resource_tracker
+    tracker._fd = tracker._pid = None
+    sys.modules["__main__"] = ModuleType("__main__")
+    with contextlib.suppress(SystemExit):
+        exec(code, {})
+
+
+if __name__ == "__main__":
+    main()

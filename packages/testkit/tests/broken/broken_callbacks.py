@@ -1,0 +1,146 @@
+"""Callbacks that are wrong in one way each, and checks that answer wrongly: their suites find each of them by name."""
+
+from __future__ import annotations
+
+import torch
+
+from gangline.comm.wrap import Wrapped
+from gangline.health import Action, Order
+from gangline.shard import Layout, Registry
+from gangline_testkit.toys.nan import NanCheck
+from gangline_testkit.toys.previous import PreviousCallback
+
+
+class Meddles(PreviousCallback):
+    @torch.no_grad()
+    def after_step(self, record, applied):
+        for named in self.runtime.parameters():
+            for piece in named.pieces:
+                piece.tensor.mul_(1 - 1e-9)
+        return super().after_step(record, applied)
+
+
+class ForgetsState(PreviousCallback):
+    def state(self):
+        return {}
+
+    def load_state(self, state):
+        pass
+
+
+class ForgetsArrays(PreviousCallback):
+    """What it means to keep is not registered."""
+
+    def attach(self, *parts):
+        super().attach(*parts)
+        self.registry, self.kept = None, self.arrays
+        self.sum = 0.0
+
+    def shards(self):
+        return ()
+
+    def lends(self):
+        return ()
+
+    def after_step(self, record, applied):
+        self.sum += sum(float(shard.local.sum()) for shard in self.kept)
+        return {"sum": self.sum}
+
+
+class OwnMetrics(PreviousCallback):
+    def attach(self, runtime, comms, store, device):
+        super().attach(runtime, comms, store, device)
+        self.rank = comms.rank
+
+    def after_step(self, record, applied):
+        return {"applied": self.applied + self.rank}
+
+
+class SaysWhole(PreviousCallback):
+    """Registers what it holds as if every rank held all of it."""
+
+    def attach(self, *parts):
+        super().attach(*parts)
+        layouts = {name: Layout(self.registry[name].shape, self.registry[name].dtype) for name in self.registry}
+        self.registry = Registry.of(self.runtime.registry.mesh, layouts)
+
+
+class AsksOnError(PreviousCallback):
+    def attach(self, runtime, comms, store, device):
+        super().attach(runtime, comms, store, device)
+        self.comms = comms
+
+    def on_error(self, error):
+        self.comms.world.barrier()
+
+
+class NeedsItsState(PreviousCallback):
+    def begin(self, step):
+        if step:
+            assert self.applied == step, "it has not seen every step"
+
+
+class HalvedComm(Wrapped):
+    """Traffic that arrives as half of what it was."""
+
+    def _all_reduce(self, x, op, background):
+        return super()._all_reduce(x.mul_(0.5), op, background)
+
+
+class SwappedComm(Wrapped):
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.index = self.size - 1 - self.index
+
+
+class HalvesTraffic(PreviousCallback):
+    """Its options wrap `HalvedComm` around every axis."""
+
+
+class SwapsRanks(PreviousCallback):
+    """Its options wrap `SwappedComm` around every axis."""
+
+
+class SetsVariables(PreviousCallback):
+    """Its options set a variable where they are asked for it."""
+
+
+class SaysNumbers(PreviousCallback):
+    """Its options want a variable to be a number."""
+
+
+class CountsItself(NanCheck):
+    """A budget in an attribute, which a rollback forgets."""
+
+    answers = 0
+
+    def respond(self, agreed, record):
+        if agreed.of("not-finite"):
+            self.answers += 1
+            return Order(Action.ROLL_BACK if self.answers < 3 else Action.STOP, ("not-finite",))
+        return None
+
+
+class Remembers(NanCheck):
+    """Answers from what it has seen, which differs after a restart."""
+
+    def respond(self, agreed, record):
+        return Order(Action.ROLL_BACK, ("not-finite",)) if self.row and agreed.of("not-finite") else None
+
+
+class Gathers(NanCheck):
+    """Asks the others where each rank is asked by itself."""
+
+    def attach(self, runtime, comms, store, device):
+        self.world = comms.world
+
+    def before_update(self, loss, grad_norm):
+        self.world.all_reduce(torch.tensor([loss]), "max")
+        return ()
+
+
+class Cries(NanCheck):
+    """Fails in every step."""
+
+    def before_update(self, loss, grad_norm):
+        raise KeyError(loss)

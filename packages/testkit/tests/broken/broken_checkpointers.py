@@ -1,0 +1,146 @@
+"""Checkpointers that are wrong in one way each. All are the toy `files` but for that."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+from gangline.checkpoint.id import CheckpointId
+from gangline.errors import BadCheckpoint
+from gangline_testkit.toys.files import Done, FilesCheckpointer, _decode
+
+
+class DropsOptimizer(FilesCheckpointer):
+    def save(self, request, shards, registry, document):
+        return super().save(request, [s for s in shards if not s.name.startswith("optimizer/")], registry, document)
+
+
+class IgnoresOffsets(FilesCheckpointer):
+    """Fills every shard from the first rows that it finds."""
+
+    def fill(self, shard, box, kept, directory):
+        values = _decode((directory / kept["file"]).read_bytes(), kept["dtype"], box.shape)
+        place = tuple(slice(0, min(a, b)) for a, b in zip(values.shape, shard.local.shape, strict=True))
+        shard.local.detach()[place] = values[place]
+
+
+class Lazy(FilesCheckpointer):
+    """Reads the shards when somebody waits for the checkpoint."""
+
+    def save(self, request, shards, registry, document):
+        return Later(self, request, shards, registry, document)
+
+
+class Later(Done):
+    def __init__(self, checkpointer, request, shards, registry, document):
+        super().__init__(CheckpointId(request.step, document["attempt"]))
+        self.rest = checkpointer, request, shards, registry, document
+        self.done = False
+
+    def poll(self):
+        return self.done
+
+    def wait(self):
+        checkpointer, *rest = self.rest
+        FilesCheckpointer.save(checkpointer, *rest)
+        self.done = True
+
+
+class WholeTooSoon(FilesCheckpointer):
+    """Says that a checkpoint is whole when its arrays are staged and nothing is durable yet."""
+
+    def save(self, request, shards, registry, document):
+        staged = [replace(shard, local=shard.local.detach().clone()) for shard in shards]
+        return Staged(self, request, staged, registry, document)
+
+
+class Staged(Later):
+    whole = True
+
+
+class CommitsEarly(FilesCheckpointer):
+    """The checkpoint has its name before its boxes are written."""
+
+    def write_boxes(self, directory, rank, shards):
+        final = directory.with_name(directory.name[1:])
+        self.meet("early", 2 if rank or self.others() else 1, None)
+        if rank == 0:
+            directory.rename(final)
+            directory.symlink_to(final, target_is_directory=True)
+        self.meet("renamed", 2 if rank or self.others() else 1, None)
+        return super().write_boxes(final, rank, shards)
+
+    def others(self):
+        import os
+
+        return os.environ["WORLD_SIZE"] != "1"
+
+    def commit(self, final, document):
+        draft = final.with_name(f".{final.name}")
+        draft.unlink()
+        shutil.move(final, draft)
+        return super().commit(final, document)
+
+
+class Overwrites(FilesCheckpointer):
+    def save(self, request, shards, registry, document):
+        import os
+
+        if os.environ["RANK"] == "0":
+            shutil.rmtree(self.directory / str(CheckpointId(request.step, document["attempt"])), ignore_errors=True)
+        self.meet("cleared", registry.mesh.world, None)
+        return super().save(request, shards, registry, document)
+
+
+class Unchecked(FilesCheckpointer):
+    def fill(self, shard, box, kept, directory):
+        from gangline_testkit.toys import files
+
+        class Blind:
+            @staticmethod
+            def crc32(content):
+                return kept["checksum"]
+
+        real, files.zlib = files.zlib, Blind
+        try:
+            super().fill(shard, box, kept, directory)
+        finally:
+            files.zlib = real
+
+
+class Newest(FilesCheckpointer):
+    def latest(self):
+        return max(self.list(), default=None)
+
+
+class ForgetsDocument(FilesCheckpointer):
+    def document(self, id):
+        return {**super().document(id), "states": {}}
+
+
+class HidesFullDisk(FilesCheckpointer):
+    def write_boxes(self, directory, rank, shards):
+        super().write_boxes(directory, rank, shards)
+        return ""
+
+
+class KeepsDamageToItself(FilesCheckpointer):
+    """Only the rank that meets a damaged file says so."""
+
+    def load(self, id, shards, registry):
+        try:
+            self.fill_all(id, shards)
+        except FileNotFoundError as error:
+            raise BadCheckpoint("an array", None, str(error.filename)) from error
+
+
+class CountsUnreadable(FilesCheckpointer):
+    """Whole is what has a name."""
+
+    def lacks(self, id):
+        return ""
+
+
+class TrustsNames(FilesCheckpointer):
+    def is_of(self, document, id):
+        return True

@@ -1,0 +1,187 @@
+"""Model edits that are wrong in one way each. All are the toy `lanes` but for that."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
+
+from gangline.model.calls import AttentionCall
+from gangline.model.decoder_nodes import AttentionNode, FeedForwardNode
+from gangline.model.tree import nodes, replaced
+from gangline.plan import Cut, Init
+from gangline_testkit.toys.plugin import LanesNode, edit_lanes
+
+
+def edited(tree, plan, options):
+    """The plan's patterns say "lane" and "feed_forward" as the toy's do."""
+    return edit_lanes(tree, plan, options)
+
+
+def InPlace(tree, plan, options):
+    plan.facts["lanes"] = options.lanes
+    return edited(tree, plan, options)
+
+
+def ClaimsNothing(tree, plan, options):
+    tree, plan, _ = edited(tree, plan, options)
+    return tree, plan, []
+
+
+def NoInit(tree, plan, options):
+    tree, plan, claimed = edited(tree, plan, options)
+    inits = tuple(init for init in plan.inits if not init.pattern.endswith("feed_forward"))
+    return tree, replace(plan, inits=inits), claimed
+
+
+def DeadPattern(tree, plan, options):
+    tree, plan, claimed = edited(tree, plan, options)
+    return tree, plan.extended(cuts=(Cut("blocks.*.feed_forward.w_inn", 0, "lane"),)), claimed
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnLanesNode(LanesNode):
+    module: ClassVar[str] = "broken_modules:OwnLanesModule"
+
+
+def OwnLanes(tree, plan, options):
+    """The ranks of a fold never add up their lanes."""
+    tree, plan, claimed = edited(tree, plan, options)
+    for path in claimed:
+        node = dict(nodes(tree))[path]
+        own = OwnLanesNode(dim=node.dim, lanes=node.lanes, width=node.width, penalty=node.penalty)
+        tree = replaced(tree, path, own)
+    return tree, plan, claimed
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoastingNode(AttentionNode):
+    module: ClassVar[str] = "gangline.model.attention:Attention"
+
+    def seams(self):
+        return {"attention": AttentionCall(window=3)}
+
+
+def Boasts(tree, plan, options):
+    """Says of plain attention that it has a window."""
+    tree, plan, claimed = edited(tree, plan, options)
+    node = tree.blocks[0].attention
+    sizes = {name: getattr(node, name) for name in ("dim", "heads", "kv_heads", "head_dim", "q_norm", "k_norm")}
+    tree = replaced(tree, "blocks.0.attention", BoastingNode(**sizes))
+    return tree, plan, [*claimed, "blocks.0.attention"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapsAttentionNode(AttentionNode):
+    module: ClassVar[str] = "broken_modules:SwapsAttentionModule"
+
+
+def SwapsAttention(tree, plan, options):
+    """Puts a function of its own into the seam, and its node does not say what that computes."""
+    claimed = [path for path, node in nodes(tree) if isinstance(node, AttentionNode)]
+    for path in claimed:
+        node = dict(nodes(tree))[path]
+        tree = replaced(tree, path, SwapsAttentionNode(**{i.name: getattr(node, i.name) for i in fields(node)}))
+    return tree, plan, claimed
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTokensNode(FeedForwardNode):
+    module: ClassVar[str] = "broken_modules:OwnTokensModule"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigSizesNode(FeedForwardNode):
+    module: ClassVar[str] = "broken_modules:ConfigSizesModule"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UndeclaredPartialNode(FeedForwardNode):
+    module: ClassVar[str] = "broken_modules:UndeclaredPartialModule"
+
+    def shapes(self):
+        return {**super().shapes(), "gain": (1,)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemembersNode(FeedForwardNode):
+    module: ClassVar[str] = "broken_modules:RemembersModule"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShiftsNode(FeedForwardNode):
+    module: ClassVar[str] = "broken_modules:ShiftsModule"
+
+    def decodes(self):
+        return "tokenwise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRankNode(FeedForwardNode):
+    module: ClassVar[str] = "broken_modules:LowRankModule"
+
+    def shapes(self):
+        return {**super().shapes(), "a": (2, self.dim), "b": (self.dim, 2)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdleNode(UndeclaredPartialNode):
+    module: ClassVar[str] = "broken_modules:IdleModule"
+
+
+def _in_place_of_feed_forwards(tree, plan, cls):
+    claimed = [path for path, node in nodes(tree) if isinstance(node, FeedForwardNode)]
+    for path in claimed:
+        node = dict(nodes(tree))[path]
+        tree = replaced(tree, path, cls(**{item.name: getattr(node, item.name) for item in fields(node)}))
+    return tree, plan, claimed
+
+
+def OwnTokens(tree, plan, options):
+    """Divides by a norm over the sequence, of the tokens that the rank happens to have."""
+    return _in_place_of_feed_forwards(tree, plan, OwnTokensNode)
+
+
+def ConfigSizes(tree, plan, options):
+    """Its module takes its width from its node and not from the tensor in hand."""
+    return _in_place_of_feed_forwards(tree, plan, ConfigSizesNode)
+
+
+def UndeclaredPartial(tree, plan, options):
+    """A parameter that is whole is used on what tp has cut, and the plan does not say so."""
+    tree, plan, claimed = _in_place_of_feed_forwards(tree, plan, UndeclaredPartialNode)
+    return tree, plan.extended(inits=(Init("blocks.*.feed_forward.gain", "constant", 0.5),)), claimed
+
+
+def LowRank(tree, plan, options):
+    """Nothing is wrong with it: beside a layer two factors, of which one begins at zero."""
+    tree, plan, claimed = _in_place_of_feed_forwards(tree, plan, LowRankNode)
+    place = "blocks.*.feed_forward"
+    return tree, plan.extended(inits=(Init(f"{place}.a", "normal", 0.1), Init(f"{place}.b", "constant", 0.0))), claimed
+
+
+def Idle(tree, plan, options):
+    """A parameter that nothing is computed with."""
+    tree, plan, claimed = _in_place_of_feed_forwards(tree, plan, IdleNode)
+    return tree, plan.extended(inits=(Init("blocks.*.feed_forward.gain", "constant", 0.5),)), claimed
+
+
+def Remembers(tree, plan, options):
+    """A block reads what the one before it left in a global."""
+    return _in_place_of_feed_forwards(tree, plan, RemembersNode)
+
+
+def Shifts(tree, plan, options):
+    """Says that it looks at one token alone, and adds the one before."""
+    return _in_place_of_feed_forwards(tree, plan, ShiftsNode)
+
+
+def Dice(tree, plan, options):
+    """Another width each time."""
+    return edited(tree, plan, replace(options, width=random.randrange(4, 4000)))
+
+
+def Heavy(tree, plan, options):
+    import torch
+
+    return edited(tree, plan, replace(options, width=int(torch.tensor(8))))

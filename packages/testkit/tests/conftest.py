@@ -1,0 +1,20 @@
+"""The fixtures that the tests of the kit share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gangline_testkit import as_installed
+from gangline_testkit.fixtures import runs, strangers
+
+__all__ = ["runs", "strangers"]
+
+
+@pytest.fixture(scope="module")
+def broken_parts() -> Iterator[None]:
+    """Parts that are wrong in one way each, installed."""
+    with as_installed("gangline-broken", "broken_parts", path=Path(__file__).parent / "broken"):
+        yield

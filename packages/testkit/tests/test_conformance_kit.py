@@ -1,0 +1,125 @@
+"""The kit watches over itself: no silent override, claims checked both ways, and reasons that show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gangline.errors import UserError
+from gangline.plugin.registry import installed
+from gangline_testkit import ScheduleSuite, TrackerSuite, as_installed, waived
+from gangline_testkit.report import Result, run_file, suite_of
+
+HEAD = "from gangline_testkit import *\n"
+
+
+def suite(tmp_path: Path, text: str, *tests: str) -> Result:
+    """What becomes of an author's class."""
+    path = tmp_path / f"test_{tmp_path.name}.py"
+    path.write_text(HEAD + text)
+    (result,) = run_file(path, tests=[f"TestMine::{test}" for test in tests])
+    return result
+
+
+OVERRIDES = """
+class TestMine(ScheduleSuite):
+    choice = "schedule=cosine"
+
+    def test_pure(self):
+        pass
+"""
+DELETES = """
+class TestMine(ScheduleSuite):
+    choice = "schedule=cosine"
+    test_pure = None
+"""
+WAIVES = """
+class TestMine(ScheduleSuite):
+    choice = "schedule=cosine"
+    test_pure = waived("it follows the clock")
+"""
+
+
+@pytest.mark.parametrize("text", [OVERRIDES, DELETES], ids=["override", "delete"])
+def test_a_standard_test_cannot_be_left_out_in_silence(text: str, tmp_path: Path) -> None:
+    result = suite(tmp_path, text, "test_standard_tests_are_all_here")
+    assert "test_pure" in result.failed["test_standard_tests_are_all_here"]
+
+
+def test_a_waived_test_shows_its_reason(tmp_path: Path) -> None:
+    result = suite(tmp_path, WAIVES)
+    assert not result.failed
+    assert result.waived == ["test_pure: it follows the clock"]
+    assert not any(name.startswith("test_pure") for name in result.failed)
+
+
+def test_a_waiver_needs_a_reason() -> None:
+    with pytest.raises(ValueError, match="needs a reason"):
+        waived(" ")
+
+
+def test_the_watch_itself_cannot_be_overridden() -> None:
+    with pytest.raises(TypeError, match="watches over the other tests"):
+        type("TestMine", (ScheduleSuite,), {"test_standard_tests_are_all_here": waived("no"), "__module__": "mine"})
+
+
+def test_a_claim_that_nobody_knows_fails(tmp_path: Path) -> None:
+    text = 'class TestMine(TrackerSuite):\n    choice = "track=jsonl"\n    can = {"keeeps"}\n'
+    result = suite(tmp_path, text, "test_claims_are_known_words")
+    assert "no such claims: keeeps" in result.failed["test_claims_are_known_words"]
+
+
+RECORDED = """
+    def recorded(self, directory):
+        from gangline.record import read_records
+        return [(record["step"], record["loss"]) for record in read_records(directory / "metrics.jsonl")]
+"""
+
+
+@pytest.mark.parametrize(
+    ("can", "text", "failed", "could"),
+    [
+        ('{"keeps", "resumes"}', RECORDED, set(), []),
+        ("set()", RECORDED, set(), ["keeps", "resumes"]),
+        ("set()", "", set(), []),
+        ('{"keeps"}', "", {"test_every_record_is_kept"}, []),
+    ],
+    ids=["claimed and held", "held, not claimed", "neither", "claimed, not held"],
+)
+def test_claims_are_checked_both_ways(can: str, text: str, failed: set, could: list, tmp_path: Path) -> None:
+    own = f'class TestMine(TrackerSuite):\n    choice = "track=jsonl"\n    can = {can}\n{text}'
+    result = suite(tmp_path, own, "test_every_record_is_kept", "test_an_abandoned_branch_is_gone")
+    assert set(result.failed) == failed
+    assert sorted(result.could_claim) == could
+
+
+def test_an_unclaimed_capability_is_a_warning_not_a_skip() -> None:
+    mine = type("TestMine", (TrackerSuite,), {"choice": "track=jsonl"})()
+    mine.recorded = lambda directory: [(step, mine.losses[step]) for step in sorted(mine.losses)]
+    from gangline_testkit.health import healthy
+
+    mine.losses = {record.step: record.loss for record in healthy(20)}
+    mine.live = lambda *args, **kwargs: None
+    with pytest.warns(UserWarning, match='track=jsonl could claim "keeps"'):
+        mine.test_every_record_is_kept(Path())
+
+
+def test_as_installed_raises_what_the_import_raises(tmp_path: Path) -> None:
+    (tmp_path / "no_such_import.py").write_text("import surely_not_installed_anywhere\n")
+    with (
+        pytest.raises(ModuleNotFoundError, match="surely_not_installed_anywhere"),
+        as_installed("gangline-x", "no_such_import", path=tmp_path),
+    ):
+        pass
+
+
+def test_every_group_has_its_suite() -> None:
+    with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
+        found = installed()
+        suites = {group: suite_of(offer) for group in found.groups() for offer in found.offers(group).values()}
+    assert suites["lanes"] == "gangline_testkit:ModelEditSuite"
+    assert suites["model"] == "gangline_testkit:PartSuite"
+    assert suites["checkpoint"] == "gangline_testkit:CheckpointerSuite"
+    with pytest.raises(UserError):
+        type("Missing", (ScheduleSuite,), {"choice": "schedule=absent"})().offer  # noqa: B018

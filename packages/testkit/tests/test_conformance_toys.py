@@ -1,0 +1,75 @@
+"""The kit's toy parts pass the kit's suites."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gangline_testkit import (
+    CallbackSuite,
+    CheckpointerSuite,
+    DataSourceSuite,
+    HealthCheckSuite,
+    ModelEditSuite,
+    StrategySuite,
+    TrackerSuite,
+    as_installed,
+)
+from gangline_testkit.scenarios import Layout
+
+FEW = ("batch.global_size=4",)  # samples: one for each of four ranks, and four microbatches where there is one
+
+
+@pytest.fixture(scope="module", autouse=True)
+def toys():
+    with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
+        yield
+
+
+class TestRows(StrategySuite):
+    choice = "parallel=rows"
+    settings = FEW
+    layouts = (Layout(1), Layout(2), Layout(4))
+    can = {"exact", "exact tied"}
+
+
+class TestFiles(CheckpointerSuite):
+    choice = "checkpoint=files"
+    can = {"reshard", "atomic", "verify", "retention"}
+
+
+class TestNumbers(DataSourceSuite):
+    choice = "data=numbers"
+    can = {"epochs", "disjoint", "reads"}
+
+
+class TestPrevious(CallbackSuite):
+    choice = "callback=previous"
+    can = {"watches"}
+
+
+class TestNan(HealthCheckSuite):
+    choice = "health=nan"
+    can = {"not-finite"}
+
+
+class TestLanes(ModelEditSuite):
+    choice = "lanes=on"
+    settings = FEW
+    can = {"law"}
+
+
+class TestLanesOnAFold(ModelEditSuite):
+    choice = "lanes=on"
+    settings = (*FEW, "lanes.fold=2", "model.tied=true")
+    can = {"law"}
+
+
+class TestLines(TrackerSuite):
+    choice = "track=lines"
+    can = {"keeps", "resumes"}
+
+    def recorded(self, directory: Path) -> list[tuple[int, float]]:
+        lines = (directory / "lines.txt").read_text().splitlines()
+        return [(int(step), float(loss)) for step, loss in map(str.split, lines)]

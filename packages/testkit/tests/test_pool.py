@@ -1,0 +1,184 @@
+"""The pool of ranks: real processes, forked once, that survive good tests and are replaced after bad ones."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from gangline.errors import UserError
+from gangline.launch import forkserver
+from gangline.mesh import Mesh
+from gangline.plugin.registry import installed
+from gangline_testkit import rank
+from gangline_testkit.install import as_installed
+from gangline_testkit.pool import PoolBroken, pool
+
+
+@dataclass
+class Scale:
+    """A class of this very file, on its way into a rank."""
+
+    by: float
+
+
+def who() -> tuple[int, int, int, int]:
+    return rank.index, rank.world, os.getpid(), torch.get_num_threads()
+
+
+def summed(scale: Scale) -> torch.Tensor:
+    comm = rank.comms(Mesh.of({"dp_shard": rank.world})).axis("dp_shard")
+    return comm.all_reduce(torch.full((3,), float(rank.index + 1)) * scale.by)
+
+
+def along(axis: str) -> tuple[int, ...]:
+    return rank.comms(Mesh.of({"dp_replicate": 2, "dp_shard": 2})).axis(axis).ranks
+
+
+def one_raises(which: int) -> None:
+    if rank.index == which:
+        raise UserError("the corpus is empty.", "Give data.path")
+    summed(Scale(1.0))  # the others wait for it
+
+
+def one_hangs(which: int) -> None:
+    if rank.index == which:
+        time.sleep(60)
+
+
+def one_dies(which: int) -> None:
+    if rank.index == which:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+class Stubborn(Exception):
+    """An exception that pickle cannot bring back: its signature is its own."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+
+
+def raises_stubborn() -> None:
+    raise Stubborn(code=7)
+
+
+def has_dynamo() -> bool:
+    return "torch._dynamo" in sys.modules
+
+
+def test_ranks_find_loaded_what_they_need_whoever_has_started_a_server_before(monkeypatch) -> None:
+    monkeypatch.setattr(forkserver, "PRELOAD", forkserver.PRELOAD[:1])
+    forkserver.warm()
+    assert pool(1).run(has_dynamo) == [True]
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_ranks_know_who_they_are_and_run_one_thread(world: int) -> None:
+    answers = pool(world).run(who)
+    assert [(index, of, threads) for index, of, _, threads in answers] == [(i, world, 1) for i in range(world)]
+    assert len({pid for _, _, pid, _ in answers} | {os.getpid()}) == world + 1
+
+
+def test_ranks_are_kept() -> None:
+    first = [pid for _, _, pid, _ in pool(2).run(who)]
+    assert [pid for _, _, pid, _ in pool(2).run(who)] == first == pool(2).pids
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_a_collective_with_a_class_of_the_test_file(world: int) -> None:
+    for answer in pool(world).run(summed, Scale(2.0)):
+        assert answer.tolist() == [world * (world + 1.0)] * 3
+
+
+def test_groups_of_a_mesh() -> None:
+    assert pool(4).run(along, "dp_shard") == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    assert pool(4).run(along, "dp_replicate") == [(0, 2), (1, 3), (0, 2), (1, 3)]
+
+
+def test_the_first_failure_is_raised_with_its_rank_and_the_pool_is_replaced() -> None:
+    used = pool(2)
+    with pytest.raises(UserError, match="the corpus is empty") as caught:
+        used.run(one_raises, 1)
+    (note,) = caught.value.__notes__
+    assert note.startswith("on rank 1 of 2:")
+    assert "in one_raises" in note
+    assert used.broken
+    assert pool(2) is not used
+    assert pool(2).run(summed, Scale(1.0))[0].tolist() == [3.0] * 3
+
+
+def test_an_exception_that_cannot_travel_is_named() -> None:
+    with pytest.raises(RuntimeError, match="Stubborn: code 7"):
+        pool(1).run(raises_stubborn)
+
+
+def test_a_rank_that_hangs_breaks_the_pool() -> None:
+    pids = pool(2).pids
+    pool(2).run(who)  # they are there, and rank 0 has nothing to load any more
+    with pytest.raises(PoolBroken, match=r"no answer in 10 s from ranks 1 of 2"):
+        pool(2).run(one_hangs, 1, timeout=10.0)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_rank_that_dies_breaks_the_pool_at_once() -> None:
+    pool(2).run(who)
+    with pytest.raises(PoolBroken, match="these died: 0"):  # after the time that it has they would be said to be silent
+        pool(2).run(one_dies, 0)
+
+
+def test_a_rank_that_died_between_two_uses_is_replaced() -> None:
+    used = pool(2)
+    os.kill(used.pids[0], signal.SIGKILL)
+    used._processes[0].join()
+    assert [index for index, *_ in pool(2).run(who)] == [0, 1]
+
+
+def test_what_no_rank_could_find_is_refused_here() -> None:
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pool(2).run(lambda: 1)
+    assert not pool(2).broken
+
+
+def test_no_rank_outlives_the_process_that_asked(tmp_path) -> None:
+    script = tmp_path / "asks.py"
+    script.write_text(
+        textwrap.dedent("""
+        import os, signal
+        from gangline_testkit.pool import pool
+
+        if __name__ == "__main__":
+            print(*pool(2).pids, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        """)
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 60
+    while alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.05)
+
+
+def has_toys() -> bool:
+    return "rows" in installed().offers("parallel")
+
+
+def test_a_rank_knows_what_is_installed_meanwhile() -> None:
+    """A pool is forked once, and plugins are made to look installed, and taken away, while it lives."""
+    before = pool(1).run(has_toys)
+    with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
+        assert pool(1).run(has_toys) == [True]
+    assert pool(1).run(has_toys) == before == [False]

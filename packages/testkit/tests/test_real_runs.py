@@ -1,0 +1,84 @@
+"""What `gangline_testkit` has for tests with real runs says what went wrong, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gangline_testkit import RealRuns
+from gangline_testkit.processes import children, kill, living, wait_until_none_lives
+
+SLEEPER = "import subprocess, sys; subprocess.Popen(['sleep', '1000']); print(flush=True); sys.stdin.read()"
+
+
+def test_another_exit_code_fails_with_what_was_printed(runs):
+    with pytest.raises(AssertionError, match=r"exit code 2, wanted 0:\n.*there is no option no\.such"):
+        runs.train("no.such=1")
+    assert "no.such" in runs.refused("no.such=1")
+
+
+def test_a_run_that_ends_before_its_step_is_not_waited_for(runs):
+    with pytest.raises(AssertionError, match=r"ended early:\n.*there is no option no\.such"):
+        runs.wait_for_step(runs.fork("no.such=1", "run.dir=out"), "out", 1)
+
+
+def test_second_use_of_a_directory_is_explained(runs):
+    with pytest.raises(ValueError, match=r"RealRuns\(.*\) was made before"):
+        RealRuns(runs.directory)
+
+
+def test_an_agent_of_the_tests_is_not_the_agent_of_a_run(runs, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    runs.environment["HERE"] = "1"
+    runs.train("--help", prefix=["sh", "-c", 'env > seen; "$@"', "sh"], THERE="2")
+    seen = (runs.directory / "seen").read_text().splitlines()
+    assert {"HERE=1", "THERE=2", "OMP_NUM_THREADS=1"} < set(seen)
+    assert not [line for line in seen if line.startswith(("WORLD_SIZE", "TORCHELASTIC"))]
+
+
+def test_settings_are_for_new_runs(runs):
+    """Those of a run that goes on are its own: saying others would be a mistake."""
+    assert "dim: 32" in runs.train("--cfg", "job")
+    assert "there is no run directory" in runs.refused("resume=absent")
+
+
+@pytest.fixture
+def sleeper():
+    """A process that has started another, in a session of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    process.stdout.readline()
+    yield process
+    kill(process)
+
+
+def test_who_lives_and_who_started_whom(sleeper):
+    while not all(command for command in children(sleeper.pid).values()):
+        time.sleep(0.01)  # forked, and not yet what it is to be
+    ((child, command),) = children(sleeper.pid).items()
+    assert command.split() == ["sleep", "1000"]
+    found = living(sleeper.pid)
+    assert set(found) == {sleeper.pid, child}
+    assert found[child].parent == sleeper.pid
+    assert found[sleeper.pid].parent == os.getpid()
+    with pytest.raises(AssertionError, match=r"still alive after 0 s: .*sleep 1000"):
+        wait_until_none_lives(sleeper.pid, 0)
+    kill(sleeper)
+    wait_until_none_lives(sleeper.pid)
+
+
+def test_what_still_runs_ends_with_the_block(tmp_path):
+    with RealRuns(tmp_path) as runs:
+        started = runs.start("run.dir=out", "run.steps=100000")
+    assert started.returncode is not None
+    wait_until_none_lives(started.pid)
