@@ -79,8 +79,8 @@ if "UV_FIND_LINKS" not in os.environ and (links := pip_find_links()):
 
 
 def editable(*names: str) -> list[str]:
-    """Install arguments for packages of this tree, with what their tests need."""
-    return [word for name in names for word in ("-e", f"packages/{name}")]
+    """Install arguments for packages of this tree, and for basics, without which nothing trains."""
+    return [word for name in dict.fromkeys((*names, "basics")) for word in ("-e", f"packages/{name}")]
 
 
 def install(session: nox.Session, *arguments: str) -> None:
@@ -145,7 +145,7 @@ def docs(session: nox.Session) -> None:
 def tests(session: nox.Session, package: str) -> None:
     """One package's own tests; a plugin's with no other plugin beside it, and first without what tests need."""
     one_thread(session)
-    both = list(dict.fromkeys(["core", package]))
+    both = list(dict.fromkeys(["core", "basics", package]))
     if package != "core" and not session.posargs:
         install(session, "--exact", *(f"-epackages/{name}" for name in both))
         session.run("gangline", "plugins")
@@ -189,7 +189,6 @@ TORCH_FREE = [
     "compose",
     "mesh",
     "plugins",
-    "schedule",
     "serial",
     "shard",
 ]
@@ -211,7 +210,8 @@ def torch_free(session: nox.Session) -> None:
     """The tests of what needs no torch, where there is none."""
     install(session, "numpy", "hydra-core", "pluggy", "rich", "pytest", "hypothesis")
     install(session, "--no-deps", *editable("core", "testkit"))
-    session.run(*PYTEST, *(f"packages/core/tests/test_{name}.py" for name in TORCH_FREE), *session.posargs)
+    files = [f"packages/core/tests/test_{name}.py" for name in TORCH_FREE]
+    session.run(*PYTEST, *files, "packages/basics/tests/test_schedule.py", *session.posargs)
 
 
 @nox.session(python=["3.12", "3.13"], allow_parallel=True)

@@ -14,8 +14,8 @@ from gangline.data.sample_reader import KeptMemory, stacked
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.model.init import initialise
-from gangline.optimizer.config import Adamw
 from gangline.shard import Shard
+from gangline_basics.optimizer.config import Adamw
 
 
 class BareLoop:

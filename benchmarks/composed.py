@@ -48,8 +48,8 @@ from gangline.model.decoder import Decoder
 from gangline.model.init import initialise, whole_model
 from gangline.model.linear import Linear
 from gangline.plugin.registry import build
-from gangline.precision.plain import Plain
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.precision.plain import Plain
 from gangline_testkit import rank
 from gangline_testkit.pool import close_all, pool
 

@@ -22,9 +22,9 @@ from bare_loop import BareLoop
 from gangline.config.defaults import default_run
 from gangline.config.schema import Run
 from gangline.data.reader import ReadPlace
-from gangline.data.text import TextSource
 from gangline.plugin.registry import build
 from gangline.train.batches import Batches
+from gangline_basics.data.text import TextSource
 
 
 def cpu_seconds(call: Callable[[], object]) -> float:
@@ -37,7 +37,7 @@ def vocabulary(size: int = 1024) -> str:
     """A tokenizer.json, trained on a part of the standard library."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    from gangline.data.corpus import listing
+    from gangline_basics.data.corpus import listing
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -31,10 +31,10 @@ from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise, whole_model
-from gangline.parallel.config import Ddp
 from gangline.plugin.registry import build
-from gangline.precision.plain import Plain
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.parallel.config import Ddp
+from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_testkit import rank
 from gangline_testkit.pool import close_all, pool

@@ -26,8 +26,8 @@ from gangline.model.columns import lay_out_by_columns
 from gangline.model.compose import compose_model
 from gangline.model.init import shards_of
 from gangline.sampling.options import Sampling
-from gangline.sampling.sampler import generate
 from gangline.train.build import draw_weights
+from gangline_basics.sampling.sampler import generate
 
 SIZES = {  # of Qwen2: layers, width, heads, key heads, feed-forward, vocabulary
     "tiny": (4, 128, 4, 2, 384, 1024),

@@ -19,7 +19,7 @@ from gangline.model.attention import plain
 from gangline.model.calls import AttentionCall
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
-from gangline.optimizer.muon import orthogonalise
+from gangline_basics.optimizer.muon import orthogonalise
 from gangline_moe.products import PlainProducts
 from gangline_parallel_megatron_style.context import blocks
 from gangline_parallel_megatron_style.precision.fp8 import RECIPES, Fp8Precision

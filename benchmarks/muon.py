@@ -27,14 +27,14 @@ from gangline.model.build import construct
 from gangline.model.compose import compose_model
 from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise
-from gangline.optimizer.config import Muon
-from gangline.optimizer.muon import MuonOptimizer, build as build_muon
-from gangline.parallel.config import Ddp
 from gangline.parallel.owners import MatrixId
 from gangline.plugin.registry import build
-from gangline.precision.plain import Plain
 from gangline.runtime import Runtime
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.optimizer.config import Muon
+from gangline_basics.optimizer.muon import MuonOptimizer, build as build_muon
+from gangline_basics.parallel.config import Ddp
+from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_testkit import rank
 from gangline_testkit.pool import close_all, pool

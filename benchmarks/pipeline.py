@@ -23,8 +23,8 @@ from gangline import forward_context
 from gangline.mesh import Mesh
 from gangline.model.decoder_nodes import LinearNode
 from gangline.model.linear import Linear
-from gangline.precision.plain import Plain
 from gangline.weight_grads import defer
+from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.executor import Executor
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages

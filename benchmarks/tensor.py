@@ -35,7 +35,7 @@ from gangline.model.init import whole_model
 from gangline.model.linear import Embedding, Linear
 from gangline.model.plan import plan_decoder
 from gangline.model.seams import calls
-from gangline.precision.plain import Plain
+from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_testkit import rank
 from gangline_testkit.pool import close_all, pool

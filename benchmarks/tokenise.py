@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gangline.data.codec import TokenizerCodec
+from gangline_basics.data.codec import TokenizerCodec
 from gangline_dataloader.commands import tokenizer as trainer
 from gangline_dataloader.prepare.fast_bpe import FastBpe, fast
 from gangline_dataloader.prepare.inputs import listing

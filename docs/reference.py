@@ -1,27 +1,35 @@
-"""Write docs/hooks.md and docs/options.md from the code: docstrings, parts, and the comments behind their options.
+"""Write what is made from the code: docs/hooks.md and docs/options.md of docstrings, parts, and the comments behind
+their options, and core's catalogue of what every package offers.
 
 python docs/reference.py
 """
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
+import reference_catalogue
 import reference_hooks
 import reference_options
 
+from gangline.plugin.catalogue import DATA
+
 DOCS = Path(__file__).parent
+ROOT = DOCS.parent
 COMMAND = "python docs/reference.py"
 NOTE = f"<!-- written by  {COMMAND}  from the code: change it there -->\n\n"
 
 
-def pages() -> dict[str, str]:
-    """File name -> what it has to hold."""
+def pages() -> dict[Path, str]:
+    """File -> what it has to hold."""
     written = {"hooks.md": reference_hooks.page(), "options.md": reference_options.page()}
-    return {name: NOTE + text.strip() + "\n" for name, text in written.items()}
+    ours = {tomllib.loads(path.read_text())["project"]["name"] for path in ROOT.glob("packages/*/pyproject.toml")}
+    made = {DOCS / name: NOTE + text.strip() + "\n" for name, text in written.items()}
+    return {**made, DATA: reference_catalogue.catalogue(ours)}
 
 
 if __name__ == "__main__":
-    for name, text in pages().items():
-        (DOCS / name).write_text(text)
-        print(f"docs/{name}")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(ROOT))

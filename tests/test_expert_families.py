@@ -17,7 +17,7 @@ from gangline.model.compose import compose_model
 from gangline.model.flops import parameter_count
 from gangline.model.seams import recomputed
 from gangline.sampling.options import Sampling
-from gangline.sampling.sampler import generate
+from gangline_basics.sampling.sampler import generate
 
 
 class TestFamilies(FamilySuite):

@@ -12,12 +12,12 @@ import pytest
 from gangline.config.compose import compose_one
 from gangline.config.defaults import default_run
 from gangline.config.recipes import read_recipe
-from gangline.data.config import TextConfig
 from gangline.errors import UserError
 from gangline.record import read_records
 from gangline.run.directory import RunDirectory
 from gangline.run.events import read_events
 from gangline.run.listing import summary
+from gangline_basics.data.config import TextConfig
 from gangline_health.live.status import RunFollower
 
 

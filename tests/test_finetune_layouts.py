@@ -199,7 +199,7 @@ def test_checkpoints_without_the_base_go_from_layout_to_layout(runs):
     from safetensors.torch import load_file
 
     from gangline.cli.main import main
-    from gangline.sampling.sampler import sample
+    from gangline_basics.sampling.sampler import sample
 
     here = runs.directory
     for name in ("all", "alone"):
@@ -269,7 +269,7 @@ def test_from_a_directory_of_others_to_one_that_transformers_writes_with(tmp_pat
 
     from gangline.cli.main import main
     from gangline.interop.commands import words_for
-    from gangline.sampling.sampler import sample
+    from gangline_basics.sampling.sampler import sample
 
     base = tmp_path / "base"
     torch.manual_seed(0)

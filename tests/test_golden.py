@@ -52,7 +52,7 @@ def test_a_recipe_fits_on_a_screen_and_says_first_what_it_is(path):
 
 
 def test_what_the_pages_tell_a_newcomer_to_start_ships_in_the_wheel():
-    import gangline
+    import gangline_basics
 
-    shipped = {path.stem for path in (Path(gangline.__file__).parent / "conf" / "recipe").glob("*.yaml")}
+    shipped = {path.stem for path in (Path(gangline_basics.__file__).parent / "conf" / "recipe").glob("*.yaml")}
     assert {"tiny", "quick"} <= shipped

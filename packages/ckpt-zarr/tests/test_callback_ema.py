@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gangline.sampling.sampler import sample
+from gangline_basics.sampling.sampler import sample
 from gangline_testkit.sessions import session, trained, trained_on
 
 EMA = ("callback=ema", "callback.ema.decays=[0.5,0.9]", "checkpoint=zarr", "run.deterministic=true")

@@ -13,10 +13,10 @@ SCRIPT = """
 import sys
 from gangline import api
 from gangline.config.defaults import default_run
-from gangline.data.config import TextConfig
+from gangline_basics.data.config import TextConfig
 from gangline.errors import UserError
 from gangline.model.config import DecoderConfig
-from gangline.optimizer.config import Adamw
+from gangline_basics.optimizer.config import Adamw
 
 def run(**given):
     model = DecoderConfig(dim=32, layers=1, heads=2, hidden=32)

@@ -18,7 +18,7 @@ from gangline.model.init import whole_model
 from gangline.model.seams import recomputed
 from gangline.model.tree import nodes, replaced
 from gangline.sampling.options import Sampling
-from gangline.sampling.sampler import generate
+from gangline_basics.sampling.sampler import generate
 
 SHAPE = {"dim": 24, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "hidden": 40, "init_std": 0.5}
 

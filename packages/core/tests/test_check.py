@@ -14,8 +14,8 @@ from gangline.config.sections import SECTIONS
 from gangline.config.values import Misfit, typed
 from gangline.errors import Problem, UserError
 from gangline.launch.config import LocalLaunch
-from gangline.parallel.config import Ddp
 from gangline.plugin.registry import installed
+from gangline_basics.parallel.config import Ddp
 
 pytestmark = pytest.mark.usefixtures("core_alone")
 

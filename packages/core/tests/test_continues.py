@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.data.text import TextSource
 from gangline.errors import UserError
 from gangline.record import read_records
+from gangline_basics.data.text import TextSource
 from gangline_testkit.sessions import lines, session, trained
 
 SIZE = 4

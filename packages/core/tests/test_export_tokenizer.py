@@ -7,10 +7,10 @@ import shutil
 
 import pytest
 
-from gangline.data.chat import template_of
 from gangline.errors import UserError
 from gangline.interop.commands import export_run
 from gangline.interop.tokenizer_files import tokenizer_files
+from gangline_basics.data.chat import template_of
 from gangline_testkit.sessions import trained
 
 

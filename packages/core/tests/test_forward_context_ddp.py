@@ -17,12 +17,12 @@ from gangline.model.build import materialise
 from gangline.model.decoder_nodes import LinearNode
 from gangline.model.init import shards_of
 from gangline.model.linear import Linear
-from gangline.parallel.config import Ddp, Single
-from gangline.parallel.ddp import build as build_ddp
-from gangline.parallel.single import build as build_single
 from gangline.plan import Cut, Fold, Init, Plan
-from gangline.precision.plain import Plain
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.parallel.config import Ddp, Single
+from gangline_basics.parallel.ddp import build as build_ddp
+from gangline_basics.parallel.single import build as build_single
+from gangline_basics.precision.plain import Plain
 from gangline_testkit import rank
 from gangline_testkit.pool import pool
 

@@ -82,20 +82,20 @@ def test_what_the_server_preloads_can_be_imported_and_is_no_more_than_every_run_
     done = subprocess.run([sys.executable, "-c", code, *forkserver.PRELOAD], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     loaded = done.stdout.split()
-    assert "gangline.parallel.ddp" in loaded
+    assert "gangline_basics.parallel.ddp" in loaded
     assert "torch._dynamo" not in loaded
     assert "hydra" not in loaded
 
 
 def test_a_run_that_is_known_loads_its_own_parts_alone():
     """torch.distributed.checkpoint is a third of what there is to load, for whoever saves."""
-    off, torch_dcp = "gangline.checkpoint.off", "gangline.checkpoint.torch_dcp"
+    off, torch_dcp = "gangline_basics.checkpoint.off", "gangline_basics.checkpoint.torch_dcp"
     found = forkserver.of_run(default_run(checkpoint="off"))
     assert off in found
     assert torch_dcp not in found
     assert torch_dcp in forkserver.of_run(default_run(checkpoint="torch"))
     names = [name for name in forkserver.PRELOAD[1:] if name not in forkserver.OF_SOME_PARTS]
-    code = f"import sys, {', '.join([*names, off, 'gangline.parallel.ddp'])}; print(*sys.modules)"
+    code = f"import sys, {', '.join([*names, off, 'gangline_basics.parallel.ddp'])}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "torch.distributed.checkpoint" not in done.stdout.split()

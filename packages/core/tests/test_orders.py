@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import pytest
 
 from gangline import pulse
-from gangline.checkpoint.torch_dcp import DcpCheckpointer
 from gangline.errors import BadCheckpoint, UserError
 from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
 from gangline.launch.failures import RestartWanted
@@ -20,6 +19,7 @@ from gangline.run import attempts, events
 from gangline.run.attempts import Attempt
 from gangline.train.callbacks import attach
 from gangline.train.rank import train
+from gangline_basics.checkpoint.torch_dcp import DcpCheckpointer
 from gangline_testkit.pool import pool
 from gangline_testkit.processes import kill
 from gangline_testkit.sessions import session

@@ -14,7 +14,7 @@ from gangline.model.config import Tiny
 from gangline.model.init import whole_model
 from gangline.model.packed import available, packed
 from gangline.sampling.options import Sampling
-from gangline.sampling.sampler import WORTH_PACKING, generate
+from gangline_basics.sampling.sampler import WORTH_PACKING, generate
 
 SHAPE = {"dim": 24, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "hidden": 40, "init_std": 0.5}
 

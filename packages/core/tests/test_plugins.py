@@ -230,7 +230,7 @@ BREACHES = {
         "checkpoint=a and checkpoint=b share the class Config",
     ),
     "a class of core's own": (
-        "from gangline.checkpoint.config import TorchCheckpoint\n@hookimpl\ndef gangline_checkpointers():\n"
+        "from gangline_basics.checkpoint.config import TorchCheckpoint\n@hookimpl\ndef gangline_checkpointers():\n"
         "    yield Part(name='a', config=TorchCheckpoint, build='m:b', summary='s')",
         "checkpoint=torch and checkpoint=a share the class TorchCheckpoint",
     ),
@@ -350,8 +350,8 @@ def test_off_is_a_choice_of_every_group_beside_cores():
 
 
 def test_build_calls_the_parts_function_with_its_configuration_first():
-    from gangline.checkpoint.config import Off
     from gangline.config.defaults import default_run
+    from gangline_basics.checkpoint.config import Off
 
     run = default_run(checkpoint="off", run={"dir": "somewhere"})
     assert build(Off(), run, None).run_dir == "somewhere"

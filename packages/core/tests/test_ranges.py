@@ -30,11 +30,11 @@ from gangline.config.ranges import (
 from gangline.errors import UserError
 from gangline.launch.config import LocalLaunch
 from gangline.model.config import DecoderConfig
-from gangline.optimizer.config import Adamw, Muon
-from gangline.parallel.config import Ddp, Single
-from gangline.precision.config import Fp16
-from gangline.schedule.config import Cosine, Wsd
-from gangline.track.config import Console
+from gangline_basics.optimizer.config import Adamw, Muon
+from gangline_basics.parallel.config import Ddp, Single
+from gangline_basics.precision.config import Fp16
+from gangline_basics.schedule.config import Cosine, Wsd
+from gangline_basics.track.config import Console
 
 ONE_SIDED = Annotated[float, MoreThan(1), OrInfinite()]
 

@@ -21,7 +21,7 @@ from gangline.run.ending import read_ending
 from gangline.run.events import Events, read_events
 from gangline.run_files import refuse_planted
 from gangline.track.base import Start
-from gangline.track.jsonl import JsonLinesTracker
+from gangline_basics.track.jsonl import JsonLinesTracker
 
 SOMEBODY, OTHER = 61001, 61002
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="files of other users are made by root alone")

@@ -19,8 +19,8 @@ from gangline.config.sections import SECTIONS
 from gangline.config.serial import fill, from_dict, to_dict
 from gangline.config.values import Misfit, describe, plain, typed
 from gangline.errors import UserError
-from gangline.optimizer.config import Adamw
 from gangline.plugin.registry import installed
+from gangline_basics.optimizer.config import Adamw
 
 pytestmark = pytest.mark.usefixtures("core_alone")
 

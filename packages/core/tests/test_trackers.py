@@ -21,10 +21,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from gangline.record import StepRecord, read_records
 from gangline.track.base import Start, Tracker
-from gangline.track.console import ConsoleTracker, duration, quantity
-from gangline.track.jsonl import JsonLinesTracker
-from gangline.track.tensorboard import TensorBoardTracker
 from gangline.train.report import Reporter
+from gangline_basics.track.console import ConsoleTracker, duration, quantity
+from gangline_basics.track.jsonl import JsonLinesTracker
+from gangline_basics.track.tensorboard import TensorBoardTracker
 
 
 def record(step: int, attempt: int = 1, **more) -> StepRecord:
@@ -246,7 +246,7 @@ def test_tensorboard_takes_numbers_that_are_none(tmp_path):
 
 
 def test_writing_curves_asks_neither_torch_nor_tensorflow():
-    code = "import sys, gangline.track.tensorboard; sys.exit(bool({'torch', 'tensorflow'} & set(sys.modules)))"
+    code = "import sys, gangline_basics.track.tensorboard; sys.exit(bool({'torch', 'tensorflow'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -12,8 +12,8 @@ from gangline.config.check import check
 from gangline.config.paths import rooted
 from gangline.config.serial import from_dict, to_dict
 from gangline.config.validation import validation_sets
-from gangline.data.corpus import listing, split
 from gangline.errors import UserError
+from gangline_basics.data.corpus import listing, split
 from gangline_testkit.runs import small_run
 
 

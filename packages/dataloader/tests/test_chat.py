@@ -12,11 +12,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from gangline.config.check import problems
-from gangline.data.chat import template_of
-from gangline.data.chat_tokens import LEARNT_RULE
-from gangline.data.codec import TokenizerCodec
 from gangline.errors import UserError
-from gangline.sampling.sampler import Sampler
+from gangline_basics.data.chat import template_of
+from gangline_basics.data.chat_tokens import LEARNT_RULE
+from gangline_basics.data.codec import TokenizerCodec
+from gangline_basics.sampling.sampler import Sampler
 from gangline_dataloader import commands
 from gangline_dataloader.prepare.documents import TextDocument
 from gangline_dataloader.prepare.encode import DocumentEncoder, EncodedDocument

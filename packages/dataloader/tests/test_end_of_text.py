@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from gangline.data.codec import open_codec
-from gangline.data.config import TextConfig
 from gangline.errors import UserError
+from gangline_basics.data.codec import open_codec
+from gangline_basics.data.config import TextConfig
 from gangline_dataloader import commands
 from gangline_dataloader.store.fields import with_checksum
 from gangline_dataloader.store.manifest import read

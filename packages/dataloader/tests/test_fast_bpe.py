@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from gangline.data.codec import TokenizerCodec
 from gangline.errors import UserError
+from gangline_basics.data.codec import TokenizerCodec
 from gangline_dataloader.commands import tokenizer as train_one
 from gangline_dataloader.prepare import fast_bpe
 from gangline_dataloader.prepare.inputs import listing

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.data.corpus import listing as of_train
 from gangline.errors import UserError
+from gangline_basics.data.corpus import listing as of_train
 from gangline_dataloader.prepare.inputs import listing as of_prepare
 
 LISTINGS = {"train": lambda path: of_train(str(path)), "prepare": lambda path: of_prepare([str(path)])}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gangline.data import text
+from gangline_basics.data import text
 from gangline_dataloader.sources import build
 from gangline_testkit.runs import small_run
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gangline.data.corpus import FilePart, TextFile
 from gangline.errors import UserError
+from gangline_basics.data.corpus import FilePart, TextFile
 from gangline_dataloader import commands
 from gangline_dataloader.prepare import run
 from gangline_dataloader.prepare.clean import cleaned

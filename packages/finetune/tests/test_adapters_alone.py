@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from small_models import SHORT, llama, logits, opened
 
 from gangline.cli.main import main
-from gangline.sampling.sampler import sample
+from gangline_basics.sampling.sampler import sample
 from gangline_testkit import RealRuns
 
 SETTINGS = (*SHORT, "run.steps=2", "lora=on", "lora.rank=4", "checkpoint.every=2")

@@ -188,7 +188,7 @@ def test_a_tokenizer_without_a_template_or_of_another_model_is_refused(tmp_path,
 
 def test_a_run_is_asked_by_its_own_tokenizer_and_template(tmp_path, words):
     """Without `data.tokenizer` that is the one beside the weights."""
-    from gangline.sampling.text import codec_of, ends_of
+    from gangline_basics.sampling.text import codec_of, ends_of
 
     llama(tmp_path / "model")
     mine = tmp_path / "mine.jinja"

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from gangline import UserError
 from gangline.cli.main import main
-from gangline.data.codec import TokenizerCodec
+from gangline_basics.data.codec import TokenizerCodec
 from gangline_finetune.evaluate.text_model import TextModel
 from gangline_testkit import RealRuns, warm
 from gangline_testkit.real_runs import TRAIN, own_environment

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from gangline import UserError
-from gangline.checkpoint.torch_dcp import DcpCheckpointer
 from gangline.comm.base import Comm
 from gangline.config.check import check
 from gangline.launch.failures import RestartWanted
@@ -20,6 +19,7 @@ from gangline.run import attempts
 from gangline.run.events import read_events
 from gangline.shard import Shard
 from gangline.train.rank import train
+from gangline_basics.checkpoint.torch_dcp import DcpCheckpointer
 from gangline_health.config import CorruptionOptions
 from gangline_health.monitors.bits import array_sums, fingerprint, weights, words
 from gangline_health.monitors.corruption import CorruptionMonitor, odd_ones

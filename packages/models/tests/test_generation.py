@@ -11,7 +11,7 @@ from gangline.model.compose import compose_model
 from gangline.model.linear import Linear
 from gangline.model.seams import recomputed
 from gangline.sampling.options import Sampling
-from gangline.sampling.sampler import generate
+from gangline_basics.sampling.sampler import generate
 from gangline_models.modules.latent import LatentUp
 
 START = 9

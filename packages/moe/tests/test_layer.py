@@ -17,8 +17,8 @@ from gangline.model.decoder_nodes import FeedForwardNode, LinearNode
 from gangline.model.gating import Gating
 from gangline.parallel.prepare import set_products
 from gangline.plan import Plan
-from gangline.precision.plain import Plain
 from gangline.weight_grads import deferring
+from gangline_basics.precision.plain import Plain
 from gangline_moe.config import MoeOptions
 from gangline_moe.edit import layer_node
 from gangline_moe.products import PlainProducts, PrecisionProducts, products_of

@@ -11,8 +11,8 @@ from gangline.model.compose import compose_model
 from gangline.model.init import shards_of, whole_model
 from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
-from gangline.sampling.sampler import load_model
 from gangline.shard import Shard
+from gangline_basics.sampling.sampler import load_model
 from gangline_moe.upcycle import upcycle
 from gangline_testkit import RealRuns
 from gangline_testkit.inputs import whole_sequences

@@ -14,9 +14,9 @@ from gangline.comm.wrap import Wrapped, WrappedComms
 from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
 from gangline.model.config import DecoderConfig
-from gangline.optimizer.adamw import build as build_adamw
-from gangline.optimizer.config import Adamw
-from gangline.precision.plain import Plain
+from gangline_basics.optimizer.adamw import build as build_adamw
+from gangline_basics.optimizer.config import Adamw
+from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.data_parallel.compressed_comm import Compressed, Switch
 from gangline_parallel_megatron_style.data_parallel.grad_codec import CODECS

@@ -16,8 +16,8 @@ from gangline.model.linear import Linear
 from gangline.model.plan import plan_decoder
 from gangline.model.seams import calls
 from gangline.plan import Plan
-from gangline.precision.plain import Plain
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_testkit import rank
 

@@ -16,7 +16,7 @@ from gangline.model.calls import AttentionCall, LossCall
 from gangline.model.loss import CrossEntropy
 from gangline.model.seams import calls
 from gangline.parallel.prepare import set_products
-from gangline.precision.plain import Plain
+from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.commands import main
 from gangline_parallel_megatron_style.context.apply import Method, set_attention
 from gangline_parallel_megatron_style.context.ring import RingAttention

@@ -11,7 +11,7 @@ from runtimes import runtime_of
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
-from gangline.precision.plain import Plain
+from gangline_basics.precision.plain import Plain
 from gangline_testkit.compare import all_close, assemble
 from gangline_testkit.inputs import share
 from gangline_testkit.pool import pool

@@ -16,7 +16,7 @@ from gangline.explain.timeline import ActionTimes
 from gangline.mesh import Mesh
 from gangline.model.decoder_nodes import LinearNode
 from gangline.model.linear import Linear
-from gangline.precision.plain import Plain
+from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.executor import AHEAD, Executor
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages

@@ -19,7 +19,7 @@ from gangline.model.decoder_nodes import LinearNode
 from gangline.model.linear import Linear
 from gangline.model.loss import CrossEntropy
 from gangline.plan import Cut, Plan
-from gangline.precision.plain import Plain
+from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_out
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_parallel_megatron_style.tensor.embedding import Lookup

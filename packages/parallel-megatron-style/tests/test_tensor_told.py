@@ -9,7 +9,7 @@ from torch import nn
 from gangline.comm.solo import Solo
 from gangline.parallel.prepare import set_products
 from gangline.plan import Plan
-from gangline.precision.plain import Plain
+from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 
 PLAN = Plan("embed", "blocks", "head", 1)

@@ -13,7 +13,7 @@ from tensor_ranks import LENGTH, ROWS, Case, batch_of, cut_model, tp, whole_of
 
 from gangline.comm.wrap import Wrapped
 from gangline.config.sections import Recompute
-from gangline.precision.plain import Plain
+from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.tensor.region import Region
 from gangline_parallel_megatron_style.tensor.setting import Setting
 from gangline_testkit.pool import pool

@@ -10,12 +10,11 @@ import yaml
 import gangline_testkit
 from gangline.config.schema import LISTS
 from gangline.errors import UserError
-from gangline.plugin.registry import installed
 from gangline_testkit import as_installed
+from gangline_testkit.kinds import KINDS
 from gangline_testkit.new_plugin import choices_of, files, main, write
 from gangline_testkit.report import run_file
 
-KINDS = [kind for kind in installed().kinds().values() if kind.example.startswith("gangline.")]
 SLOW = ("checkpoint", "strategy", "optimizer", "edit", "callback")  # suites with kills, many layouts, or both
 
 

@@ -11,8 +11,8 @@ from gangline.config import AtLeast, AtMost, DataConfig, NonNegativeFloat, Posit
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.data.chat import ChatTemplate
-    from gangline.data.codec import TextCodec
+    from gangline_basics.data.chat import ChatTemplate
+    from gangline_basics.data.codec import TextCodec
     from gangline_dataloader.store.remote.cache import RemoteCache
 
 
@@ -62,8 +62,8 @@ class SequenceConfig(DataConfig, ABC):
         return template(stores_of(self))
 
     def exported(self, run: Run) -> dict[str, bytes]:
-        from gangline.data.codec import TokenizerCodec
         from gangline.interop.tokenizer_files import tokenizer_files
+        from gangline_basics.data.codec import TokenizerCodec
 
         codec = self.codec(run)
         return tokenizer_files(codec.path, run.model.pretrained()) if isinstance(codec, TokenizerCodec) else {}
@@ -229,12 +229,14 @@ PARTS = (
         name="tokens",
         config=TokensConfig,
         build="gangline_dataloader.sources.build:tokens",
+        capabilities={"sample": "gangline_basics.sampling.show:show_sample"},
         summary="a corpus prepared by `gangline data prepare`, mapped from disk",
     ),
     Part(
         name="mix",
         config=MixConfig,
         build="gangline_dataloader.sources.build:mix",
+        capabilities={"sample": "gangline_basics.sampling.show:show_sample"},
         summary="a weighted mixture of such corpora, with caps and stages",
     ),
 )

@@ -15,6 +15,11 @@ PARTS = (
         config=LoraConfig,
         build="gangline_finetune.lora.edit:edit",
         summary="Low-rank adapters around linears, trained alone: LoRA, rsLoRA, DoRA",
+        words={
+            "dropout attention_dropout attn_dropout hidden_dropout resid_dropout residual_dropout": (
+                "optimizer.weight_decay=0.1  (models have no dropout here; adapters have lora.dropout)"
+            )
+        },
     ),
     Part(
         group="dpo",
@@ -36,12 +41,14 @@ SOURCES = (
         name="chat",
         config=ChatConfig,
         build="gangline_finetune.chat.source:build",
+        capabilities={"sample": "gangline_basics.sampling.show:show_sample"},
         summary="conversations by the tokenizer's own chat template: what the assistant says is learnt",
     ),
     Part(
         name="preferences",
         config=PreferencesConfig,
         build="gangline_finetune.dpo.source:build",
+        capabilities={"sample": "gangline_basics.sampling.show:show_sample"},
         summary="pairs of answers, one chosen and one rejected, for dpo=on",
     ),
 )

@@ -20,8 +20,8 @@ from gangline.config import (
     listed_divisors,
 )
 from gangline.mesh import Mesh
-from gangline.parallel.config import Ddp, Single
 from gangline.plugin.registry import installed
+from gangline_basics.parallel.config import Ddp, Single
 from gangline_moe.load_history import imbalance
 from gangline_moe.routers.config import RouterConfig, Softmax
 

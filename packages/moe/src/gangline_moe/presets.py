@@ -70,8 +70,22 @@ LAW = (
 )
 
 
+WORDS = {
+    "ep expert_parallel expert_parallel_size expert_parallel_degree expert_model_parallel_size": "moe=on moe.ep={n}",
+}
+
+
 def _part(name: str, config: type, summary: str, router: str = "softmax") -> Part:
-    return Part(group="moe", name=name, config=config, build=BUILD, summary=summary, opens={"router": router}, law=LAW)
+    return Part(
+        group="moe",
+        name=name,
+        config=config,
+        build=BUILD,
+        summary=summary,
+        opens={"router": router},
+        words=WORDS if name == "on" else {},
+        law=LAW,
+    )
 
 
 PARTS = (

@@ -14,6 +14,30 @@ _LAW = (
     "adds what that lost to the next ones, so losses and gradients are those of one process only on average"
 )
 
+_WORDS = {
+    "tp": {
+        "tp tensor_parallel tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size": (
+            "parallel=tp launch.processes={n}, or with other axes  parallel=3d parallel.tp={n}"
+        )
+    },
+    "pp": {
+        "pp pipeline_parallel pipeline_parallel_size pipeline_parallel_degree pipeline_model_parallel_size": (
+            "parallel=pp launch.processes={n}, or with other axes  parallel=3d parallel.pp={n}"
+        )
+    },
+    "3d": {
+        "cp context_parallel context_parallel_size context_parallel_degree": (
+            "parallel=3d parallel.cp={n} launch.processes={n}"
+        )
+    },
+    "fsdp": {
+        "fsdp fully_sharded_data_parallel": "parallel=fsdp launch.processes={n}",
+        "zero zero_stage": (
+            "parallel=fsdp parallel.zero={n}  (1 shards optimizer state, 2 gradients too, 3 weights too)"
+        ),
+    },
+}
+
 
 @hookimpl
 def gangline_parallel_strategies() -> Iterable[Part]:
@@ -24,7 +48,10 @@ def gangline_parallel_strategies() -> Iterable[Part]:
         ("tp", Tp, "Tensor parallelism alone"),
         ("pp", Pp, "Pipeline parallelism alone"),
     )
-    return [Part(name=name, config=config, build=_BUILD, summary=text, law=_LAW) for name, config, text in found]
+    return [
+        Part(name=name, config=config, build=_BUILD, summary=text, law=_LAW, words=_WORDS.get(name, {}))
+        for name, config, text in found
+    ]
 
 
 @hookimpl

@@ -117,8 +117,9 @@ everything = metadata.MetadataPathFinder.find_distributions
 
 def visible(*context):
     for found in everything(*context):
-        stranger = (found.metadata["Name"] or "").startswith("gangline-")
-        if not stranger or Path(found.locate_file("")).is_relative_to(ours):
+        name = found.metadata["Name"] or ""
+        ours_or_kit = not name.startswith("gangline-") or name in ("gangline-basics", "gangline-testkit")
+        if ours_or_kit or Path(found.locate_file("")).is_relative_to(ours):
             yield found
 
 
@@ -128,7 +129,7 @@ metadata.MetadataPathFinder.find_distributions = visible
 
 @pytest.fixture
 def core_alone(tmp_path: Path, tmp_path_factory, monkeypatch):
-    """Core without the plugins that this environment may have, here and in processes started; strangers count."""
+    """Core, basics and the kit alone of what is installed, here and in processes started; strangers count."""
     import importlib.metadata
 
     from gangline.plugin.registry import installed

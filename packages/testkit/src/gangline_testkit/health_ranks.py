@@ -18,11 +18,11 @@ from gangline.health import HealthCheck, Verdict
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.plugin.registry import load
-from gangline.precision.plain import Plain
 from gangline.record import StepRecord
 from gangline.run.attempts import Attempt
 from gangline.runtime import Runtime
 from gangline.train.rank import train
+from gangline_basics.precision.plain import Plain
 from gangline_testkit import rank
 from gangline_testkit.runs import small_run
 from gangline_testkit.sessions import session

@@ -19,6 +19,7 @@ from gangline.config.suggest import near
 from gangline.errors import UserError
 from gangline.plugin.hooks import GROUP_OF, Kind
 from gangline.plugin.registry import installed, load
+from gangline_testkit.kinds import KINDS
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _MODULE = re.compile(r"# gangline_(\w+)(?:\.py|/__init__\.py): ")
@@ -74,8 +75,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--kinds", action="store_true", help="list the kinds that there are, and end")
     options = parser.parse_args(argv)
     if options.kinds:
-        width = max(map(len, installed().kinds()))
-        print("\n".join(f"{name:{width}}  {kind.summary}" for name, kind in installed().kinds().items()))
+        kinds = {kind.name: kind for kind in (*KINDS, *installed().kinds().values())}
+        width = max(map(len, kinds))
+        print("\n".join(f"{name:{width}}  {kind.summary}" for name, kind in kinds.items()))
         return 0
     if options.name is None:
         raise UserError("a plugin needs a name.", "", "gangline new-plugin mine --kind tracker")

@@ -14,9 +14,9 @@ from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.optimizer.base import Optimizer
 from gangline.plugin.registry import load
-from gangline.precision.plain import Plain
 from gangline.runtime import Runtime
 from gangline.shard import Registry
+from gangline_basics.precision.plain import Plain
 from gangline_testkit.claims import needs
 from gangline_testkit.compare import Held, all_close, assemble, close
 from gangline_testkit.pool import pool

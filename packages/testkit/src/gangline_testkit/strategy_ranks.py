@@ -19,10 +19,10 @@ from gangline.parallel.owners import MatrixId
 from gangline.plan import Plan
 from gangline.plugin.registry import load
 from gangline.precision.base import Precision
-from gangline.precision.plain import Plain
 from gangline.runtime import Runtime
 from gangline.shard import Registry, model_array, parameter_of
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.precision.plain import Plain
 from gangline_testkit import rank
 from gangline_testkit.compare import Clipped, Held
 from gangline_testkit.inputs import share

@@ -11,7 +11,7 @@ import torch
 
 from gangline.data.sample_reader import SampleReader
 from gangline.health import Action, HealthCheck, Verdict
-from gangline.optimizer.adamw import AdamwOptimizer
+from gangline_basics.optimizer.adamw import AdamwOptimizer
 from gangline_testkit.toys.lines import LinesTracker
 from gangline_testkit.toys.nan import NanCheck
 from gangline_testkit.toys.numbers import NumbersSource

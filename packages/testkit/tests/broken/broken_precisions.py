@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gangline.precision.fp16 import ScaledFp16
-from gangline.precision.plain import Plain
+from gangline_basics.precision.fp16 import ScaledFp16
+from gangline_basics.precision.plain import Plain
 
 
 class Whole(Plain):

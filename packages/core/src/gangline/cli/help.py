@@ -77,7 +77,8 @@ def _groups() -> str:
         usual = default if isinstance(default, list) else [default]
         marked = [f"{name}*" if name in usual else name for name in found.choices(group)]
         absent = [name for name in catalogue.names(group) if name not in found.offers(group)]
-        if absent and not any(version_of(dist) for dist in catalogue.suppliers(group)):
+        absent = [name for name in absent if not version_of(catalogue.supplier(group, name) or "")]
+        if absent:
             marked.append(f"(not installed: {', '.join(absent)})")
         body = " ".join(marked) or "(none installed)"
         shown = f"{group}=[...]" if group in LISTS else f"{group}="

@@ -46,7 +46,7 @@ def _print(found: list[RunSummary], folder: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from gangline.track.console import quantity
+    from gangline.cli.terminal import quantity
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("directory", "name"):

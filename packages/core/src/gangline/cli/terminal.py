@@ -49,3 +49,12 @@ def safe_streams() -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = before
+
+
+def quantity(number: float) -> str:
+    """12345 -> 12.3 k"""
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(number) < 1000 or unit == "T":
+            return f"{number:.3g} {unit}" if unit else f"{number:.3g}"
+        number /= 1000
+    return ""

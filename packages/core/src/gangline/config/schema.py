@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from gangline.cluster.topology import Topology
     from gangline.comm.base import Comms
-    from gangline.data.chat import ChatTemplate
-    from gangline.data.vocabulary import Codec
+    from gangline.data.vocabulary import Codec, RendersChats
     from gangline.explain.explained import Explained
     from gangline.interop.adapter import Adapter
     from gangline.mesh import Mesh
@@ -273,7 +272,7 @@ class DataConfig(PartConfig):
         """Text to tokens and back, without reading the data; None: ask the source. Raises UserError."""
         return None
 
-    def chat_template(self, run: Run) -> ChatTemplate | None:
+    def chat_template(self, run: Run) -> RendersChats | None:
         """How this data writes conversations as text; None: the tokenizer's own way. Raises UserError."""
         return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from gangline.errors import Problem
 
@@ -16,6 +16,17 @@ class Codec(Protocol):
 
     def decode(self, tokens: list[int]) -> str | None:
         """Tokens as text; None: the data is not text."""
+        ...
+
+
+class RendersChats(Protocol):
+    """What writes a conversation as text, as the data of a run has it."""
+
+    name: str
+    source: str  # its text
+
+    def render(self, messages: list[dict[str, Any]], prompt: bool = False) -> str:
+        """The conversation as text; `prompt`: up to where the assistant's next answer begins."""
         ...
 
 

@@ -1,18 +1,19 @@
-"""Loads the module of every part that core itself offers, so that no rank has to. For the fork server alone."""
+"""Loads the modules of the parts that runs have by default, and of those beside them. For the fork server alone."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 
-from gangline.plugin import builtin
+from gangline.config.defaults import DEFAULTS
+from gangline.plugin.registry import installed
 
-_HOOKS = (
-    builtin.gangline_parallel_strategies,
-    builtin.gangline_precisions,
-    builtin.gangline_checkpointers,
-    builtin.gangline_data_sources,
-    builtin.gangline_parts,
-)
+_every = [offer for group in installed().groups() for offer in installed().offers(group).values()]
+_usual = {offer.distribution for offer in _every if offer.part.name in (DEFAULTS.get(offer.group) or ())}
 
-for _part in (part for hook in _HOOKS for part in hook()):
-    import_module(_part.build.partition(":")[0])
+for _offer in _every:
+    if _offer.distribution in _usual:
+        with suppress(ImportError):  # a rank that needs it says so
+            import_module(_offer.part.build.partition(":")[0])
+
+installed.cache_clear()  # a rank looks for itself what is installed

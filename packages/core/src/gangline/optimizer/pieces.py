@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gangline.config.schema import Run
 from gangline.model.compose import compose_model
-from gangline.optimizer.config import DecayingConfig
+from gangline.optimizer.decaying import DecayingConfig
 from gangline.plan import chosen, is_mapped, is_matrix, matches
 from gangline.runtime import ParamShard, Runtime, ShardedParam
 from gangline.shard import Shard, model_array

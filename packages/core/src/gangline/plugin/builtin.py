@@ -1,50 +1,18 @@
-"""Core's own plugin: the parts and commands that come with gangline. Registered as any other plugin is.
-
-Each room keeps a torch-free module with its configurations and a tuple `PARTS`; here they meet the hooks.
-"""
+"""Core's own plugin: its verbs, and the parts that are still its own. Registered as any other plugin is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gangline.callback import config as callback
-from gangline.checkpoint import config as checkpoint
-from gangline.data import config as data
 from gangline.launch import config as launch
 from gangline.model import config as model, presets
-from gangline.optimizer import config as optimizer
-from gangline.parallel import config as parallel
 from gangline.plugin.hooks import Command, hookimpl
 from gangline.plugin.parts import Part
-from gangline.precision import config as precision
-from gangline.schedule import config as schedule
-from gangline.track import config as track
-
-
-@hookimpl
-def gangline_parallel_strategies() -> Iterable[Part]:
-    return parallel.PARTS
-
-
-@hookimpl
-def gangline_precisions() -> Iterable[Part]:
-    return precision.PARTS
-
-
-@hookimpl
-def gangline_checkpointers() -> Iterable[Part]:
-    return checkpoint.PARTS
-
-
-@hookimpl
-def gangline_data_sources() -> Iterable[Part]:
-    return data.PARTS
 
 
 @hookimpl
 def gangline_parts() -> Iterable[Part]:
-    rooms = (model, presets, optimizer, schedule, track, callback, launch)
-    return [part for room in rooms for part in room.PARTS]
+    return [*model.PARTS, *presets.PARTS, *launch.PARTS]
 
 
 @hookimpl
@@ -55,7 +23,6 @@ def gangline_commands() -> Iterable[Command]:
         ),
         Command(name="runs", run="gangline.cli.runs:main", summary="The runs in a folder: where each stands"),
         Command(name="compare", run="gangline.cli.compare:main", summary="What differs between runs, and their curves"),
-        Command(name="sample", run="gangline.cli.sample:main", summary="Write text with the model of a run"),
         Command(
             name="export",
             run="gangline.interop.commands:export_run",

@@ -55,7 +55,7 @@ def gangline_parallel_strategies() -> Iterable[Part]:
         from dataclasses import dataclass, replace
 
         from gangline import Part, hookimpl
-        from gangline.parallel.config import Single
+        from gangline_basics.parallel.config import Single
 
 
         @dataclass
@@ -64,7 +64,7 @@ def gangline_parallel_strategies() -> Iterable[Part]:
 
 
         def build(config, run, model, plan, mesh, comms, precision, finish):
-            from gangline.parallel.single import SingleRuntime
+            from gangline_basics.parallel.single import SingleRuntime
 
             class WatchedRuntime(SingleRuntime):
                 def step(self, microbatches):
@@ -134,7 +134,7 @@ def gangline_checkpointers() -> Iterable[Part]:
         from pathlib import Path
 
         from gangline import Part, hookimpl
-        from gangline.checkpoint.config import TorchCheckpoint
+        from gangline_basics.checkpoint.config import TorchCheckpoint
 
 
         @dataclass
@@ -143,7 +143,7 @@ def gangline_checkpointers() -> Iterable[Part]:
 
 
         def build(config, run, store):
-            from gangline.checkpoint.torch_dcp import DcpCheckpointer
+            from gangline_basics.checkpoint.torch_dcp import DcpCheckpointer
 
             checkpointer = DcpCheckpointer(run.run.dir, config.keep_last)
             checkpointer.directory = Path(config.folder) / Path(run.run.dir).name

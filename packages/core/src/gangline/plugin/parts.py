@@ -29,6 +29,8 @@ class Part:
     group: str | None = None  # only for gangline_parts; the other hooks know their group
     opens: Mapping[str, str] = field(default_factory=dict)  # nested groups: field of the config -> default choice
     reads: tuple[str, ...] = ()  # groups of the plugin's own, without a "/", that this part builds from `run.extra`
+    capabilities: Mapping[str, str] = field(default_factory=dict)  # what else others may ask of it -> "module:name"
+    words: Mapping[str, str] = field(default_factory=dict)  # of other frameworks -> what to type; {n}: their number
     law: str = ""  # what this part does that the law of layouts does not cover; shown in `gangline plugins`
 
     def __post_init__(self) -> None:

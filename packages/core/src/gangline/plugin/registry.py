@@ -170,6 +170,12 @@ def load(spec: str) -> Any:
     return getattr(import_module(module), name)
 
 
+def capability(config: PartConfig, name: str) -> Any:
+    """What the part of this configuration has for a capability, imported now; None where it has none of that name."""
+    spec = installed().part_of(config).part.capabilities.get(name)
+    return load(spec) if spec else None
+
+
 def build(config: PartConfig, *args: Any, **kwargs: Any) -> Any:
     """Import the part's build and call it, its own configuration first. Raises UserError where a package is missing."""
     offer = installed().part_of(config)
@@ -185,6 +191,3 @@ def build(config: PartConfig, *args: Any, **kwargs: Any) -> Any:
             f"It is supplied by {offer.supplier}:  pip install --upgrade {offer.distribution}",
         ) from error
     return make(config, *args, **kwargs)
-
-
-__all__ = ["OFF", "BrokenPlugin", "Installed", "Offer", "build", "installed", "load"]

@@ -25,12 +25,12 @@ from gangline.errors import PeerFailed, UserError
 from gangline.launch.failures import EXIT_STOPPED, RestartWanted, lost_peer
 from gangline.launch.output import log_path
 from gangline.mesh import Mesh
+from gangline.plugin import registry
 from gangline.pulse.layout import NUMBER
 from gangline.pulse.write import current
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import EXIT_REQUEUE, RunEnding, write_ending
 from gangline.run.generation import generation, hold
-from gangline.sampling.sampler import Sampler
 from gangline.train.agree import gather_verdicts
 from gangline.train.build import build, device_of
 from gangline.train.callbacks import each, tell_of_error
@@ -66,12 +66,13 @@ def work(run_dir: str) -> int:
     code = train(session)
     comms.close()  # not after a failure: it would wait for work of peers that never comes, before anybody is told
     shows = comms.rank == 0 and code == 0 and bool(session.saved) and run.run.sample
+    show = registry.capability(run.data, "sample") if shows else None
     del session, comms  # the sample loads the whole model onto the same device
-    if shows:
+    if show:
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        show_sample(run_dir, run.run.sample)
+        show(run_dir, run.run.sample)
     return code
 
 
@@ -224,18 +225,6 @@ def fleeting(s: Session) -> bool:
     """Whether the newest checkpoint is gone when the job ends."""
     id = CheckpointId.parse(s.saved) if s.saved else None
     return id is not None and not s.checkpointer.lasts(id)
-
-
-def show_sample(run_dir: str, tokens: int) -> None:
-    """Print what the finished model writes, where its data is text."""
-    try:
-        (text,) = Sampler(run_dir, usual=tokens).write([""])
-    except UserError:
-        return
-    except Exception as error:  # the run is done, whatever a model on one device comes to
-        print(f"train: no sample: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return
-    print(f"\n{text.text}\n\nmore: gangline sample {shlex.quote(str(run_dir))} --prompt 'def '", flush=True)
 
 
 def summary(s: Session, ending: Ending, seconds: float, steps: int) -> dict:

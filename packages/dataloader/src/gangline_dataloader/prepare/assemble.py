@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gangline.data.chat_tokens import LEARNT_RULE
+from gangline_basics.data.chat_tokens import LEARNT_RULE
 from gangline_dataloader.prepare import choice
 from gangline_dataloader.prepare.prepare_plan import PreparePlan
 from gangline_dataloader.prepare.settings import RULES_VERSION, copy_tokenizer, dtype_for

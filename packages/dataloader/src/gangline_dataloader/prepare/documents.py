@@ -10,9 +10,9 @@ from io import BytesIO
 from typing import Any, BinaryIO, cast
 
 from gangline import UserError
-from gangline.data.chat_rows import messages_of, tools_of, without_nulls
-from gangline.data.compressed import decompressed
-from gangline.data.formats import binary_bytes, replace_invalid, utf8_bytes
+from gangline_basics.data.chat_rows import messages_of, tools_of, without_nulls
+from gangline_basics.data.compressed import decompressed
+from gangline_basics.data.formats import binary_bytes, replace_invalid, utf8_bytes
 from gangline_dataloader.prepare.inputs import Input
 
 PROBE = 1 << 13  # bytes that are looked at to tell text from what is not

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from gangline.data.answers import HALF_CHARACTER, render_chat
-from gangline.data.chat import TemplateRefusal
-from gangline.data.chat_tokens import ChatEncoder
-from gangline.data.formats import has_half_character
+from gangline_basics.data.answers import HALF_CHARACTER, render_chat
+from gangline_basics.data.chat import TemplateRefusal
+from gangline_basics.data.chat_tokens import ChatEncoder
+from gangline_basics.data.formats import has_half_character
 from gangline_dataloader.prepare.clean import cleaned
 from gangline_dataloader.prepare.documents import TextDocument
 from gangline_dataloader.prepare.language import in_one_of

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from gangline import UserError
-from gangline.data.codec import TextCodec, TokenizerCodec
+from gangline_basics.data.codec import TextCodec, TokenizerCodec
 
 if TYPE_CHECKING:
     from tiktoken import Encoding

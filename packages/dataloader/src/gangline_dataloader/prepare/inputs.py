@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gangline import UserError
-from gangline.data import corpus
-from gangline.data.compressed import COMPRESSED
+from gangline_basics.data import corpus
+from gangline_basics.data.compressed import COMPRESSED
 from gangline_dataloader.store.foreign.splits import OTHERS, split_of
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}

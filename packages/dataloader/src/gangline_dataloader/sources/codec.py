@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline import UserError
-from gangline.data.chat import ChatTemplate, template_of
-from gangline.data.chat_tokens import LEARNT_RULE
-from gangline.data.codec import ByteCodec, TextCodec, TokenizerCodec
+from gangline_basics.data.chat import ChatTemplate, template_of
+from gangline_basics.data.chat_tokens import LEARNT_RULE
+from gangline_basics.data.codec import ByteCodec, TextCodec, TokenizerCodec
 from gangline_dataloader.store.foreign import is_foreign
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import TEMPLATE, VALIDATION

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gangline import UserError
-from gangline.data.codec import TokenizerCodec
+from gangline_basics.data.codec import TokenizerCodec
 from gangline_dataloader.order.permutation import U64, mix, round_keys
 from gangline_dataloader.sources.codec import codec
 from gangline_dataloader.store.stored import StoreTokens

@@ -22,7 +22,7 @@ from gangline.data.reader import BatchReader, ReadPlace
 from gangline_dataloader.order.mixture import RowPlace
 
 if TYPE_CHECKING:
-    from gangline.data.codec import TextCodec
+    from gangline_basics.data.codec import TextCodec
     from gangline_dataloader.sources.infill import Infill
     from gangline_dataloader.sources.split import SplitRows
     from gangline_dataloader.store.tokens import Tokens

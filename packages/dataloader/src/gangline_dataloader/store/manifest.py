@@ -109,7 +109,7 @@ class Manifest:
     shards: Shards
     sources: dict[str, Any] = field(default_factory=dict)  # what was read, by name
     report: dict[str, Any] = field(default_factory=dict)  # what was kept and dropped, by rule
-    learnt_rule: int | None = None  # `gangline.data.chat_tokens.LEARNT_RULE` of the writer
+    learnt_rule: int | None = None  # `gangline_basics.data.chat_tokens.LEARNT_RULE` of the writer
     held_out: bool = False  # whether a folder `validation` belongs to it
     validation: str | None = None  # the identity of that part; None: there is none, or an older store does not say
 

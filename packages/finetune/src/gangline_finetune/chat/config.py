@@ -13,9 +13,9 @@ from gangline.data.vocabulary import vocabulary_problems
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.data.answers import RenderedChat
-    from gangline.data.chat import ChatTemplate
-    from gangline.data.codec import TokenizerCodec
+    from gangline_basics.data.answers import RenderedChat
+    from gangline_basics.data.chat import ChatTemplate
+    from gangline_basics.data.codec import TokenizerCodec
 
 RENDERED = 100  # rows of which a check renders as many as it takes to find one that the template takes
 
@@ -33,13 +33,13 @@ class TemplatedConfig(DataConfig, ABC):
     validation_fraction: Share = 0.02  # of the rows is held out, evenly spread; 1, of a validation set: all
 
     def codec(self, run: Run) -> TokenizerCodec:
-        from gangline.data.codec import TokenizerCodec
+        from gangline_basics.data.codec import TokenizerCodec
         from gangline_finetune.chat.tokenizer import tokenizer_of
 
         return TokenizerCodec(tokenizer_of(self.tokenizer, run.model.pretrained()), None, "replace")
 
     def chat_template(self, run: Run) -> ChatTemplate:
-        from gangline.data.chat import template_of
+        from gangline_basics.data.chat import template_of
         from gangline_finetune.chat.tokenizer import tokenizer_of
 
         return template_of(tokenizer_of(self.tokenizer, run.model.pretrained()), self.template)
@@ -67,7 +67,7 @@ class TemplatedConfig(DataConfig, ABC):
 
     def check_rows(self, template: ChatTemplate) -> None:
         """Raises UserError for the first row that is not what it has to be, and where none of the first is rendered."""
-        from gangline.data.chat import TemplateRefusal
+        from gangline_basics.data.chat import TemplateRefusal
         from gangline_finetune.chat.rows import rows
 
         number, taken, why = 0, False, ""
@@ -105,8 +105,8 @@ class ChatConfig(TemplatedConfig):
     field: str = "messages"  # of a row: its list of {"role": ..., "content": ...}
 
     def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
-        from gangline.data.answers import ASSISTANT, is_trained_on, render_chat
-        from gangline.data.chat_rows import messages_of, tools_of
+        from gangline_basics.data.answers import ASSISTANT, is_trained_on, render_chat
+        from gangline_basics.data.chat_rows import messages_of, tools_of
         from gangline_finetune.chat.rows import field_of, says
 
         named = f"data.path: {where}"

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gangline import UserError
-from gangline.data.chat_rows import without_nulls
-from gangline.data.compressed import decompressed
-from gangline.data.corpus import listing
+from gangline_basics.data.chat_rows import without_nulls
+from gangline_basics.data.compressed import decompressed
+from gangline_basics.data.corpus import listing
 
 Row = tuple[str, dict[str, Any]]  # where it stands, for messages; its fields
 LINES, COLUMNS = (".jsonl", ".ndjson", ".json"), ".parquet"

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gangline.data.answers import RenderedChat
 from gangline.data.base import DataSource, Sample, Split
-from gangline.data.chat import TemplateRefusal, template_of
-from gangline.data.chat_tokens import ChatEncoder, MaskedTokens
-from gangline.data.codec import TokenizerCodec
+from gangline_basics.data.answers import RenderedChat
+from gangline_basics.data.chat import TemplateRefusal, template_of
+from gangline_basics.data.chat_tokens import ChatEncoder, MaskedTokens
+from gangline_basics.data.codec import TokenizerCodec
 from gangline_finetune.chat.order import RowOrder
 from gangline_finetune.chat.rows import of_split, rows
 from gangline_finetune.chat.tokenizer import tokenizer_of

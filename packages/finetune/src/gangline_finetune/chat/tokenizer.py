@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gangline import UserError
-from gangline.data.codec import TokenizerCodec
+from gangline_basics.data.codec import TokenizerCodec
 
 
 def tokenizer_of(named: str | None, weights: str | None) -> str:

@@ -12,8 +12,8 @@ from gangline_finetune.chat.config import TemplatedConfig
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.data.answers import RenderedChat
-    from gangline.data.chat import ChatTemplate
+    from gangline_basics.data.answers import RenderedChat
+    from gangline_basics.data.chat import ChatTemplate
 
 
 @dataclass
@@ -37,8 +37,8 @@ class PreferencesConfig(TemplatedConfig):
         return super().check(run)
 
     def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
-        from gangline.data.answers import render_chat
-        from gangline.data.chat_rows import tools_of
+        from gangline_basics.data.answers import render_chat
+        from gangline_basics.data.chat_rows import tools_of
         from gangline_finetune.dpo.pairs import pair_of
 
         pair = pair_of(row, where)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangline import UserError
-from gangline.data.answers import ASSISTANT, Messages
-from gangline.data.chat_rows import messages_of
+from gangline_basics.data.answers import ASSISTANT, Messages
+from gangline_basics.data.chat_rows import messages_of
 from gangline_finetune.chat.rows import field_of
 
 SIDES = ("chosen", "rejected")

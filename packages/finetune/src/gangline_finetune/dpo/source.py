@@ -13,8 +13,8 @@ import numpy as np
 
 from gangline import UserError
 from gangline.data.base import FirstModel, Sample, Split
-from gangline.data.chat_tokens import MaskedTokens
-from gangline.data.codec import TokenizerCodec
+from gangline_basics.data.chat_tokens import MaskedTokens
+from gangline_basics.data.codec import TokenizerCodec
 from gangline_finetune.chat.templated import TemplatedSource, encoded_rows
 
 if TYPE_CHECKING:

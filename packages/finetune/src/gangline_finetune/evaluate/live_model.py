@@ -16,7 +16,7 @@ from gangline.comm.objects import gather_json
 from gangline.config import Run
 from gangline.runtime import Runtime
 from gangline.sampling.options import Sampling, Written
-from gangline.sampling.sampler import Writer
+from gangline_basics.sampling.sampler import Writer
 from gangline_finetune.evaluate.text_model import AskedRow, TextModel, as_lm
 
 

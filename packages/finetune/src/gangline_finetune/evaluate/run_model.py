@@ -13,7 +13,7 @@ from torch import Tensor
 from gangline import UserError
 from gangline.batch import Batch
 from gangline.config import Run
-from gangline.sampling.sampler import Sampler
+from gangline_basics.sampling.sampler import Sampler
 from gangline_finetune.evaluate.text_model import AskedRow, TextModel, as_lm
 
 

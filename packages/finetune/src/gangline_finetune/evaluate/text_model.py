@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gangline import UserError
-from gangline.data.codec import TextCodec
 from gangline.data.named_tokens import special_tokens
-from gangline.sampling.sampler import Writer
+from gangline_basics.data.codec import TextCodec
+from gangline_basics.sampling.sampler import Writer
 
 Asked = tuple[tuple[str, str], list[int], list[int]]  # texts, and tokens of context and continuation
 

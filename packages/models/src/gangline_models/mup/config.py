@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gangline import Part, Problem
 from gangline.config import EditConfig, PositiveInt
-from gangline.optimizer.config import Adamw
+from gangline_basics.optimizer.config import Adamw
 
 if TYPE_CHECKING:
     from gangline.config import Run

@@ -14,10 +14,10 @@ from gangline.mesh import Mesh
 from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.model.config import DecoderConfig
-from gangline.parallel.config import Single
 from gangline.plugin import registry
 from gangline.runtime import Runtime
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.parallel.config import Single
 
 MICROBATCHES = 2
 

@@ -1,0 +1,33 @@
+"""catalogue.json of core: what the packages of the repository offer, for environments that lack them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from gangline.config.schema import EditConfig
+from gangline.plugin.catalogue import KnownPart
+from gangline.plugin.hooks import PROJECT
+from gangline.plugin.registry import installed
+
+
+def catalogue(ours: set[str]) -> str:
+    """The catalogue as JSON. ours: the distributions of the repository; all of them have to be installed."""
+    found = installed()
+    offers = [offer for group in found.groups() for offer in found.offers(group).values()]
+    offers = [offer for offer in offers if offer.distribution in ours - {PROJECT}]
+    parts = [
+        asdict(
+            KnownPart(
+                group=offer.group,
+                name=offer.part.name,
+                distribution=offer.distribution,
+                summary=offer.part.summary,
+                edit=issubclass(offer.part.config, EditConfig),
+            )
+        )
+        for offer in offers
+    ]
+    verbs = {verb: name for name in sorted(ours - {PROJECT}) for verb in found.verbs_of(name)}
+    words = {theirs: said for offer in offers for theirs, said in offer.part.words.items()}
+    return json.dumps({"parts": parts, "verbs": dict(sorted(verbs.items())), "words": words}, indent=1) + "\n"

@@ -1,0 +1,1 @@
+"""Callbacks: averages of the weights, profiles."""

@@ -1,0 +1,86 @@
+"""Configurations of the built-in callbacks. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+from gangline.config.ranges import LessThan, MoreThan, NonNegativeInt, PositiveInt
+from gangline.config.schema import CallbackConfig
+from gangline.errors import Problem, UserError
+from gangline.plugin.parts import Part
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+
+Decay = Annotated[float, MoreThan(0), LessThan(1)]
+
+
+@dataclass
+class Ema(CallbackConfig):
+    """Averages of the weights, of whichever optimizer: `callback/ema/<decay>/<parameter>`, from the first step on."""
+
+    decays: list[Decay] = field(default_factory=lambda: [0.999])  # an average for each; it spans 1/(1-decay) steps
+    validate: bool = True  # validate each average beside the run's own weights
+
+    def copies(self, run: Run) -> int:
+        return len(self.decays)
+
+    def check(self, run: Run) -> list[Problem]:
+        problems = []
+        if not self.decays:
+            problems.append(Problem("callback.ema.decays is empty.", "", "Leave ema out of callback=[...] instead."))
+        twice = sorted({decay for decay in self.decays if self.decays.count(decay) > 1})
+        if twice:
+            problems.append(Problem(f"callback.ema.decays names {twice[0]} twice."))
+        return problems
+
+
+@dataclass
+class Profile(CallbackConfig):
+    """torch.profiler traces of chosen steps, `RUN_DIR/profile/`, for Perfetto, chrome://tracing and TensorBoard."""
+
+    steps: list[PositiveInt] = field(default_factory=lambda: [10])  # as in the record, from 1; neighbours share a file
+    ranks: list[NonNegativeInt] = field(default_factory=lambda: [0])  # global ranks that write one
+    memory: bool = True  # memory of each operator; on a GPU also a snapshot of all blocks, for pytorch.org/memory_viz
+    shapes: bool = False  # of the inputs of each operator
+    stacks: bool = False  # the lines of Python that called each operator
+
+    def check(self, run: Run) -> list[Problem]:
+        return list(self._problems(run))
+
+    def _problems(self, run: Run) -> Iterator[Problem]:
+        from gangline.config.check import world_of
+
+        if not self.steps or not self.ranks:
+            yield Problem("callback=profile has nothing to do.", "", "Name callback.profile.steps and .ranks.")
+        beyond = [step for step in self.steps if step > run.steps]
+        if beyond:
+            yield Problem(f"callback.profile.steps: the run has steps 1 to {run.steps}, and no step {beyond[0]}.")
+        try:
+            world = world_of(run)
+        except UserError:
+            return  # who lays out the run says so
+        absent = [rank for rank in self.ranks if rank >= world]
+        if absent:
+            yield Problem(f"callback.profile.ranks: the run has ranks 0 to {world - 1}, and no rank {absent[0]}.")
+
+
+PARTS = (
+    Part(
+        name="ema",
+        group="callback",
+        config=Ema,
+        build="gangline_basics.callback.ema:EmaCallback",
+        summary="exponential moving averages of the weights, kept, validated, sampled and exported",
+    ),
+    Part(
+        name="profile",
+        group="callback",
+        config=Profile,
+        build="gangline_basics.callback.profile:ProfileCallback",
+        summary="traces and memory snapshots of chosen steps, for Perfetto and TensorBoard",
+    ),
+)

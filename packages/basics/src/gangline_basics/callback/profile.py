@@ -1,0 +1,124 @@
+"""Traces of chosen steps by torch.profiler, and on a GPU snapshots of its memory: files for the stock viewers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch.profiler import profile, record_function
+
+from gangline.callback.base import Callback
+from gangline.comm.base import Comms, Store
+from gangline.config.schema import Run
+from gangline.record import StepRecord
+from gangline.runtime import Runtime
+from gangline_basics.callback.config import Profile
+
+BLOCKS = 100_000  # events that a memory snapshot remembers
+
+
+class ProfileCallback(Callback):
+    """Writes a file for each row of neighbouring steps; the step before a row warms the profiler up.
+
+    Where a run goes on inside a row, or leaves it early, the file is of the steps that were taken, as its name says.
+    In every other step it looks up two numbers. The loop's phases and each step (`ProfilerStep#10`, as TensorBoard
+    wants it) are ranges of the trace.
+    """
+
+    def __init__(self, config: Profile, run: Run) -> None:
+        self.config = config
+        self.directory = Path(str(run.run.dir)) / "profile"
+        self._last: dict[int, int] = {}  # each chosen step -> the last of its row
+        self._tracer: profile | None = None
+        self._steps: tuple[int, int] = (0, 0)  # that are recorded: the first, and the newest
+        self._next = 0  # the step that comes, unless the run goes back
+        self._recording = False
+        self._range: record_function | None = None
+
+    def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
+        self.rank, self.device = comms.rank, device
+        if self.rank in self.config.ranks:
+            self._last = {step: end for start, end in rows(self.config.steps) for step in range(start, end + 1)}
+
+    def before_step(self, step: int) -> None:
+        if self._tracer is not None and step != self._next:  # the run went back
+            self._close()
+        self._next = step + 1
+        if step in self._last and not self._recording:
+            self._open(step)
+        elif step not in self._last and step + 1 in self._last:
+            self._prepare()
+        if self._recording:
+            self._steps = self._steps[0], step
+            self._range = record_function(f"ProfilerStep#{step}")
+            self._range.__enter__()
+
+    def after_step(self, record: StepRecord, applied: bool) -> None:
+        if self._recording:
+            self._end_range()
+            if record.step == self._last[record.step]:
+                self._close()
+
+    def end(self, why: str) -> None:
+        self._close()
+
+    def on_error(self, error: BaseException) -> None:
+        self._close()
+
+    def _prepare(self) -> None:
+        """Start the machinery without recording: its first step would show its own cost."""
+        config = self.config
+        self._tracer = profile(record_shapes=config.shapes, profile_memory=config.memory, with_stack=config.stacks)
+        self._tracer.prepare_trace()
+
+    def _open(self, first: int) -> None:
+        if self._tracer is None:
+            self._prepare()
+        assert self._tracer is not None
+        if self._snapshots:
+            torch.cuda.memory._record_memory_history(max_entries=BLOCKS)
+        self._tracer.start_trace()
+        self._recording, self._steps = True, (first, first)
+
+    def _close(self) -> None:
+        """Write what was recorded, and let go of the profiler."""
+        self._end_range()
+        tracer, self._tracer = self._tracer, None
+        if tracer is None:
+            return
+        if not self._recording:
+            tracer.start_trace()  # there is no other way out of a preparation
+            tracer.stop_trace()
+            return
+        self._recording = False
+        tracer.stop_trace()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        tracer.export_chrome_trace(str(self.directory / f"{self._name}.pt.trace.json.gz"))
+        if self._snapshots:
+            torch.cuda.memory._dump_snapshot(str(self.directory / f"{self._name}.memory.pickle"))
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    def _end_range(self) -> None:
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+            self._range = None
+
+    @property
+    def _snapshots(self) -> bool:
+        return self.config.memory and self.device.type == "cuda"
+
+    @property
+    def _name(self) -> str:
+        """TensorBoard takes what stands before ".pt.trace.json" for the name of a worker."""
+        first, last = self._steps
+        steps = f"step-{first:08d}" if first == last else f"steps-{first:08d}-{last:08d}"
+        return f"{steps}.rank-{self.rank:05d}"
+
+
+def rows(steps: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each row of neighbouring numbers."""
+    ordered = sorted(set(steps))
+    starts = [step for step in ordered if step - 1 not in ordered]
+    ends = [step for step in ordered if step + 1 not in ordered]
+    return zip(starts, ends, strict=True)

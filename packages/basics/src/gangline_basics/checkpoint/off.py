@@ -1,0 +1,57 @@
+"""No checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gangline.checkpoint.base import Checkpointer, Handle, SaveFailed, SaveRequest
+from gangline.checkpoint.id import CheckpointId
+from gangline.errors import UserError
+
+if TYPE_CHECKING:
+    from gangline.comm.base import Store
+    from gangline.config.schema import Run
+    from gangline.shard import Registry, Shard
+    from gangline_basics.checkpoint.config import Off
+
+WHY = "checkpoint=off keeps none"
+
+
+class NoCheckpointer(Checkpointer):
+    """Keeps nothing, so it has nothing to give back."""
+
+    keeps = False
+
+    def __init__(self, run_dir: str) -> None:
+        self._run_dir = run_dir
+
+    @property
+    def run_dir(self) -> str:
+        return self._run_dir
+
+    def save(
+        self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
+    ) -> Handle:
+        """Raises SaveFailed: nothing is kept."""
+        raise SaveFailed(CheckpointId(request.step, document.get("attempt", 1)), WHY)
+
+    def list(self):
+        return []
+
+    def document(self, id: CheckpointId) -> dict[str, Any]:
+        """Raises UserError: nothing is kept."""
+        raise UserError(f"there is no checkpoint {id}.", WHY)
+
+    def arrays(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
+        """Raises UserError: nothing is kept."""
+        raise UserError(f"there is no checkpoint {id}.", WHY)
+
+    def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
+        """Raises UserError: nothing is kept."""
+        raise UserError(f"there is no checkpoint {id}.", WHY)
+
+
+def build(config: Off, run: Run, store: Store | None) -> NoCheckpointer:
+    """A checkpointer for runs that are not worth keeping."""
+    return NoCheckpointer(run.run.dir or "")

@@ -1,0 +1,158 @@
+"""`checkpoint=torch`: checkpoints on torch.distributed.checkpoint.
+
+Where the registry is of one rank no process group is touched. Otherwise torch.distributed's default one is used: by it
+DCP gathers the plans on rank 0 and tells every rank what went wrong on any. A save is done when `save` returns.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from shutil import rmtree
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed import checkpoint as dcp
+
+from gangline.checkpoint.base import Checkpointer, Handle, SaveFailed, SaveRequest
+from gangline.checkpoint.id import CheckpointId
+from gangline.checkpoint.retention import superfluous
+from gangline.errors import UserError
+from gangline_basics.checkpoint.planners import ShardLoadPlanner, ShardSavePlanner, arrays_of
+from gangline_basics.checkpoint.storage import CHECKSUMS, CONDEMNED, ChecksumFile, DcpReader, DcpWriter, lacking
+
+if TYPE_CHECKING:
+    from gangline.comm.base import Store
+    from gangline.config.schema import Run
+    from gangline.shard import Registry, Shard
+    from gangline_basics.checkpoint.config import TorchCheckpoint
+
+
+class Saved(Handle):
+    """A save that is over."""
+
+    def __init__(self, id: CheckpointId, blocked_seconds: float) -> None:
+        self.id, self.blocked_seconds = id, blocked_seconds
+
+    def poll(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """Nothing is left to wait for."""
+
+
+class DcpCheckpointer(Checkpointer):
+    """Keeps checkpoints as directories `checkpoints/<id>` of a run directory."""
+
+    def __init__(self, run_dir: str, keep_last: int | None = None) -> None:
+        self._run_dir, self.keep_last = run_dir, keep_last
+        self.directory = Path(run_dir) / "checkpoints"
+        self._trusted: set[CheckpointId] = set()
+        self._reader: DcpReader | None = None  # of the newest checkpoint that was asked for, until it is loaded
+
+    @property
+    def run_dir(self) -> str:
+        return self._run_dir
+
+    def save(
+        self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
+    ) -> Handle:
+        """Written when it returns.
+
+        Raises SaveFailed where the disk is full or gone, FileExistsError where the checkpoint is there.
+        """
+        start, id = time.perf_counter(), CheckpointId(request.step, document["attempt"])
+        writer = DcpWriter(self.directory / str(id), document)
+        planner = ShardSavePlanner(shards, registry)
+        try:
+            _call(dcp.save, registry, storage_writer=writer, planner=planner)
+        except BaseException as error:
+            if _coordinates(registry):
+                rmtree(writer.path, ignore_errors=True)  # a full disk should not stay full
+            if isinstance(error, OSError) and not isinstance(error, FileExistsError):
+                raise SaveFailed(id, f"{error.strerror or error} ({self.directory})") from error
+            raise
+        if _coordinates(registry):
+            self._delete_old(id)
+        return Saved(id, time.perf_counter() - start)
+
+    def list(self):
+        names = (path.parent.name for path in self.directory.glob(f"*/{CHECKSUMS}"))
+        return sorted(id for name in names if (id := CheckpointId.parse(name)) is not None)
+
+    def document(self, id: CheckpointId) -> dict[str, Any]:
+        return ChecksumFile(self._path(id)).document()
+
+    def arrays(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
+        """From DCP's own table. Raises BadCheckpoint."""
+        reader = self._reader_of(id)
+        stored = arrays_of(reader.read_metadata())
+        if reader.damage is not None:
+            raise reader.damage
+        return {name: tuple(array.size) for name, array in stored.items()}
+
+    def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
+        reader, self._reader = self._reader_of(id), None
+        _call(dcp.load, registry, storage_reader=reader, planner=ShardLoadPlanner(shards, reader.directory))
+
+    def _reader_of(self, id: CheckpointId) -> DcpReader:
+        """Return a reader that may have the table of chunks already: reading it takes seconds for each 10,000."""
+        path = self._path(id)
+        if self._reader is None or self._reader.directory != path:
+            self._reader = DcpReader(path)
+        return self._reader
+
+    def _path(self, id: CheckpointId) -> Path:
+        path = self.directory / str(id)
+        if not path.is_dir():
+            held = ", ".join(map(str, self.list())) or "none"
+            raise UserError(f"there is no checkpoint {id} in {self.directory}.", f"There are: {held}.")
+        return path
+
+    def _delete_old(self, saved: CheckpointId) -> None:
+        """After a save is durable: keep the newest `keep_last` that led here. Those of abandoned branches go too."""
+        if self.keep_last is None:
+            return
+        self._trusted.add(saved)
+        gone = superfluous(self.run_dir, self.list(), self.keep_last, self._lacks, {saved})
+        for path in (self.directory / str(id) for id in gone):
+            condemned = path.with_name(CONDEMNED + path.name)
+            try:
+                path.rename(condemned)  # gone for readers at once, whatever happens while the files are deleted
+            except OSError as error:  # what was saved is safe: no reason to end a run
+                warnings.warn(f"{path} could not be deleted: {error.strerror}", stacklevel=2)
+            rmtree(condemned, ignore_errors=True)
+
+    def _lacks(self, id: CheckpointId) -> str:
+        """Why a checkpoint counts for nothing; what this run saw become whole is trusted."""
+        if id not in self._trusted:
+            if why := lacking(self.directory / str(id)):
+                return why
+            self._trusted.add(id)
+        return ""
+
+
+def build(config: TorchCheckpoint, run: Run, store: Store | None) -> DcpCheckpointer:
+    """Checkpoints of the run in its directory."""
+    assert run.run.dir is not None, "a run has its directory before it has a checkpointer"
+    return DcpCheckpointer(run.run.dir, config.keep_last)
+
+
+def _coordinates(registry: Registry) -> bool:
+    return registry.mesh.world == 1 or dist.get_rank() == 0
+
+
+def _call(function: Callable, registry: Registry, **arguments: Any) -> None:
+    """Call into DCP; what went wrong on any rank is raised on all, as itself."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            function({}, no_dist=registry.mesh.world == 1, **arguments)
+    except dcp.api.CheckpointException as failed:  # derives from BaseException, and hides the cause in a table by rank
+        rank = min(failed.failures)
+        cause = failed.failures[rank][0]
+        if registry.mesh.world > 1:
+            cause.add_note(f"on rank {rank}")
+        raise cause from failed

@@ -1,0 +1,1 @@
+"""Text as data: bytes or a tokenizer, conversations by chat templates."""

@@ -1,0 +1,172 @@
+"""Which part of a conversation, as its template writes it, the assistant said.
+
+A template that marks answers (`{% generation %}`) says so itself. Of another, where an answer begins and ends is found
+by rendering the conversation up to it: what is added is the answer. A template that writes earlier turns in another way
+once more follow has no such place for all answers of a conversation, and refuses it. An answer of `weight` 0 is not
+trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from gangline_basics.data.chat import ChatTemplate, TemplateRefusal
+from gangline_basics.data.formats import has_half_character
+
+Messages = list[dict[str, Any]]
+ASSISTANT = "assistant"  # the role whose words are learnt
+REASONING = ("reasoning_content", "reasoning", "thinking")  # fields in which data sets keep what precedes an answer
+CHANGES = "the template writes earlier turns in another way once more follow"
+# Two answers that no template knows, and that begin otherwise: of digits, which no filter changes.
+_OTHER = tuple(f"{first}{uuid4().int}" for first in (1, 2))
+HALF_CHARACTER = "it has half a character (of a surrogate pair)"
+
+
+class AnswerSpan(NamedTuple):
+    """[start, stop) of the letters that the assistant said. said: where its own part ends, before an end token."""
+
+    start: int
+    stop: int
+    said: int
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """A conversation as text, and what of it the assistant said."""
+
+    text: str
+    answers: tuple[AnswerSpan, ...]
+
+
+def render_chat(template: ChatTemplate, messages: Messages, first: int = 0) -> RenderedChat:
+    """The text, and what the assistant said in it from message `first` on, but for answers of weight 0.
+
+    Raises TemplateRefusal where the template does not take it, or does not say where its answers are, and for text that
+    no tokenizer takes.
+    """
+    found = (_marked if template.marks else _found)(template, messages, first)
+    _check_calls(template, messages, found.text)
+    _check_reasoning(template, messages, found.text, first)
+    if has_half_character(found.text):
+        raise TemplateRefusal(HALF_CHARACTER)
+    return found
+
+
+def is_trained_on(message: dict[str, Any]) -> bool:
+    """Whether a message is an answer that counts in the loss."""
+    return message["role"] == ASSISTANT and message.get("weight", 1) != 0
+
+
+def _check_calls(template: ChatTemplate, messages: Messages, text: str) -> None:
+    """Raises TemplateRefusal where the text leaves out calls of tools: training would teach an answer without them."""
+    for number, message in enumerate(messages):
+        if not message.get("tool_calls"):
+            continue
+        without = {name: value for name, value in message.items() if name != "tool_calls"}
+        try:
+            same = template.render([*messages[:number], without, *messages[number + 1 :]]) == text
+        except TemplateRefusal:  # it takes no message with neither words nor calls
+            continue
+        if same:
+            raise TemplateRefusal("the template leaves out calls of tools")
+
+
+def _check_reasoning(template: ChatTemplate, messages: Messages, text: str, first: int) -> None:
+    """Raises TemplateRefusal where the text leaves out reasoning of an answer or call since the last user's message.
+
+    Templates leave out that of earlier turns on purpose. Reasoning is a text, or a list of parts with texts.
+    """
+    users = [number for number, message in enumerate(messages) if message["role"] == "user"]
+    for number in range(max(first, users[-1] if users else 0), len(messages)):
+        message = messages[number]
+        if not is_trained_on(message):
+            continue
+        for name in REASONING:
+            for rest in _rests(message.get(name), text):
+                without = {key: value for key, value in {**message, name: rest}.items() if key != name or value}
+                try:
+                    same = template.render([*messages[:number], without, *messages[number + 1 :]]) == text
+                except TemplateRefusal:  # it takes no answer without reasoning
+                    continue
+                if same:
+                    raise TemplateRefusal(f"the template leaves out {name}")
+
+
+def _rests(reasoning: Any, text: str) -> Iterator[Any]:
+    """What is left of reasoning without each part of it that the text may lack."""
+    parts = reasoning if isinstance(reasoning, list) else [reasoning]
+    for number, part in enumerate(parts):
+        if any(one.strip() not in text for one in _texts(part)):
+            yield [*parts[:number], *parts[number + 1 :]]
+
+
+def _texts(value: Any) -> list[str]:
+    """All texts in a part of reasoning, but for what kind of part it is."""
+    if isinstance(value, dict):
+        return [text for name, one in value.items() if name != "type" for text in _texts(one)]
+    if isinstance(value, list):
+        return [text for one in value for text in _texts(one)]
+    return [value] if isinstance(value, str) else []
+
+
+def _found(template: ChatTemplate, messages: Messages, first: int) -> RenderedChat:
+    whole, answers = template.render(messages), []
+    for number, message in enumerate(messages[first:], first):
+        if not is_trained_on(message):
+            continue
+        before, with_it = _before(template, messages[: number + 1]), template.render(messages[: number + 1])
+        if not (with_it.startswith(before) and whole.startswith(with_it)):
+            raise TemplateRefusal(CHANGES)
+        behind = _behind(template, messages[: number + 1])
+        said = len(with_it) if behind is None or not with_it.endswith(behind) else len(with_it) - len(behind)
+        answers.append(AnswerSpan(len(before), len(with_it), max(said, len(before))))
+    return RenderedChat(whole, tuple(answers))
+
+
+def _marked(template: ChatTemplate, messages: Messages, first: int) -> RenderedChat:
+    whole, marked = template.marked(messages)
+    said = [message for message in messages if message["role"] == ASSISTANT]
+    if not all(map(is_trained_on, said)):
+        if len(said) != len(marked):
+            raise TemplateRefusal("the template does not mark each answer once, and some have weight 0")
+        marked = tuple(span for span, message in zip(marked, said, strict=True) if is_trained_on(message))
+    before = template.render(messages[:first]) if first else ""
+    if not whole.startswith(before):
+        raise TemplateRefusal(CHANGES)
+    return RenderedChat(whole, tuple(AnswerSpan(start, stop, stop) for start, stop in marked if start >= len(before)))
+
+
+def _before(template: ChatTemplate, messages: Messages) -> str:
+    """What the template writes before the last message, an answer.
+
+    Where it takes no conversation that ends there (as those that look at the first message take no empty one), that is
+    how the conversation begins whatever the answer says.
+    """
+    try:
+        return template.render(messages[:-1], prompt=True)
+    except TemplateRefusal:
+        one, other = (template.render([*messages[:-1], {**messages[-1], "content": word}]) for word in _OTHER)
+        differs = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+        if differs is None:
+            raise
+        return one[:differs]
+
+
+def _behind(template: ChatTemplate, messages: Messages) -> str | None:
+    """What the template writes behind an answer, the last message: an end token, and often a line's end.
+
+    None where it does not say. It is what stands behind a plain answer in its place, for behind its words the answer
+    may have calls of tools.
+    """
+    word = _OTHER[0]
+    for answer in ({"role": ASSISTANT}, messages[-1]):
+        try:
+            text = template.render([*messages[:-1], {**answer, "content": word}])
+        except TemplateRefusal:
+            continue
+        if word in text:
+            return text.rpartition(word)[2]
+    return None

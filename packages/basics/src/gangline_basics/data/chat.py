@@ -1,0 +1,141 @@
+"""Conversations as text: a tokenizer's own chat template.
+
+A template is Jinja as transformers renders it: in a sandbox that changes nothing, with `messages`, the `tools` of a
+conversation or none, no `documents`, `add_generation_prompt`, the tokenizer's special tokens and `raise_exception`; it
+is not told the date, for another day would make other tokens of the same text.
+"""
+
+from __future__ import annotations
+
+import json
+from copy import copy
+from pathlib import Path
+from typing import Any, cast
+from uuid import uuid4
+
+from gangline.data.named_tokens import CONFIG, read_object, special_tokens
+from gangline.errors import UserError
+
+Spans = tuple[tuple[int, int], ...]  # [start, stop) of letters
+
+
+class TemplateRefusal(Exception):
+    """What a template says of a conversation that it does not take."""
+
+
+class ChatTemplate:
+    """One template. special: names of special tokens, such as bos_token, and the words for them.
+
+    marks: whether it marks the assistant's answers by `{% generation %}`. Raises UserError where it is none.
+    """
+
+    def __init__(self, source: str, special: dict[str, str], name: str) -> None:
+        try:
+            from jinja2 import TemplateError
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+            from gangline_basics.data.chat_tags import MARK, GenerationTag
+        except ImportError as error:
+            raise UserError("chat templates need jinja2.", "", "pip install 'gangline-basics[chat]'") from error
+        self.source, self.name, self.special, self._error = source, name, special, TemplateError
+        self._mark, self._tools = MARK, cast("list[Any] | None", None)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
+        )
+        environment.globals.update(raise_exception=self._raise)
+        environment.filters["tojson"] = _tojson
+        try:
+            self._template = environment.from_string(source)
+        except Exception as error:  # what it computes is computed here, and too deep a nesting is a RecursionError
+            raise UserError(f"{name} is no chat template.", f"{type(error).__name__}: {error}") from error
+        tag = environment.extensions[GenerationTag.identifier]
+        self.marks = isinstance(tag, GenerationTag) and tag.seen
+
+    def with_tools(self, tools: list[Any] | None) -> ChatTemplate:
+        """The same of conversations whose prompts name these tools (None: none), objects or what tells of them."""
+        if not tools:
+            return self
+        found = copy(self)
+        found._tools = tools
+        return found
+
+    def render(self, messages: list[dict[str, Any]], prompt: bool = False) -> str:
+        """The conversation as text; `prompt`: up to where the assistant's next answer begins.
+
+        Raises TemplateRefusal where the template does not take it.
+        """
+        return self._render(messages, prompt, {})
+
+    def marked(self, messages: list[dict[str, Any]]) -> tuple[str, Spans]:
+        """The conversation as text, and where in it the answers are that the template marks. Raises TemplateRefusal."""
+        mark, text, spans = uuid4().hex, "", []
+        for number, part in enumerate(self._render(messages, False, {self._mark: mark}).split(mark)):
+            if number % 2:
+                spans.append((len(text), len(text) + len(part)))
+            text += part
+        if text != self.render(messages):
+            raise TemplateRefusal("the template does something with the answers that it marks")
+        return text, tuple(spans)
+
+    def _render(self, messages: list[dict[str, Any]], prompt: bool, more: dict[str, str]) -> str:
+        said = {**self.special, **more}
+        try:
+            return self._template.render(
+                messages=messages, tools=self._tools, documents=None, add_generation_prompt=prompt, **said
+            )
+        except Exception as error:  # a template is a program of others: whatever it raises, it does not take this
+            known = isinstance(error, self._error)
+            told = str(error) if known else f"{type(error).__name__}: {error}"
+            if "strftime_now" in told:
+                told += ": it asks for the date, and another day would make other tokens of the same text; "
+                told += "take a copy that names a day (data.template=FILE)"
+            raise TemplateRefusal(told) from error
+
+    def _raise(self, message: str) -> None:
+        raise self._error(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def template_of(tokenizer: str | None, template: str | None = None) -> ChatTemplate:
+    """The template in a file, or the one beside a tokenizer.json. Raises UserError where there is none.
+
+    tokenizer: path of the tokenizer.json; None: text is bytes, and no template lies beside them.
+    """
+    beside = None if tokenizer is None else Path(tokenizer).expanduser().parent
+    special = {} if beside is None else special_tokens(beside)
+    file = None if beside is None else beside / "chat_template.jinja"
+    if template is not None:
+        return ChatTemplate(_text(Path(template).expanduser()), special, template)
+    if file is not None and file.is_file():
+        return ChatTemplate(_text(file), special, str(file))
+    found = None if beside is None else read_object(beside / CONFIG).get("chat_template")
+    if isinstance(found, list) and all(isinstance(one, dict) for one in found):  # several by name
+        named = [one for one in found if one.get("name") == "default"]
+        found = named[0].get("template", "") if named else None
+    if not isinstance(found, str | None):
+        raise UserError(
+            f"{beside}/{CONFIG} has a chat_template that is none: {found!r:.60}.",
+            'It is a text, or a list of {"name": ..., "template": ...}, of which the one named default is taken.',
+        )
+    if isinstance(found, str):
+        return ChatTemplate(found, special, f"{beside}/{CONFIG}")
+    raise UserError(
+        f"{tokenizer or 'text of bytes'} has no chat template.",
+        "It lies beside a tokenizer.json, as chat_template.jinja or in tokenizer_config.json.",
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError("the chat template cannot be read.", f"{path}: {error}") from error

@@ -1,0 +1,192 @@
+"""Text to tokens and back: bytes, or a Hugging Face tokenizer.json. Torch-free."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gangline.data.named_tokens import special_tokens
+from gangline.errors import UserError
+from gangline_basics.data.pieces import TextPieces
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# What tokenizers call the end of a text; a tokenizer.json does not say which of its tokens that is. The first names
+# mean nothing else, and come before the eos_token beside it, which may be the end of an answer (<|im_end|>).
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>")
+ENDS = ("</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
+OPTIONS = ("data.tokenizer=", "data.separator=")  # how messages name them; the value follows
+
+
+class TextCodec(ABC):
+    """One vocabulary."""
+
+    vocab_size: int
+    separator: int | None  # the token between files
+    identity: str  # changes with the vocabulary
+    dtype: np.dtype
+
+    @abstractmethod
+    def encode_file(self, content: bytes, name: str) -> np.ndarray:
+        """A file's tokens (n,), without the separator."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """A text's tokens."""
+
+    @abstractmethod
+    def decode(self, tokens: list[int]) -> str:
+        """Tokens as text; what has no text in this vocabulary is left out, and so are special tokens."""
+
+    def decode_special(self, tokens: list[int]) -> str:
+        """Tokens as text, special tokens by their names."""
+        return self.decode(tokens)
+
+    def encode_special(self, text: str) -> tuple[list[int], list[int], list[int]]:
+        """Return the tokens that the tokenizer adds before a text, such as a BOS, the text's, and those added after."""
+        return [], self.encode(text), []
+
+
+class ByteCodec(TextCodec):
+    """One token for each byte. Raises UserError for a separator that is not one byte.
+
+    options  names of the options of the tokenizer and the separator, as messages write them before the value
+    """
+
+    vocab_size, identity, dtype = 256, "bytes", np.dtype(np.uint8)
+
+    def __init__(self, separator: str | None, options: tuple[str, str] = OPTIONS) -> None:
+        encoded = ("\0" if separator is None else separator).encode()
+        if len(encoded) != 1:
+            raise UserError(
+                f"{options[1]}{separator} is not one byte.",
+                "Without a tokenizer a token is a byte.",
+                "Name one byte, or leave the option out for byte 0.",
+            )
+        self.separator = encoded[0]
+
+    def encode_file(self, content: bytes, name: str) -> np.ndarray:
+        return np.frombuffer(content, self.dtype)
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: list[int]) -> str:
+        text = bytes(token for token in tokens if token < 256).decode(errors="replace")
+        return text.replace("\0", "\n")  # the end of a file; a terminal would swallow it
+
+
+class TokenizerCodec(TextCodec):
+    """A tokenizer.json, without the special tokens, truncation, padding and dropout of merges that it may have.
+
+    pieces   splits a long text
+    options  as of ByteCodec
+    Raises UserError for a file that cannot be read, a separator that is no token, and text that is not UTF-8.
+    """
+
+    def __init__(self, path: str, separator: str | None, errors: str, options: tuple[str, str] = OPTIONS) -> None:
+        self.option = f"{options[0]}{path}"  # for messages
+        content = _read(path, self.option)
+        self.tokenizer = _tokenizer(self.option, content)
+        self.path, self.errors, self.pieces = path, errors, TextPieces(self.tokenizer, content)
+        self.vocab_size = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.identity = blake2b(content, digest_size=8).hexdigest()
+        self.dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.int32)
+        names = _ends_of_text(path) if separator is None else (separator,)
+        found = [id for name in names if (id := self.tokenizer.token_to_id(name)) is not None]
+        if separator is not None and not found:
+            raise UserError(f"{options[1]}{separator} is no token of {path}.")
+        self.separator = found[0] if found else None
+
+    def encode_file(self, content: bytes, name: str) -> np.ndarray:
+        """Raises UserError where the file is not UTF-8 and `errors` is strict, or the vocabulary lacks a word."""
+        try:
+            text = content.decode(errors=self.errors)
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"data.path: {name} is not UTF-8 at byte {error.start}.",
+                "data.encoding_errors=replace reads it all the same; without a tokenizer any bytes will do.",
+            ) from error
+        with self._named(name):
+            encoded = self.tokenizer.encode_batch_fast(self.pieces(text), add_special_tokens=False)
+        return np.concatenate([np.empty(0, self.dtype), *(np.asarray(part.ids, self.dtype) for part in encoded)])
+
+    def encode(self, text: str) -> list[int]:
+        with self._named(repr(text)):
+            return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(self._known(tokens))
+
+    def decode_special(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(self._known(tokens), skip_special_tokens=False)
+
+    def encode_special(self, text: str) -> tuple[list[int], list[int], list[int]]:
+        with self._named(repr(text)):
+            encoded = self.tokenizer.encode(text, add_special_tokens=True)
+        ids, own = encoded.ids, [index for index, added in enumerate(encoded.special_tokens_mask) if not added]
+        first, stop = (own[0], own[-1] + 1) if own else (len(ids), len(ids))
+        return ids[:first], ids[first:stop], ids[stop:]
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        return [token for token in tokens if token < self.vocab_size]
+
+    @contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # the library raises bare Exception, as for a word that its vocabulary lacks
+            raise UserError(f"{self.option} has no tokens for {what}.", str(error)) from error
+
+
+def open_codec(tokenizer: str | None, separator: str | None, errors: str = "replace") -> TextCodec:
+    """The vocabulary of a tokenizer.json, or that of bytes where none is named.
+
+    separator: the token between files, None for the vocabulary's own; errors: what becomes of text that is not UTF-8,
+    as `bytes.decode` takes it. Raises UserError where the vocabulary cannot be had.
+    """
+    return ByteCodec(separator) if tokenizer is None else TokenizerCodec(tokenizer, separator, errors)
+
+
+def _read(path: str, option: str) -> bytes:
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"{option} cannot be read.",
+            error.strerror or str(error),
+            "Name a tokenizer.json.",
+        ) from error
+
+
+def _tokenizer(option: str, content: bytes) -> Tokenizer:
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+
+    try:
+        opened = Tokenizer.from_buffer(content)
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(
+            f"{option} is not a tokenizer.json.",
+            str(error).splitlines()[0],
+            "It is the file that `Tokenizer.save` of the tokenizers package writes.",
+        ) from error
+    # A tokenizer that has once cut or padded a batch is saved with both, and would go on to lose text or to make some.
+    opened.no_truncation()
+    opened.no_padding()
+    if isinstance(opened.model, BPE):
+        opened.model.dropout = None  # else a text's tokens are drawn at random
+    return opened
+
+
+def _ends_of_text(path: str) -> tuple[str, ...]:
+    """Names that the end of a text may have, the likeliest first."""
+    named = special_tokens(Path(path).expanduser().parent).get("eos_token")
+    return (*END_OF_TEXT, *([] if named is None else [named]), *ENDS)

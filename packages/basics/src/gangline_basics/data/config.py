@@ -1,0 +1,123 @@
+"""The built-in data source's configuration. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from gangline.config.ranges import Share
+from gangline.config.schema import DataConfig
+from gangline.config.values import written
+from gangline.data.vocabulary import vocabulary_problems
+from gangline.errors import Problem, UserError
+from gangline.plugin.parts import Part
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+    from gangline_basics.data.codec import TextCodec
+
+HEADS = 100  # files of which a check reads the beginning
+
+
+@dataclass
+class TextConfig(DataConfig):
+    """Text files, read into memory.
+
+    `path` is a file, a directory, a glob, or a list of these; null is the Python standard library's own source, which
+    every machine with Python has. Files are plain text or JSON lines (.jsonl, .ndjson), and may be compressed (.gz,
+    .bz2, .xz, .zst).
+    """
+
+    file_options: ClassVar[tuple[str, ...]] = ("path", "tokenizer")
+
+    path: str | list[str] | None = None  # a file, a directory, a glob or a list of these; null: Python's own source
+    tokenizer: str | None = None  # a tokenizer.json; null: one token for each byte, vocabulary 256
+    text_field: str = "text"  # of a .jsonl, each line of which is a document: the field with its text
+    binary: bool = False  # read what does not look like text, too
+    separator: str | None = (
+        None  # the token between files; null: the tokenizer's own end of text or eos_token, or byte 0
+    )
+    documents: bool = False  # each file, or line of a .jsonl, stands alone: no attention across, positions start anew
+    validation_fraction: Share = 0.02  # of the files (of one file: its end) is held out; 1, of a validation set: all
+    encoding_errors: Literal["replace", "ignore", "strict"] = "replace"  # of text that is not UTF-8, with a tokenizer
+
+    def codec(self, run: Run) -> TextCodec:
+        """Text to tokens and back, without reading the data. Raises UserError."""
+        from gangline_basics.data.codec import open_codec
+
+        return open_codec(self.tokenizer, self.separator, self.encoding_errors)
+
+    def exported(self, run: Run) -> dict[str, bytes]:
+        from gangline.interop.tokenizer_files import tokenizer_files
+
+        return tokenizer_files(self.tokenizer, run.model.pretrained()) if self.tokenizer else {}
+
+    def notices(self, run: Run) -> list[str]:
+        if self.tokenizer is None or self.codec(run).separator is not None:
+            return []
+        return [
+            f"data.tokenizer={self.tokenizer} names no end of text: files follow one another with no token between "
+            "them. data.separator=TOKEN names one."
+        ]
+
+    def check(self, run: Run) -> list[Problem]:
+        """Everything that names, sizes and beginnings of files can tell."""
+        from gangline_basics.data.compressed import compression
+        from gangline_basics.data.corpus import listing
+        from gangline_basics.data.formats import check_head, is_lines
+
+        problems = []
+        if self.validation_fraction == 1 and self is run.data:
+            problems.append(
+                Problem(
+                    "data.validation_fraction=1 leaves no text to train on.",
+                    "It says which part of the text is held out; all of it may be, of a validation set.",
+                    "Choose 0 <= data.validation_fraction < 1.",
+                )
+            )
+        elif self.validation_fraction == 0 and run.validate.every:
+            problems.append(
+                Problem(
+                    "data.validation_fraction=0 leaves no text to validate on.",
+                    f"The run validates every {run.validate.every} steps.",
+                    "validate.every=null turns that off.",
+                )
+            )
+        problems += self._check_vocabulary(run)
+        try:
+            files = listing(self.path)
+            for file in files[:: max(1, len(files) // HEADS)] if self.path is not None else ():
+                check_head(file.path, self.text_field, self.binary)
+        except UserError as error:
+            return [*problems, error.problem()]
+        stored = any(compression(file.path) or is_lines(file.path) for file in files)  # their text has another size
+        size = sum(file.size for file in files)
+        needed = run.batch.sequence_length + 1
+        if self.tokenizer is None and not stored and size < needed:
+            problems.append(
+                Problem(
+                    f"data.path={written(self.path)} is too short.",
+                    f"It has {size} bytes, and one sequence of {needed - 1} tokens needs {needed}.",
+                    "Give it more text, or a smaller batch.sequence_length.",
+                )
+            )
+        return problems
+
+    def _check_vocabulary(self, run: Run) -> list[Problem]:
+        try:
+            needed = self.codec(run).vocab_size
+        except UserError as error:
+            return [error.problem()]
+        whose = "bytes" if self.tokenizer is None else f"data.tokenizer={self.tokenizer}"
+        return vocabulary_problems(run.model.vocab_size, needed, whose, f"The data has {needed} different tokens.")
+
+
+PARTS = (
+    Part(
+        name="text",
+        config=TextConfig,
+        build="gangline_basics.data.text:build",
+        capabilities={"sample": "gangline_basics.sampling.show:show_sample"},
+        summary="text files in memory, as bytes or through a tokenizer.json; by default Python's own source",
+    ),
+)

@@ -1,0 +1,211 @@
+"""Which files a run reads, and which are held out. Torch-free; contents are read piece by piece, when asked for."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+import sysconfig
+from collections.abc import Set
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from gangline.errors import UserError
+from gangline_basics.data import formats
+
+# Absent from some distributions of Python, or not part of it: the default corpus must not depend on them.
+NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """One text file; `name` is its path below what all files have in common, with forward slashes."""
+
+    path: str
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """A file, or of the one that a split goes through the part before or after byte `cut`."""
+
+    file: TextFile
+    cut: int | None = None
+    after: bool = False
+
+    def read(self, field: str = "text", binary: bool = False) -> list[bytes]:
+        """The documents in it: all of a file of text, each line of a .jsonl, of which `field` is the text.
+
+        binary: what does not look like text is read, too. Raises UserError where the file cannot be read.
+        """
+        path = self.file.path
+        content = formats.read(path)
+        cut = None if self.cut is None else self.cut * len(content) // self.file.size  # the size is of what is stored
+        if formats.is_lines(path):
+            lines, first = formats.lines_of(content, cut, self.after)
+            return formats.documents(lines, path, field, first)
+        if not binary:
+            formats.refuse_binary(content, path)
+        if cut is None:
+            return [content]
+        at = _line_end(content, cut)
+        return [content[at:] if self.after else content[:at]]
+
+
+def listing(path: str | list[str] | None, mend: str = "data.path=null takes the built-in corpus.") -> list[TextFile]:
+    """Every file that `path` names, in order of name; files, directories and globs may be mixed.
+
+    mend: what is said to who names nothing that there is.
+    Raises UserError for what is missing, empty or forbidden.
+    """
+    if path is None:
+        root = sysconfig.get_path("stdlib")
+        return _files(_walk(root, skip=NOT_LIBRARY, suffix=".py"), path, root)
+    found: list[str] = []
+    asked = [os.path.expanduser(one) for one in ([path] if isinstance(path, str) else path)]
+    for one in asked:
+        found += _expand(one, mend)
+    return _files(found, path, os.path.commonpath([os.path.abspath(_root(one)) for one in asked]) if asked else None)
+
+
+def _root(path: str) -> str:
+    """The folder that a path names files below: their names are from there, whatever files are in it."""
+    if os.path.isdir(path):
+        return path
+    while glob.has_magic(path) and not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path if os.path.isdir(path) else os.path.dirname(path)
+
+
+def _expand(path: str, mend: str) -> list[str]:
+    if os.path.isdir(path):
+        found = files_below(path, skip={"__pycache__"})
+        why = "The directory has no files (hidden ones do not count)."
+    elif os.path.exists(path):
+        check_regular(path)
+        return [path]
+    elif glob.has_magic(path):
+        found = files_matching(path)
+        why = "The pattern matches no file."
+    else:
+        found, why = [], "There is no such file or directory" + ("." if os.path.isabs(path) else f" in {os.getcwd()}.")
+    if not found:
+        raise UserError(f"data.path={path} names no text.", why, mend)
+    return found
+
+
+def files_matching(pattern: str) -> list[str]:
+    """Every file that a glob matches, without directories and links to nothing. Raises UserError as `check_regular`."""
+    found = [file for file in glob.glob(pattern, recursive=True) if os.path.exists(file) and not os.path.isdir(file)]
+    for file in found:
+        check_regular(file)
+    return found
+
+
+def check_regular(path: str) -> None:
+    """Raises UserError for a pipe, a socket and a device, without opening it; a link is followed."""
+    kind = os.stat(path).st_mode
+    if not stat.S_ISREG(kind):
+        name = "pipe" if stat.S_ISFIFO(kind) else "socket" if stat.S_ISSOCK(kind) else "device"
+        raise UserError(
+            f"{path} is a {name}, not a regular file.",
+            "Texts are read more than once, and their sizes are needed first.",
+            "Copy the text into a file, and name the file.",
+        )
+
+
+def _walk(root: str, skip: set[str], suffix: str = "") -> list[str]:
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
+        found += [os.path.join(folder, name) for name in names if name.endswith(suffix) and not name.startswith(".")]
+    return found
+
+
+def files_below(root: str, skip: Set[str]) -> list[str]:
+    """Every regular file below a folder, without hidden ones and without folders of the names `skip`.
+
+    Raises UserError for a link that leads out of the folder or to nothing, for what is no regular file, and for a
+    folder that cannot be read. A folder that is a link is not entered: its files are read where they are.
+    """
+    inside, found, folders = os.path.realpath(root), [], [root]
+    try:
+        while folders:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_symlink():
+                        _check_link(entry.path, inside, root)
+                    if entry.is_file():
+                        found.append(entry.path)
+                    elif not entry.is_dir():
+                        raise UserError(f"{entry.path} is no regular file.", f"It is below {root}.", "Move it away.")
+                    elif not entry.is_symlink() and entry.name not in skip:
+                        folders.append(entry.path)
+    except OSError as error:
+        raise UserError(f"{error.filename or root} cannot be read.", error.strerror or str(error)) from error
+    return found
+
+
+def _check_link(path: str, inside: str, root: str) -> None:
+    target = os.path.realpath(path)
+    if not os.path.exists(target):
+        raise UserError(f"{path} is a link to {target}, which is missing.", "", f"Fetch that file, or remove {path}")
+    if os.path.commonpath([inside, target]) != inside:
+        raise UserError(
+            f"{path} is a link out of {root}: to {target}.",
+            "A folder stands for the files in it, and a link could add any file of this machine.",
+            f"Name {target} as well, or copy it there; a pattern such as '{root.rstrip(os.sep)}/*' follows links.",
+        )
+
+
+def _files(paths: list[str], asked: str | list[str] | None, root: str | None = None) -> list[TextFile]:
+    whole = [os.path.abspath(path) for path in dict.fromkeys(paths)]
+    root = root or os.path.commonpath([os.path.dirname(path) for path in whole])
+    files = []
+    for path in whole:
+        if not os.access(path, os.R_OK):
+            raise UserError(f"data.path: {path} cannot be read.", "Permission denied.", f"chmod +r {path}")
+        files.append(TextFile(path, Path(os.path.relpath(path, root)).as_posix(), os.path.getsize(path)))
+    if not any(file.size for file in files):
+        raise UserError(f"data.path={asked} is empty.", f"{len(files)} files, no text.")
+    return sorted(files, key=lambda file: file.name)
+
+
+def split(files: list[TextFile], fraction: float, name: str) -> list[FilePart]:
+    """The pieces of one split ("train" or "validation"), the same on every machine with the same files.
+
+    Whole files are held out, chosen by a hash of their names, so that a file stays on its side when others come or
+    go. Where there are too few files for that, the end of the text is held out instead.
+    """
+    held_out = {file for file in files if _fraction_of(file.name) < fraction}
+    if len(files) * fraction >= 1 and 0 < len(held_out) < len(files):
+        return [FilePart(file) for file in files if (file in held_out) == (name == "validation")]
+    total = sum(file.size for file in files)
+    keep = total - round(total * fraction)
+    pieces, start = [], 0
+    for file in files:
+        cut = keep - start
+        if 0 < cut < file.size:
+            pieces.append(FilePart(file, cut, after=name == "validation"))
+        elif (cut <= 0) == (name == "validation"):
+            pieces.append(FilePart(file))
+        start += file.size
+    return pieces
+
+
+def _fraction_of(name: str) -> float:
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") / 2**64
+
+
+def _line_end(content: bytes, at: int) -> int:
+    """The end of the line that byte `at` lies in; without lines, the next boundary of a UTF-8 character."""
+    newline = content.find(b"\n", at)
+    if 0 <= newline < len(content) - 1:
+        return newline + 1
+    while at < len(content) and content[at] & 0xC0 == 0x80:
+        at += 1
+    return at

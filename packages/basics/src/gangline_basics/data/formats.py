@@ -1,0 +1,115 @@
+"""From a file to its documents: plain text, JSON lines, either of them compressed. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from gangline.errors import UserError
+from gangline_basics.data.compressed import COMPRESSED, compression, decompressed
+
+HEAD = 1 << 16  # bytes that are enough to tell text from other bytes
+NULS, INVALID = 1e-3, 0.3  # more of them than this is no text: prose in Latin-1 has up to 0.1 of invalid UTF-8
+LINES = (".jsonl", ".ndjson")
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def is_lines(path: str) -> bool:
+    """Whether each line of a file is a JSON object, a document of its own."""
+    return path.lower().removesuffix(compression(path)).endswith(LINES)
+
+
+def read(path: str, limit: int = -1) -> bytes:
+    """The uncompressed bytes of a file, `limit` of them at most. Raises UserError where it cannot be read."""
+    with decompressed(path, said="data.path: ") as file:
+        return file.read(limit)
+
+
+def check_head(path: str, field: str, binary: bool) -> None:
+    """Raises UserError for a file whose beginning says that it cannot be read as text."""
+    head = read(path, HEAD)
+    if is_lines(path):
+        documents(head if len(head) < HEAD else head[: head.rfind(b"\n") + 1], path, field)
+    elif not binary:
+        refuse_binary(head, path)
+
+
+def binary_bytes(content: bytes) -> str:
+    """Count and kind of the bytes that no text has, in the beginning of a file; "" where it looks like text."""
+    head = content[:HEAD]
+    nuls, invalid = head.count(0), head[:-4].decode(errors="replace").count("�")  # its end may cut a character
+    if nuls > NULS * len(head):
+        return f"{nuls} NUL bytes"
+    return f"{invalid} bytes that are not UTF-8" if invalid > INVALID * len(head) else ""
+
+
+def has_half_character(text: str) -> bool:
+    """Return whether a text has half of a surrogate pair: JSON can write it, UTF-8 cannot."""
+    return _HALF.search(text) is not None
+
+
+def utf8_bytes(text: str) -> bytes:
+    """Return a text as bytes. Half of a surrogate pair becomes three bytes that are not UTF-8."""
+    return text.encode(errors="surrogatepass")
+
+
+def replace_invalid(content: bytes) -> tuple[str, int]:
+    """Return bytes as text, with U+FFFD in the place of what is not UTF-8, and how many of those there are."""
+    text = content.decode(errors="replace")
+    return text, text.count("\ufffd") - content.count("\ufffd".encode())
+
+
+def refuse_binary(content: bytes, path: str) -> None:
+    """Raises UserError for bytes that are no text."""
+    if not (what := binary_bytes(content)):
+        return
+    endings = ", ".join(COMPRESSED)
+    raise UserError(
+        f"data.path: {path} does not look like text.",
+        f"Its first {min(len(content), HEAD)} bytes have {what}.",
+        f"Read are text and {LINES[0]}, as they are or compressed ({endings}).",
+        "data.binary=true takes the bytes as they are.",
+    )
+
+
+def documents(content: bytes, path: str, field: str, first: int = 1) -> list[bytes]:
+    """The text of each line, a JSON object, of which `field` holds it. first: the number of the first line.
+
+    Raises UserError that names the line, and the fields that are there.
+    """
+    found = []
+    for number, line in enumerate(content.split(b"\n"), first):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"data.path: line {number} of {path} is not JSON.", str(error)) from error
+        if not isinstance(record, dict):
+            raise UserError(f"data.path: line {number} of {path} is no JSON object.", 'Each has to be {"text": "..."}.')
+        if not isinstance(record.get(field), str):
+            raise _no_text(record, number, path, field)
+        found.append(utf8_bytes(record[field]))  # `encoding_errors` decides of bytes that are not UTF-8
+    return found
+
+
+def _no_text(record: dict[str, Any], number: int, path: str, field: str) -> UserError:
+    texts = [name for name, value in record.items() if isinstance(value, str)]
+    what = "no text" if field in record else "no field"
+    return UserError(
+        f"data.path: line {number} of {path} has {what} {field!r}.",
+        f"Its fields: {', '.join(record) or 'none'}.",
+        f"The text is in another:  {'  or  '.join(f'data.text_field={name}' for name in texts)}" if texts else "",
+    )
+
+
+def lines_of(content: bytes, cut: int | None, after: bool) -> tuple[bytes, int]:
+    """Whole lines of one side of byte `cut`, and the number of the first: a line is where it begins."""
+    if cut is None:
+        return content, 1
+    at = content.rfind(b"\n", 0, cut) + 1
+    at = at if at == cut else (content.find(b"\n", cut) + 1 or len(content))
+    if at >= len(content.rstrip()):  # the last line is the one to hold out
+        at = content.rstrip().rfind(b"\n") + 1
+    return (content[at:], content.count(b"\n", 0, at) + 1) if after else (content[:at], 1)

@@ -1,0 +1,1 @@
+"""AdamW, also with moments in 8 bits, Lion, Muon, SOAP."""

@@ -1,0 +1,109 @@
+"""AdamW on the pieces of a runtime's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from gangline.config.schema import Run
+from gangline.optimizer.base import Optimizer
+from gangline.optimizer.pieces import grouped, state_shard
+from gangline.runtime import ParamShard, Runtime, ShardedParam
+from gangline.shard import Shard, model_array
+from gangline_basics.optimizer.config import Adamw
+
+
+class AdamwOptimizer(Optimizer):
+    """torch's AdamW kernels on state of our own, so that it exists before the first step and has global names.
+
+    Fused; under `run.deterministic` foreach, because the fused kernel rounds the tail of a cut vector in another way
+    than its middle.
+    """
+
+    def __init__(
+        self, config: Adamw, runtime: Runtime, named: Sequence[ShardedParam], names: Sequence[str], deterministic: bool
+    ) -> None:
+        self._fused = not deterministic
+        self._config = config
+        self.named = named
+        arrays = [model_array(name) for name in names]
+        model = runtime.registry
+        self.registry = model.like("optimizer/exp_avg", arrays) | model.like("optimizer/exp_avg_sq", arrays)
+        self._groups = [
+            _Group(rate, decay, pieces, self._fused) for (rate, decay), pieces in grouped(named, config).items()
+        ]
+        self._steps = 0
+
+    def step(self, learning_rate: float) -> None:
+        self._steps += 1
+        for group in self._groups:
+            group.step(learning_rate, self._fused, self._config)
+
+    def shards(self) -> Iterator[Shard]:
+        for group in self._groups:
+            yield from group.shards()
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": self._steps}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._steps = int(state["steps"])
+        for group in self._groups:
+            group.count(self._steps)
+
+
+class _Group:
+    """Pieces with the same factor of the learning rate and the same weight decay.
+
+    With their moments and their step counters (torch wants one each).
+    """
+
+    def __init__(self, rate: float, weight_decay: float, pieces: list[tuple[str, ParamShard]], fused: bool) -> None:
+        self.rate, self.weight_decay, self.pieces = rate, weight_decay, pieces
+        self.tensors = [piece.tensor for _, piece in pieces]
+        self.averages = [torch.zeros_like(x, requires_grad=False) for x in self.tensors]
+        self.squares = [torch.zeros_like(x, requires_grad=False) for x in self.tensors]
+        # On the device for the fused kernel alone: the others read them on the host.
+        self._steps = [torch.zeros((), dtype=torch.float32, device=x.device if fused else "cpu") for x in self.tensors]
+
+    def count(self, steps: int) -> None:
+        """So many have been done."""
+        for step in self._steps:
+            step.fill_(steps)
+
+    @torch.no_grad()
+    def step(self, learning_rate: float, fused: bool, config: Adamw) -> None:
+        if not self.tensors:
+            return
+        gradients: list[Tensor] = [x.grad for x in self.tensors]  # type: ignore[misc]
+        adamw(
+            self.tensors,
+            gradients,
+            self.averages,
+            self.squares,
+            [],
+            self._steps,
+            foreach=not fused,
+            fused=fused,
+            amsgrad=False,
+            maximize=False,
+            lr=learning_rate * self.rate,
+            weight_decay=self.weight_decay,
+            beta1=config.betas[0],
+            beta2=config.betas[1],
+            eps=config.eps,
+        )
+
+    def shards(self) -> Iterator[Shard]:
+        for state, tensors in (("exp_avg", self.averages), ("exp_avg_sq", self.squares)):
+            for (name, piece), tensor in zip(self.pieces, tensors, strict=True):
+                yield state_shard(state, name, piece, tensor)
+
+
+def build(config: Adamw, run: Run, runtime: Runtime) -> AdamwOptimizer:
+    """The optimizer `adamw`."""
+    return AdamwOptimizer(config, runtime, runtime.parameters(), runtime.names(), run.deterministic)

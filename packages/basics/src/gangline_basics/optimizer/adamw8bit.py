@@ -1,0 +1,212 @@
+"""AdamW with moments in 8 bits (Dettmers et al., arXiv 2110.02861): 2.03 bytes of state a weight in the place of 8.
+
+    M, V  <-  what codes and scales stand for        (`gangline_basics.optimizer.codes`)
+    M, V, W  <-  one step of AdamW, in the dtype of the masters
+    codes and scales  <-  M, V
+
+Blocks of codes are cut along rows of the whole array, and no layout may part one, so a run is the same however it is
+cut. A number beside the middle of two levels takes one or the other by its rounding, as a sign does in Lion: layouts
+whose gradients agree within rounding agree until then. A run that goes on with blocks of another length has its moments
+rounded once more: by half of what lies between two levels, at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gangline.config.schema import Run
+from gangline.errors import UserError
+from gangline.optimizer.base import Optimizer
+from gangline.optimizer.pieces import grouped
+from gangline.runtime import ParamShard, Runtime
+from gangline.shard import Layout, Registry, Shard, model_array
+from gangline_basics.optimizer.adamw import AdamwOptimizer
+from gangline_basics.optimizer.codes import decode, encode
+from gangline_basics.optimizer.config import Adamw8bit
+
+AT_ONCE = 1 << 24  # numbers of a piece whose moments are in full at a time
+STATES = (("exp_avg", True), ("exp_avg_sq", False))  # and whether it has a sign
+
+
+@dataclass
+class _Moment:
+    """Of a piece, as rows: codes (R, F) and scales (R, S)."""
+
+    state: str
+    signed: bool
+    codes: Tensor
+    scales: Tensor
+
+
+@dataclass
+class _Piece:
+    name: str
+    of: ParamShard
+    moments: list[_Moment]
+
+
+class Adamw8bitOptimizer(Optimizer):
+    """Codes for arrays of two dims and more with `fewest` numbers, AdamW for all else."""
+
+    def __init__(self, config: Adamw8bit, runtime: Runtime, deterministic: bool) -> None:
+        self.config, model = config, runtime.registry
+        coded = [name for name in runtime.names() if config.coded(model[model_array(name)].shape)]
+        rest = [name for name in runtime.names() if name not in set(coded)]
+        named = runtime.parameters()
+        self._rest = AdamwOptimizer(config, runtime, [p for p in named if p.name in set(rest)], rest, deterministic)
+        self.registry = self._rest.registry | registry_of(model, coded, config.block)
+        self._groups = [
+            (rate, decay, [self._piece(name, piece) for name, piece in pieces])
+            for (rate, decay), pieces in grouped([p for p in named if p.name in set(coded)], config).items()
+        ]
+        self._steps = 0
+        self._read: list[tuple[_Piece, _Moment, Tensor]] = []  # scales of whole rows in other blocks, to be taken over
+
+    def _piece(self, name: str, piece: ParamShard) -> _Piece:
+        rows, moments = _rows(piece.tensor.detach()), []
+        blocks = -(-rows.shape[1] // self.config.block)
+        for state, signed in STATES:
+            scales = torch.zeros(len(rows), blocks, dtype=torch.float32, device=rows.device)
+            moments.append(_Moment(state, signed, torch.zeros_like(rows, dtype=torch.uint8), scales))
+        return _Piece(name, piece, moments)
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        self._steps += 1
+        for rate, decay, pieces in self._groups:
+            for piece in pieces:
+                gradient = piece.of.tensor.grad
+                assert gradient is not None
+                self._step(piece, _rows(piece.of.tensor), _rows(gradient), learning_rate * rate, decay)
+        self._rest.step(learning_rate)
+
+    def _step(self, piece: _Piece, weights_RF: Tensor, gradients_RF: Tensor, rate: float, decay: float) -> None:
+        """As many rows at a time as `AT_ONCE` holds."""
+        (one, two), eps, block = self.config.betas, self.config.eps, self.config.block
+        biases = 1 - one**self._steps, sqrt(1 - two**self._steps)
+        every = max(1, AT_ONCE // weights_RF.shape[1])
+        for start in range(0, len(weights_RF), every):
+            rows = slice(start, start + every)
+            w, g = weights_RF[rows], gradients_RF[rows]
+            mean, square = (
+                decode(moment.codes[rows], moment.scales[rows], block, moment.signed, w.dtype)
+                for moment in piece.moments
+            )
+            mean = mean.lerp(g, 1 - one)
+            square = (square * two).addcmul_(g, g, value=1 - two)
+            w.mul_(1 - rate * decay)
+            w.addcdiv_(mean, (square.sqrt() / biases[1]).add_(eps), value=-rate / biases[0])
+            for moment, full in zip(piece.moments, (mean, square), strict=True):
+                codes, scales = encode(full, block, moment.signed)
+                moment.codes[rows].copy_(codes)
+                moment.scales[rows].copy_(scales)
+
+    def shards(self) -> Iterator[Shard]:
+        for _, _, pieces in self._groups:
+            for piece in pieces:
+                for moment in piece.moments:
+                    yield from self._shards_of(piece, moment)
+        yield from self._rest.shards()
+
+    def _shards_of(self, piece: _Piece, moment: _Moment) -> Iterator[Shard]:
+        of, block = piece.of.shard, self.config.block
+        state, lead = f"optimizer/{moment.state}", piece.of.tensor.shape[:-1]
+        codes, scales = moment.codes.view(*lead, -1), moment.scales.view(*lead, -1)
+        yield Shard(f"{state}/{piece.name}", of.global_shape, codes.dtype, of.offset, codes, of.primary)
+        shape, offset = scales_shape(of.global_shape, block), (*of.offset[:-1], of.offset[-1] // block)
+        yield Shard(f"{state}_scales/{piece.name}", shape, scales.dtype, offset, scales, of.primary)
+
+    def filled_from(self, state: Mapping[str, Any]) -> Iterator[Shard]:
+        """In other blocks: the same codes, and the scales of whole rows."""
+        block, self._read = int(state.get("block", self.config.block)), []
+        if block == self.config.block:
+            yield from self.shards()
+            return
+        for _, _, pieces in self._groups:
+            for piece in pieces:
+                of, lead = piece.of.shard, piece.of.tensor.shape[:-1]
+                shape, offset = scales_shape(of.global_shape, block), (*of.offset[:-1], 0)
+                for moment in piece.moments:
+                    codes, _ = self._shards_of(piece, moment)
+                    scales = moment.scales.new_zeros(len(moment.codes), shape[-1])
+                    name = f"optimizer/{moment.state}_scales/{piece.name}"
+                    yield codes
+                    yield Shard(name, shape, scales.dtype, offset, scales.view(*lead, -1), of.primary)
+                    self._read.append((piece, moment, scales))
+        yield from self._rest.shards()
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": self._steps, "block": self.config.block}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._steps = int(state["steps"])
+        self._rest.load_state(state)
+        for piece, moment, scales_RS in self._read:
+            first, every = piece.of.shard.offset[-1], max(1, AT_ONCE // moment.codes.shape[1])
+            for start in range(0, len(moment.codes), every):
+                rows = slice(start, start + every)
+                self._take_over(moment, rows, scales_RS[rows], int(state["block"]), first, piece.of.tensor.dtype)
+        self._read = []
+
+    def _take_over(
+        self, moment: _Moment, rows: slice, scales_RS: Tensor, block: int, first: int, dtype: torch.dtype
+    ) -> None:
+        """Codes in blocks of another length, of columns from `first` on: what they stand for, in this one's."""
+        codes_RF = moment.codes[rows]
+        columns = torch.arange(first, first + codes_RF.shape[1], device=codes_RF.device)
+        full = decode(codes_RF, scales_RS[:, columns // block], 1, moment.signed, dtype)
+        codes, scales = encode(full, self.config.block, moment.signed)
+        moment.codes[rows].copy_(codes)
+        moment.scales[rows].copy_(scales)
+
+
+def registry_of(model: Registry, names: Sequence[str], block: int) -> Registry:
+    """Codes and scales of parameters, with the boxes of these. Raises UserError where a block is cut."""
+    found = Registry(model.mesh)
+    for state, _ in STATES:
+        found |= model.like(f"optimizer/{state}", [model_array(name) for name in names], "uint8")
+        scales = {
+            f"optimizer/{state}_scales/{name}": scales_layout(name, model[model_array(name)], block) for name in names
+        }
+        found |= Registry(model.mesh, scales)
+    return found
+
+
+def scales_layout(name: str, layout: Layout, block: int) -> Layout:
+    """Where the scales of a parameter lie: beside their blocks. Raises UserError where a block is cut."""
+    last, width = len(layout.shape) - 1, layout.shape[-1]
+    divisions = []
+    for division in layout.divisions:
+        if division.rows or division.dim != last:
+            divisions.append(division)
+            continue
+        inside = [at for bounds in division.bounds for at in bounds if at % block and at != width]
+        if inside:
+            raise UserError(
+                f"optimizer.block={block}: {name} is cut at {inside[0]} of {width}, inside a block.",
+                "The numbers of a block share a scale, so one rank has all of them.",
+                "A smaller optimizer.block, or another layout.",
+            )
+        bounds = tuple(tuple(-(-at // block) for at in bounds) for bounds in division.bounds)
+        divisions.append(replace(division, bounds=bounds))
+    return replace(layout, shape=scales_shape(layout.shape, block), dtype="float32", divisions=tuple(divisions))
+
+
+def scales_shape(shape: Sequence[int], block: int) -> tuple[int, ...]:
+    return (*shape[:-1], -(-shape[-1] // block))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(R, F), a view: leading dims flattened."""
+    return x.view(prod(x.shape[:-1]), x.shape[-1])
+
+
+def build(config: Adamw8bit, run: Run, runtime: Runtime) -> Adamw8bitOptimizer:
+    """The optimizer `adamw8bit`."""
+    return Adamw8bitOptimizer(config, runtime, run.deterministic)

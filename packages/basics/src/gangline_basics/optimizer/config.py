@@ -1,0 +1,140 @@
+"""Configurations of the built-in optimizers. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, ClassVar
+
+from gangline.config.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, ShareBelowOne
+from gangline.optimizer.decaying import DecayingConfig
+from gangline.plugin.parts import Part
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass
+class Adamw(DecayingConfig):
+    """AdamW (Loshchilov and Hutter, arXiv 1711.05101)."""
+
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.95)  # decay of the means of gradient and square
+    eps: PositiveFloat = 1e-8  # added to the root of the mean square
+
+
+@dataclass
+class Adamw8bit(Adamw):
+    """AdamW with moments in 8 bits (Dettmers et al., arXiv 2110.02861), 2.03 bytes a weight in the place of 8."""
+
+    layout_options: ClassVar[tuple[str, ...]] = ("block",)
+
+    block: PositiveInt = 256  # neighbours of a row that share a scale; no layout may cut inside
+    fewest: PositiveInt = 4096  # what has fewer numbers keeps its moments in full, as vectors do
+
+    def coded(self, shape: Sequence[int]) -> bool:
+        """Whether the moments of a parameter of this shape are in 8 bits."""
+        return len(shape) >= 2 and prod(shape) >= self.fewest
+
+    def states(self, matrix: bool) -> float:
+        return 2 * (1 + 4 / self.block) / 4
+
+    def state_bytes(self, shape: Sequence[int], part: Sequence[int], *, matrix: bool, master: int) -> int:
+        if not self.coded(shape):
+            return 2 * prod(part) * master
+        return 2 * prod(part[:-1]) * (part[-1] + 4 * -(-part[-1] // self.block))
+
+    def row_block(self, shape: Sequence[int]) -> int:
+        return self.block if self.coded(shape) else 1
+
+
+@dataclass
+class Lion(DecayingConfig):
+    """Lion (Chen et al., arXiv 2302.06675): its rate is a third to a tenth of AdamW's, its decay as much larger."""
+
+    learning_rate: NonNegativeFloat = 3e-4
+    weight_decay: NonNegativeFloat = 1.0
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.99)  # the mean gradient's share of a step, and its own decay
+
+    def states(self, matrix: bool) -> float:
+        return 1
+
+
+@dataclass
+class Muon(Adamw):
+    """Muon for the matrices of the blocks, AdamW for embeddings, head and vectors, under one learning rate."""
+
+    momentum: ShareBelowOne = 0.95  # decay of the mean gradient of a matrix
+    nesterov: bool = True  # look one step ahead along the momentum
+    iterations: PositiveInt = 5  # of Newton-Schulz
+
+    def states(self, matrix: bool) -> float:
+        return 1 if matrix else 2
+
+    def maps_matrices(self) -> bool:
+        return True
+
+
+@dataclass
+class Soap(Adamw):
+    """SOAP (Vyas et al., arXiv 2409.11321) for the matrices of the blocks, AdamW for embeddings, head and vectors."""
+
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.95, 0.95)
+    shampoo_beta: ShareBelowOne = 0.95  # decay of the means of G Gᵀ and Gᵀ G
+    precondition_every: PositiveInt = 10  # steps between two refreshes of the eigenbases
+    max_side: PositiveInt = 8192  # a longer side of a matrix keeps the basis that it has
+    damping: PositiveFloat = 1e-3  # added to the eigenvalues for a refresh, of their mean
+
+    def sides(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The sides of a matrix of this shape that get a basis of their own."""
+        return tuple(side for side in shape if side <= self.max_side)
+
+    def states(self, matrix: bool) -> float:
+        return 0 if matrix else 2
+
+    def matrix_bytes(self, shape: Sequence[int], *, master: int) -> int:
+        return 2 * (prod(shape) + sum(side * side for side in self.sides(shape))) * master
+
+    def maps_matrices(self) -> bool:
+        return True
+
+
+PARTS = (
+    Part(
+        name="adamw",
+        config=Adamw,
+        build="gangline_basics.optimizer.adamw:build",
+        summary="AdamW; weight decay on matrices alone",
+        group="optimizer",
+    ),
+    Part(
+        name="adamw8bit",
+        config=Adamw8bit,
+        build="gangline_basics.optimizer.adamw8bit:build",
+        summary="AdamW with moments in 8 bits",
+        group="optimizer",
+    ),
+    Part(
+        name="lion",
+        config=Lion,
+        build="gangline_basics.optimizer.lion:build",
+        summary="Steps along the sign of the mean gradient",
+        group="optimizer",
+        law="where a gradient is mere rounding, as a key's bias has it, so is the sign that a weight moves by",
+    ),
+    Part(
+        name="muon",
+        config=Muon,
+        build="gangline_basics.optimizer.muon:build",
+        summary="Muon for the matrices of the blocks, AdamW for the rest",
+        group="optimizer",
+    ),
+    Part(
+        name="soap",
+        config=Soap,
+        build="gangline_basics.optimizer.soap:build",
+        summary="SOAP for the matrices of the blocks, AdamW for the rest",
+        law="each refresh of a basis amplifies rounding by up to 1 / damping: in float64 layouts agree within 1e-10",
+        group="optimizer",
+    ),
+)

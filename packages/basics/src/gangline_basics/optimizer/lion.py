@@ -1,0 +1,59 @@
+"""Lion, evolved sign momentum (Chen et al., arXiv 2302.06675, algorithm 2).
+
+    C <- β₁ M + (1 - β₁) G                    between mean and newest gradient
+    W <- (1 - η λ) W - η sign(C)
+    M <- β₂ M + (1 - β₂) G
+
+Each number moves by the learning rate, whatever the size of its gradient; where a gradient is nothing but rounding, so
+is its sign. One number of state a weight, where AdamW has two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from gangline.config.schema import Run
+from gangline.optimizer.base import Optimizer
+from gangline.optimizer.pieces import grouped, state_shard
+from gangline.runtime import Runtime
+from gangline.shard import Shard, model_array
+from gangline_basics.optimizer.config import Lion
+
+
+class LionOptimizer(Optimizer):
+    """Element by element, so it does not matter how parameters are cut."""
+
+    def __init__(self, config: Lion, runtime: Runtime) -> None:
+        self.config = config
+        self.registry = runtime.registry.like("optimizer/exp_avg", [model_array(name) for name in runtime.names()])
+        self._groups = list(grouped(runtime.parameters(), config).items())
+        self._means = [
+            [torch.zeros_like(piece.tensor, requires_grad=False) for _, piece in pieces] for _, pieces in self._groups
+        ]
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        newest, kept = self.config.betas
+        for ((rate, decay), pieces), means in zip(self._groups, self._means, strict=True):
+            if not pieces:
+                continue
+            weights = [piece.tensor for _, piece in pieces]
+            gradients: list[Tensor] = [x.grad for x in weights]  # type: ignore[misc]
+            updates = torch._foreach_lerp(means, gradients, 1 - newest)
+            torch._foreach_sign_(updates)
+            torch._foreach_mul_(weights, 1 - learning_rate * rate * decay)
+            torch._foreach_add_(weights, updates, alpha=-learning_rate * rate)
+            torch._foreach_lerp_(means, gradients, 1 - kept)
+
+    def shards(self) -> Iterator[Shard]:
+        for (_, pieces), means in zip(self._groups, self._means, strict=True):
+            for (name, piece), mean in zip(pieces, means, strict=True):
+                yield state_shard("exp_avg", name, piece, mean)
+
+
+def build(config: Lion, run: Run, runtime: Runtime) -> LionOptimizer:
+    """The optimizer `lion`."""
+    return LionOptimizer(config, runtime)

@@ -1,0 +1,194 @@
+"""SOAP: Adam in the eigenbasis of Shampoo, for matrices (Vyas et al., arXiv 2409.11321, algorithm 3).
+
+    G' <- Q_Lᵀ G Q_R                          the gradient in the eigenbasis
+    M <- β₁ M + (1 - β₁) G'                   kept in the eigenbasis, as V is
+    V <- β₂ V + (1 - β₂) G' ⊙ G'
+    N <- Q_L (M / (√V + ε)) Q_Rᵀ              both means corrected for their bias, as in Adam
+    W <- (1 - η λ) W - η N
+    L <- β L + (1 - β) G Gᵀ                   R <- β R + (1 - β) Gᵀ G
+    every few steps: Q_L <- QR((L + d) Q_L)   Q_R alike; M is turned from the old basis to the new one
+
+The first step makes bases and moves no matrix, so that no gradient is divided by its own size in its own basis.
+
+All of a matrix's state is on the one rank that maps it (`Runtime.matrix_owners`), and nowhere else; only gradients go
+there and updates come back. An eigenbasis is a function of the matrix only where no two eigenvalues are equal, and a
+gradient of fewer tokens than rows has many that are 0: which basis an eigensolver gives those is decided by rounding,
+and rounding by the layout. So a basis begins as the unit matrix and is made by power iterations alone, of L with a
+share d of its mean eigenvalue and ε² added and R's diagonal positive in QR: a continuous function of all gradients
+before. ε² keeps the unit basis of a matrix whose gradients are rounding alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gangline.config.schema import Run
+from gangline.optimizer.base import Optimizer
+from gangline.optimizer.pieces import decay_of, in_blocks
+from gangline.parallel.owners import MatrixId
+from gangline.plan import chosen
+from gangline.runtime import Runtime
+from gangline.shard import Layout, Registry, Shard, model_array
+from gangline_basics.optimizer.adamw import AdamwOptimizer
+from gangline_basics.optimizer.config import Soap
+
+FIRST = 8  # power iterations of the first bases; each refresh is one more
+
+
+class Side:
+    """One side of a matrix, of length n: the mean of G Gᵀ (or Gᵀ G) and a basis near its eigenvectors, both (n, n)."""
+
+    def __init__(self, length: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.mean = torch.zeros(length, length, dtype=dtype, device=device)
+        self.basis = torch.eye(length, dtype=dtype, device=device)
+
+    def refresh(self, damping: float, least: float) -> None:
+        """One power iteration, which QR makes orthonormal again; columns come in falling order of eigenvalues.
+
+        damping: share of the mean eigenvalue that is added to every eigenvalue, `least` on top.
+        """
+        length = len(self.mean)
+        shift = (damping / length) * self.mean.diagonal().sum() + least
+        q, r = torch.linalg.qr(self.mean @ self.basis + shift * self.basis)
+        sign = torch.where(r.diagonal() < 0, -1.0, 1.0).to(q.dtype)
+        self.basis.copy_(q * sign)
+
+
+class SoapMatrix:
+    """What is kept of an (m, n) matrix. A side that is too long has no basis, and is left as it is."""
+
+    def __init__(self, shape: tuple[int, int], config: Soap, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        self.mean, self.square = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        self.left, self.right = (Side(n, dtype, device) if n <= config.max_side else None for n in shape)
+
+    def update(self, gradient: Tensor, steps: int) -> Tensor:
+        """N for the gradient of step number `steps`, the first is 1; both (m, n)."""
+        if steps == 1:
+            self._see(gradient)
+            for _ in range(FIRST):
+                self._refresh()
+            return torch.zeros_like(gradient)
+        (one, two), count = self.config.betas, steps - 1
+        turned = self._turned(gradient)
+        self.mean.lerp_(turned, 1 - one)
+        self.square.mul_(two).addcmul_(turned, turned, value=1 - two)
+        size = (self.square / (1 - two**count)).sqrt_().add_(self.config.eps)
+        update = self._back((self.mean / (1 - one**count)).div_(size))
+        self._see(gradient)
+        if count % self.config.precondition_every == 0:
+            mean = self._back(self.mean)
+            self._refresh()
+            self.mean.copy_(self._turned(mean))
+        return update
+
+    def _see(self, gradient: Tensor) -> None:
+        if self.left is not None:
+            self.left.mean.lerp_(gradient @ gradient.T, 1 - self.config.shampoo_beta)
+        if self.right is not None:
+            self.right.mean.lerp_(gradient.T @ gradient, 1 - self.config.shampoo_beta)
+
+    def _refresh(self) -> None:
+        for side in (self.left, self.right):
+            if side is not None:
+                side.refresh(self.config.damping, self.config.eps**2)
+
+    def _turned(self, x: Tensor) -> Tensor:
+        x = x if self.left is None else self.left.basis.T @ x
+        return x if self.right is None else x @ self.right.basis
+
+    def _back(self, x: Tensor) -> Tensor:
+        x = x if self.left is None else self.left.basis @ x
+        return x if self.right is None else x @ self.right.basis.T
+
+    def arrays(self) -> Iterator[tuple[str, Tensor]]:
+        """Each by its name."""
+        yield from (("exp_avg", self.mean), ("exp_avg_sq", self.square))
+        for name, side in (("left", self.left), ("right", self.right)):
+            if side is not None:
+                yield from ((name, side.mean), (f"{name}_basis", side.basis))
+
+
+class SoapOptimizer(Optimizer):
+    """SOAP for the `matrices` (names, on whatever stage, in order), AdamW for all else."""
+
+    def __init__(self, config: Soap, runtime: Runtime, matrices: Mapping[str, None], deterministic: bool) -> None:
+        named, names = runtime.parameters(), runtime.names()
+        self.config, self.runtime = config, runtime
+        self.matrices = [p for p in named if p.name in matrices]
+        rest = [p for p in named if p.name not in matrices]
+        self._rest = AdamwOptimizer(
+            config, runtime, rest, [name for name in names if name not in matrices], deterministic
+        )
+        owners, model = runtime.matrix_owners(list(matrices)), runtime.registry
+        self.registry, self._steps = self._rest.registry | registry_of(config, model, owners), 0
+        device = next((piece.tensor.device for p in named for piece in p.pieces), torch.device("cpu"))
+        self._kept: dict[MatrixId, SoapMatrix] = {}
+        for id, owner in owners.items():
+            if owner == runtime.rank:
+                layout = model[model_array(id.name)]
+                m, n = layout.shape[-2:]
+                self._kept[id] = SoapMatrix((m, n), config, getattr(torch, layout.dtype), device)
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        self._steps += 1
+        gradients = ((p.name, [piece.tensor.grad for piece in p.pieces]) for p in self.matrices)
+        mapped = self.runtime.map_matrices(self._update, gradients)  # type: ignore[arg-type]
+        for parameter, (_, updates) in zip(self.matrices, mapped, strict=True):
+            rate = learning_rate * chosen(self.config.rates, parameter.name, 1.0)
+            decay = decay_of(parameter, self.config)
+            if self._steps == 1:
+                continue
+            for piece, update in zip(parameter.pieces, updates, strict=True):
+                piece.tensor.mul_(1 - rate * decay)
+                piece.tensor.add_(update, alpha=-rate)
+        self._rest.step(learning_rate)
+
+    def _update(self, gradient: Tensor, id: MatrixId) -> Tensor:
+        kept = self._kept[id]
+        return kept.update(gradient.to(kept.mean.device), self._steps).to(gradient.device)
+
+    def shards(self) -> Iterator[Shard]:
+        for id, kept in self._kept.items():
+            for state, x in kept.arrays():
+                name = array_name(state, id, self.runtime.registry)
+                yield Shard(name, tuple(x.shape), x.dtype, (0,) * x.dim(), x)
+        yield from self._rest.shards()
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": self._steps}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._steps = int(state["steps"])
+        self._rest.load_state(state)
+
+
+def registry_of(config: Soap, model: Registry, owners: Mapping[MatrixId, int]) -> Registry:
+    """Where the state of every matrix is: whole, on its owner alone."""
+    found = {}
+    for id, owner in owners.items():
+        at, dtype = tuple(model.mesh.coordinate(owner).items()), model[model_array(id.name)].dtype
+        m, n = model[model_array(id.name)].shape[-2:]
+        shapes = {"exp_avg": (m, n), "exp_avg_sq": (m, n)}
+        for side, length in (("left", m), ("right", n)):
+            if length <= config.max_side:
+                shapes |= {side: (length, length), f"{side}_basis": (length, length)}
+        for state, shape in shapes.items():
+            found[array_name(state, id, model)] = Layout(shape, dtype, at=at)
+    return Registry(model.mesh, found)
+
+
+def array_name(state: str, id: MatrixId, model: Registry) -> str:
+    """optimizer/<state>/<parameter>, of a stack with the number of the matrix behind it."""
+    stacked = len(model[model_array(id.name)].shape) > 2
+    return f"optimizer/{state}/{id.name}.{id.number}" if stacked else f"optimizer/{state}/{id.name}"
+
+
+def build(config: Soap, run: Run, runtime: Runtime) -> SoapOptimizer:
+    """The optimizer `soap`: the matrices and stacks in the blocks that the plan names, and AdamW for all else."""
+    return SoapOptimizer(config, runtime, in_blocks(run, runtime), run.deterministic)

@@ -1,0 +1,99 @@
+"""Configurations of the built-in strategies. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gangline.config.ranges import PositiveFloat, PositiveInt
+from gangline.config.schema import ParallelConfig
+from gangline.errors import Problem, UserError
+from gangline.plugin.parts import Part
+
+if TYPE_CHECKING:
+    from gangline.cluster.topology import Topology
+    from gangline.config.schema import Run
+    from gangline.explain.explained import Explained
+    from gangline.mesh import Mesh
+    from gangline.model.tree import Node
+    from gangline.plan import Plan
+
+
+@dataclass
+class Single(ParallelConfig):
+    """One process."""
+
+    groups: PositiveInt = 1  # add gradients as this many data ranks would: the reference for a run of that width
+
+    def world(self, gpus: int) -> int:
+        return 1
+
+    def axes(self, world: int) -> dict[str, int]:
+        """No axis. Raises UserError for more than one process."""
+        if world != 1:
+            raise UserError(
+                f"parallel=single is one process, and this job has {world}.",
+                "One process:  launch.processes=1",
+                "Several that share the batch:  parallel=ddp",
+            )
+        return {}
+
+    def explain(
+        self, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None, topology: Topology | None = None
+    ) -> Explained:
+        from gangline.explain.replicated import explain_replicated
+
+        return explain_replicated(run, mesh, model, topology)
+
+    def check(self, run: Run) -> list[Problem]:
+        from gangline.config.advice import nearest
+
+        size, micro = run.batch.global_size, run.batch.micro_size or 1
+        if self.groups == 1 or not size % (self.groups * micro):
+            return []
+        fitting = [groups for groups in range(1, size + 1) if not size % (groups * micro)]
+        return [
+            Problem(
+                f"batch.global_size={size} does not divide into parallel.groups={self.groups} equal shares of "
+                f"microbatches of {micro}.",
+                "Each group adds up the gradients of its share, as one data rank would.",
+                nearest(run, ({"parallel.groups": groups} for groups in reversed(fitting))),
+            )
+        ]
+
+
+@dataclass
+class Ddp(ParallelConfig):
+    """Every rank holds the whole model and reads its share of the batch."""
+
+    bucket_mb: PositiveFloat = 4.0  # gradients travel in buckets of this many MiB, each as soon as it is full
+
+    def world(self, gpus: int) -> int:
+        return gpus or 2
+
+    def axes(self, world: int) -> dict[str, int]:
+        return {"dp_replicate": world}
+
+    def explain(
+        self, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None, topology: Topology | None = None
+    ) -> Explained:
+        from gangline.explain.replicated import explain_replicated
+
+        return explain_replicated(run, mesh, model, topology, bucket=int(self.bucket_mb * 2**20))
+
+
+PARTS = (
+    Part(
+        name="single",
+        config=Single,
+        build="gangline_basics.parallel.single:build",
+        summary="One process: the reference that every other layout is tested against",
+    ),
+    Part(
+        name="ddp",
+        config=Ddp,
+        build="gangline_basics.parallel.ddp:build",
+        summary="Each rank holds the whole model and a share of the batch; gradients are added while they appear",
+        words={"dp data_parallel data_parallel_size ddp": "parallel=ddp launch.processes={n}"},
+    ),
+)

@@ -1,0 +1,62 @@
+"""One process: the reference of the law."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from gangline.comm.base import Comms
+from gangline.config.schema import Run
+from gangline.mesh import Mesh
+from gangline.plan import Plan
+from gangline.precision.base import Precision
+from gangline_basics.parallel.config import Single
+from gangline_basics.parallel.whole_runtime import Finish, WholeRuntime
+
+
+class SingleRuntime(WholeRuntime):
+    """Adds up microbatches in order; with `groups`, each group by itself first, as a data rank adds its share.
+
+    Group g is the g-th contiguous share of the microbatches. Under `run.deterministic` a `ddp` run of that width gives
+    the same bits: its ranks' gradients are added in rank order too.
+    """
+
+    _sums: list[Tensor] | None = None  # of the groups that are done, in the dtype in which ranks add them
+
+    def _before_backward(self, microbatch: int, last: int) -> None:
+        share = (last + 1) // self.groups
+        if microbatch and microbatch % share == 0:
+            self._end_group()
+
+    def _end_group(self) -> None:
+        wire = [gradient.to(self.precision.reduce_dtype) for gradient in self.storage.assign_gradients()]
+        if self._sums is None:
+            self._sums = wire
+        else:
+            torch._foreach_add_(self._sums, wire)
+        self.storage.clear_gradients()
+
+    def _reduced(self) -> list[Tensor]:
+        gradients = self.storage.assign_gradients()
+        if self._sums is not None:
+            self._end_group()
+            torch._foreach_copy_(gradients, self._sums)
+            for name, gradient in zip(self.storage.trained, gradients, strict=True):
+                self.storage.used[name].grad = gradient
+            self._sums = None
+            self.storage.assign_gradients()
+        return gradients
+
+
+def build(
+    config: Single,
+    run: Run,
+    model: nn.Module,
+    plan: Plan,
+    mesh: Mesh,
+    comms: Comms,
+    precision: Precision,
+    finish: Finish,
+) -> SingleRuntime:
+    """The strategy `single`."""
+    return SingleRuntime(run, model, plan, mesh, comms, precision, finish, config.groups)

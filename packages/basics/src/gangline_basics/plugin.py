@@ -1,0 +1,47 @@
+"""What the package offers: each folder keeps its configurations and a tuple `PARTS` in `config.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gangline import Command, Part, hookimpl
+from gangline_basics.callback import config as callback
+from gangline_basics.checkpoint import config as checkpoint
+from gangline_basics.data import config as data
+from gangline_basics.optimizer import config as optimizer
+from gangline_basics.parallel import config as parallel
+from gangline_basics.precision import config as precision
+from gangline_basics.schedule import config as schedule
+from gangline_basics.track import config as track
+
+
+@hookimpl
+def gangline_parallel_strategies() -> Iterable[Part]:
+    return parallel.PARTS
+
+
+@hookimpl
+def gangline_precisions() -> Iterable[Part]:
+    return precision.PARTS
+
+
+@hookimpl
+def gangline_checkpointers() -> Iterable[Part]:
+    return checkpoint.PARTS
+
+
+@hookimpl
+def gangline_data_sources() -> Iterable[Part]:
+    return data.PARTS
+
+
+@hookimpl
+def gangline_parts() -> Iterable[Part]:
+    return (*optimizer.PARTS, *schedule.PARTS, *track.PARTS, *callback.PARTS)
+
+
+@hookimpl
+def gangline_commands() -> Iterable[Command]:
+    yield Command(
+        name="sample", run="gangline_basics.sampling.command:main", summary="Write text with the model of a run"
+    )

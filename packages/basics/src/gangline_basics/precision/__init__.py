@@ -1,0 +1,1 @@
+"""fp64, fp32, bf16, and fp16 with loss scaling."""

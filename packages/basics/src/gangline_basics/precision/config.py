@@ -1,0 +1,85 @@
+"""Configurations of the built-in precisions. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gangline.config.answers import ItemSizes
+from gangline.config.ranges import PositiveFloat, PositiveInt
+from gangline.config.schema import PrecisionConfig
+from gangline.errors import Problem
+from gangline.plugin.parts import Part
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+
+@dataclass
+class Fp32(PrecisionConfig):
+    """Everything in float32."""
+
+    def sizes(self) -> ItemSizes:
+        return ItemSizes(compute=4, master=4, gradient=4, wire=4)
+
+    def products(self) -> str:
+        return "fp32"
+
+
+@dataclass
+class Fp64(PrecisionConfig):
+    """Everything in float64: to tell rounding from a mistake."""
+
+    def sizes(self) -> ItemSizes:
+        return ItemSizes(compute=8, master=8, gradient=8, wire=8)
+
+    def products(self) -> str:
+        return "fp64"
+
+
+@dataclass
+class Bf16(PrecisionConfig):
+    """Compute in bfloat16; master weights, gradients and optimizer state in float32."""
+
+
+@dataclass
+class Fp16(PrecisionConfig):
+    """Compute in float16 under a loss scale; master weights, gradients and optimizer state in float32."""
+
+    initial_scale: PositiveFloat = 65536.0  # the loss is multiplied by this; powers of two cost no rounding
+    growth_interval: PositiveInt = 2000  # finite steps in a row after which the scale doubles
+    min_scale: PositiveFloat = 1.0  # it is halved after a step that is not finite, down to this
+
+    def products(self) -> str:
+        return "fp16"
+
+    def check(self, run: Run) -> list[Problem]:
+        if self.initial_scale >= self.min_scale:
+            return []
+        what = f"precision.initial_scale={self.initial_scale} is less than precision.min_scale={self.min_scale}."
+        return [Problem(what, "", f"precision.min_scale={self.initial_scale}")]
+
+
+PARTS = (
+    Part(name="fp32", config=Fp32, build="gangline_basics.precision.plain:fp32", summary="Everything in float32"),
+    Part(
+        name="fp64",
+        config=Fp64,
+        build="gangline_basics.precision.plain:fp64",
+        summary="Everything in float64, for tests",
+    ),
+    Part(
+        name="bf16",
+        config=Bf16,
+        build="gangline_basics.precision.plain:bf16",
+        summary="Compute in bfloat16, float32 master weights and optimizer state",
+    ),
+    Part(
+        name="fp16",
+        config=Fp16,
+        build="gangline_basics.precision.fp16:build",
+        summary="Compute in float16 with dynamic loss scaling, float32 master weights and optimizer state",
+        law="which steps overflow, and are skipped, depends on how many tokens are added up in float16 at a time: on "
+        "the size of a microbatch and on the layout",
+    ),
+)

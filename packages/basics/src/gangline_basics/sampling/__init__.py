@@ -1,0 +1,1 @@
+"""Text from the model of a run."""

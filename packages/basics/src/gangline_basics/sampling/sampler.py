@@ -1,0 +1,261 @@
+"""Text from the model of a run: the weights of a checkpoint, whole, in one process."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gangline.batch import Batch
+from gangline.checkpoint.base import Checkpointer
+from gangline.checkpoint.base_weights import base_arrays, refill
+from gangline.checkpoint.id import CheckpointId
+from gangline.checkpoint.weights import weights_under
+from gangline.comm.solo import Solo
+from gangline.config.check import DEVICES
+from gangline.errors import UserError
+from gangline.mesh import Mesh
+from gangline.model.build import construct, materialise
+from gangline.model.columns import lay_out_by_columns
+from gangline.model.compose import compose_model
+from gangline.model.packed import packed
+from gangline.model.seams import recomputed
+from gangline.parallel.prepare import bind_folds
+from gangline.plugin import registry
+from gangline.run.directory import RunDirectory
+from gangline.sampling.decode import Stop, decode
+from gangline.sampling.options import Sampling, Why, Written, check_lengths
+from gangline.shard import MODEL, Layout, Registry, Shard, model_array
+from gangline_basics.data.chat import TemplateRefusal, template_of
+from gangline_basics.data.codec import TextCodec, TokenizerCodec
+from gangline_basics.sampling.text import after, codec_of, encode, ends_of, spelled, unstopped
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+    from gangline.data.vocabulary import RendersChats
+    from gangline.model.decoder import Decoder
+
+USUAL = 200
+WORTH_PACKING = 16  # tokens: packing a model's matrices takes about as long as writing a few
+
+
+@dataclass(frozen=True)
+class Text:
+    """What follows a prompt. tokens: of `text`, an end token or a stop string that ended it among the latter's."""
+
+    prompt: str
+    text: str
+    tokens: list[int]
+    why: Why
+
+
+class Writer(ABC):
+    """Texts in the vocabulary of a run, by its model, wherever that is.
+
+    usual: tokens of a text where nobody says how many, if the context has room for them.
+    """
+
+    def __init__(self, run: Run, usual: int = USUAL) -> None:
+        self.run, self.usual = run, usual
+        self.codec = codec_of(run)
+        self.ends = ends_of(run, self.codec)
+        self.context = run.batch.sequence_length
+
+    @abstractmethod
+    def generate(self, starts: Sequence[Sequence[int]], sampling: Sampling, stop: Sequence[str] = ()) -> list[Written]:
+        """What the model writes after each row of tokens; a text is done where one of the words `stop` is in it."""
+
+    def done(self, stop: Sequence[str]) -> Stop | None:
+        """Whether one of these words is in a text."""
+        return (lambda written: any(word in spelled(self.codec, written) for word in stop)) if stop else None
+
+    @cached_property
+    def template(self) -> RendersChats:
+        """What the run's data wrote conversations by, else the tokenizer's own. Raises UserError if there is none."""
+        found = self.run.data.chat_template(self.run)
+        if found is None and not isinstance(self.codec, TextCodec):
+            raise UserError("nobody knows the tokenizer of this run's data, and so no chat template.")
+        return found or template_of(self.codec.path if isinstance(self.codec, TokenizerCodec) else None)
+
+    def chat(self, messages: Sequence[dict[str, Any]]) -> str:
+        """A conversation as text up to where the answer begins, as in the run's data. Raises UserError."""
+        try:
+            return self.template.render(list(messages), prompt=True)
+        except TemplateRefusal as error:
+            raise UserError(f"the chat template {self.template.name} refuses the conversation.", str(error)) from error
+
+    def write(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        tokens: int | None = None,
+        *,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        bos: bool = True,
+    ) -> list[Text]:
+        """What follows each prompt, a text or its tokens, each the same as if it were alone with its number.
+
+        tokens: at most, an error where the context has no room for them; None: the usual, or what it has room for.
+        stop: a text ends before the first of these, which may name special tokens. What else there is, `Sampling`
+        says. bos: a text begins with the BOS that the tokenizer adds to texts; false: as it is, for a chat template has
+        written its own.
+        Raises UserError where a prompt cannot be put in tokens, or is too long.
+        """
+        starts = [encode(self.codec, prompt, self.run, bos) for prompt in prompts]
+        if tokens is None:
+            tokens = max(1, min([self.usual, *(self.context - len(start) for start in starts)]))
+        check_lengths(starts, tokens, self.context)
+        sampling = Sampling(
+            tokens=tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            ends=self.ends,
+        )
+        written = self.generate(starts, sampling, stop)
+        texts = []
+        for prompt, start, one in zip(prompts, starts, written, strict=True):
+            kept, rest = unstopped(self.codec, one.tokens, stop) if one.why == "stop" else (one.tokens, "")
+            asked = prompt if isinstance(prompt, str) else spelled(self.codec, start)
+            texts.append(Text(asked, after(self.codec, start, kept) + rest, one.tokens, one.why))
+        return texts
+
+
+class Sampler(Writer):
+    """The model of a run, ready to write. Nothing is read of its weights before the first text.
+
+    checkpoint: by default the newest. weights: those under another prefix than the model's own, such as
+    "callback/ema/0.999". device: by default a GPU where there is one. usual: as `Writer` has it.
+    Raises UserError where there is no run or no checkpoint.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        *,
+        checkpoint: str | None = None,
+        weights: str = MODEL,
+        device: str | None = None,
+        usual: int = USUAL,
+    ) -> None:
+        run = RunDirectory.open(run_dir).run()
+        self._kept: Checkpointer = registry.build(run.checkpoint, run, None)
+        self._id = _choose(self._kept, run, checkpoint)
+        self._weights, self._device = weights, device
+        super().__init__(run, usual)
+
+    @cached_property
+    def model(self) -> Decoder:
+        return load_model(self.run, self._kept, self._id, self._device, self._weights)
+
+    @cached_property
+    def recomputed(self) -> list[str]:
+        """What keeps the model from going on from what it has computed: empty where nothing does."""
+        return recomputed(compose_model(self.run)[0])
+
+    def generate(self, starts: Sequence[Sequence[int]], sampling: Sampling, stop: Sequence[str] = ()) -> list[Written]:
+        return generate(self.model, starts, sampling, cached=not self.recomputed, stop=self.done(stop))
+
+
+def sample(run_dir: str | Path, prompt: str = "", tokens: int | None = None, **how: Any) -> str:
+    """The prompt and what the newest model of a run writes after it. how: as `Sampler` and its `write` take it."""
+    opened = {name: how.pop(name) for name in ("checkpoint", "weights", "device") if name in how}
+    (text,) = Sampler(run_dir, **opened).write([prompt], tokens, **how)
+    return prompt + text.text
+
+
+def load_model(
+    run: Run, kept: Checkpointer, id: CheckpointId, device: str | None = None, weights: str = MODEL
+) -> Decoder:
+    """The run's model on one device, with the master weights of a checkpoint or others that it holds (`weights`)."""
+    tree, plan = compose_model(run)
+    model = construct(tree)
+    bind_folds(model, plan, Solo)
+    materialise(model, plan, device=_device(device))
+    whole = {name: tensor for name, tensor in model.state_dict().items() if plan.owner(name) == name}
+    stored = kept.arrays(id)
+    arrays = weights_under(weights, stored, whole)
+    shards = [
+        Shard(arrays.get(name, model_array(name)), tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)
+        for name, tensor in whole.items()
+    ]
+    missing = {name: shape for name, shape in base_arrays(tree, plan).items() if name not in stored}
+    if missing:
+        base = [shard for shard in shards if shard.name in missing]
+        refill(run, plan, missing, [base], kept.document(id).get("base", {}), f"checkpoint {id}")
+        shards = [shard for shard in shards if shard.name not in missing]
+    layouts = {shard.name: Layout(shard.global_shape, str(shard.dtype).removeprefix("torch.")) for shard in shards}
+    kept.load(id, shards, Registry.of(Mesh.of({}), layouts))
+    lay_out_by_columns(model)
+    return model
+
+
+def _device(name: str | torch.device | None) -> torch.device:
+    """By default a GPU where there is one. Raises UserError for a device that is not here."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    failure = None
+    if re.fullmatch(DEVICES, str(name)):
+        try:
+            return torch.empty(0, device=name).device
+        except (RuntimeError, AssertionError) as error:  # torch says it in both
+            failure = error
+    choices = ["cpu"] + [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    raise UserError(f"device {name} is not here.", f"Devices: {', '.join(choices)}.") from failure
+
+
+@torch.no_grad()
+def generate(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    *,
+    cached: bool = False,
+    stop: Stop | None = None,
+) -> list[Written]:
+    """What a whole model on one device writes after each prompt (of at least one token).
+
+    model: has `hidden(batch)` -> (B, T, D) and a `head` with `logits(hidden)` -> (B, T, V). cached: as `decode` has it.
+    Of several prompts on a CPU the model's float32 matrices are held a second time meanwhile (`packed`).
+    """
+    was_training = model.training
+    model.eval()
+
+    def forward(batch: Batch) -> Tensor:
+        return model.head.logits(model.hidden(batch)[:, -1:])[:, -1]
+
+    several = len(prompts) > 1 and cached and sampling.tokens >= WORTH_PACKING
+    try:
+        device = next(model.parameters()).device
+        with packed(model, len(prompts)) if several else nullcontext():
+            return decode(forward, prompts, sampling, cached=cached, device=device, stop=stop)
+    finally:
+        model.train(was_training)
+
+
+def _choose(kept: Checkpointer, run: Run, wanted: str | None) -> CheckpointId:
+    held = kept.list()
+    if not held:
+        why = "A run saves at its end, and before that as checkpoint.every says." if kept.keeps else "checkpoint=off."
+        raise UserError(f"{run.run.dir} has no checkpoint to sample from.", why)
+    if wanted is None:
+        return kept.latest() or held[-1]
+    found = CheckpointId.parse(wanted)
+    if found not in held:
+        raise UserError(
+            f"{run.run.dir} has no checkpoint {wanted}.",
+            f"It has {', '.join(map(str, held))}; without --checkpoint the newest.",
+        )
+    return found

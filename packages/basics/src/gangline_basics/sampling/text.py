@@ -1,0 +1,95 @@
+"""Between texts and tokens: prompts, what ends a text, stop strings. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gangline.data.named_tokens import generation_config, special_tokens
+from gangline.errors import UserError
+from gangline.plugin import registry
+from gangline_basics.data.codec import TextCodec, TokenizerCodec
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+    from gangline.data.vocabulary import Codec
+
+
+def codec_of(run: Run) -> Codec:
+    """The vocabulary of a run's data, without reading the data where its options say enough."""
+    return run.data.codec(run) or registry.build(run.data, run, "train")
+
+
+def encode(codec: Codec, prompt: str | Sequence[int], run: Run, bos: bool = True) -> list[int]:
+    """Return the prompt's tokens, which begin with the BOS that the tokenizer adds to a text, unless they have it.
+
+    An empty prompt becomes the BOS, or a line's end where the tokenizer adds none. bos: false for the text of a chat
+    template, which writes its own. Raises UserError where the data is not text, or the model lacks a token of the
+    prompt.
+    """
+    tokens = _text_tokens(codec, prompt, bos) if isinstance(prompt, str) else list(prompt)
+    if tokens is None:
+        raise UserError("the data of this run is not text, so there is nothing to sample.")
+    if not tokens:
+        raise UserError(f"the prompt {prompt!r} has no token in this run's vocabulary.", "Try another --prompt.")
+    size = run.model.vocab_size
+    if unknown := [token for token in tokens if not 0 <= token < size]:
+        raise UserError(
+            f"the prompt {prompt!r} has token {unknown[0]}, and the model knows {size}, from 0 on.",
+            "data.tokenizer may have changed since the run.",
+        )
+    return tokens
+
+
+def _text_tokens(codec: Codec, prompt: str, bos: bool) -> list[int] | None:
+    if bos and isinstance(codec, TextCodec):
+        before, own, _ = codec.encode_special(prompt)
+        if before:
+            return own if own[: len(before)] == before else [*before, *own]
+    return codec.encode(prompt or "\n")
+
+
+def spelled(codec: Codec, tokens: list[int]) -> str:
+    """Tokens as text, special ones by their names, so that a stop string may name one."""
+    return codec.decode_special(tokens) if isinstance(codec, TextCodec) else codec.decode(tokens) or ""
+
+
+def unstopped(codec: Codec, written: list[int], stop: Sequence[str]) -> tuple[list[int], str]:
+    """The tokens written that lie before the first stop string, and what of the next one's text does, too."""
+    text = spelled(codec, written)
+    end = len(before_stop(text, stop))
+    for count in range(len(written), -1, -1):
+        kept = spelled(codec, written[:count])
+        if len(kept) <= end and text.startswith(kept):
+            return written[:count], text[len(kept) : end]
+    return [], text[:end]
+
+
+def after(codec: Codec, prompt: list[int], written: list[int]) -> str:
+    """The text of the tokens written as it follows the prompt's: a tokenizer may drop a space where a text begins."""
+    beginning, whole = codec.decode(prompt) or "", codec.decode([*prompt, *written]) or ""
+    if whole.startswith(beginning):
+        return whole[len(beginning) :]
+    return codec.decode(written) or ""
+
+
+def before_stop(text: str, stop: Sequence[str]) -> str:
+    """The text up to the first of the stop strings."""
+    return text[: min([len(text), *(text.find(word) for word in stop if word in text)])]
+
+
+def ends_of(run: Run, codec: Codec) -> frozenset[int]:
+    """Tokens that end a text: what stands between files, and what tokenizer and weights came with name as their end."""
+    ends: set[int] = set()
+    if isinstance(codec, TextCodec) and codec.separator is not None:
+        ends.add(codec.separator)
+    if isinstance(codec, TokenizerCodec):
+        word = special_tokens(Path(codec.path).expanduser().parent).get("eos_token")
+        token = None if word is None else codec.tokenizer.token_to_id(word)
+        ends |= set() if token is None else {token}
+    directory = run.model.pretrained()
+    if directory is not None:
+        said = generation_config(Path(directory).expanduser()).get("eos_token_id")
+        ends |= {token for token in (said if isinstance(said, list) else [said]) if isinstance(token, int)}
+    return frozenset(ends)

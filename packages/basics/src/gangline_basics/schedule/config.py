@@ -1,0 +1,84 @@
+"""Configurations of the built-in schedules. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gangline.config.ranges import NonNegativeInt, Share
+from gangline.config.schema import ScheduleConfig
+from gangline.errors import Problem
+from gangline.plugin.parts import Part
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+
+@dataclass
+class Constant(ScheduleConfig):
+    """Warm up, then stay."""
+
+    def check(self, run: Run) -> list[Problem]:
+        if self.warmup(run) > run.steps:
+            what = f"schedule.warmup_steps={self.warmup_steps} is more than run.steps={run.steps}."
+            return [Problem(what, "", f"schedule.warmup_steps={run.steps // 20}; or run.steps={20 * self.warmup(run)}")]
+        return []
+
+
+@dataclass
+class Cosine(Constant):
+    """Warm up, then fall along half a cosine to `final` at the run's end (Loshchilov and Hutter, arXiv 1608.03983)."""
+
+    final: Share = 0.1  # factor of the peak rate
+
+
+@dataclass
+class Wsd(Constant):
+    """Warm up, stay, then fall in a straight line (MiniCPM, arXiv 2404.06395, section 4)."""
+
+    decay_steps: NonNegativeInt | None = None  # null: a tenth of the run
+    final: Share = 0.0  # factor of the peak rate
+
+    def decay(self, run: Run) -> int:
+        """`decay_steps` with its default filled in: at least 1, and no more than the warm-up leaves."""
+        if self.decay_steps is not None:
+            return self.decay_steps
+        return min(max(1, run.steps // 10), max(0, run.steps - self.warmup(run)))
+
+    def check(self, run: Run) -> list[Problem]:
+        problems = super().check(run)
+        if self.decay(run) > max(0, run.steps - self.warmup(run)):
+            problems.append(
+                Problem(
+                    f"schedule.decay_steps={self.decay_steps} does not fit into the run.",
+                    f"run.steps={run.steps} less {self.warmup(run)} steps of warm-up leaves "
+                    f"{run.steps - self.warmup(run)}.",
+                    f"schedule.decay_steps={max(0, run.steps - self.warmup(run))}",
+                )
+            )
+        return problems
+
+
+PARTS = (
+    Part(
+        name="constant",
+        config=Constant,
+        build="gangline_basics.schedule.shapes:constant",
+        summary="Warm up, then stay",
+        group="schedule",
+    ),
+    Part(
+        name="cosine",
+        config=Cosine,
+        build="gangline_basics.schedule.shapes:cosine",
+        summary="Warm up, then fall along half a cosine to the end of the run",
+        group="schedule",
+    ),
+    Part(
+        name="wsd",
+        config=Wsd,
+        build="gangline_basics.schedule.shapes:wsd",
+        summary="Warm up, stay, then fall in a straight line over the last steps",
+        group="schedule",
+    ),
+)

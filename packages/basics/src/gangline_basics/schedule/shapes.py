@@ -1,0 +1,45 @@
+"""The built-in schedules. `step` counts from 0: the number of steps done before the one asked about. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from gangline.config.schema import Run
+from gangline_basics.schedule.config import Constant, Cosine, Wsd
+
+Schedule = Callable[[int], float]
+
+
+def warmed(warmup_steps: int, then: Schedule) -> Schedule:
+    """A straight line up to the full rate, reached at step number `warmup_steps`, and `then` from there on."""
+    return lambda step: (step + 1) / (warmup_steps + 1) if step < warmup_steps else then(step)
+
+
+def constant(config: Constant, run: Run) -> Schedule:
+    """The schedule `constant`."""
+    return warmed(config.warmup(run), lambda step: 1.0)
+
+
+def cosine(config: Cosine, run: Run) -> Schedule:
+    """The schedule `cosine`: `final` is reached as the last step ends."""
+    warmup = config.warmup(run)
+    length = max(run.steps - warmup, 1)
+
+    def fall(step: int) -> float:
+        done = min((step - warmup) / length, 1.0)
+        return config.final + (1 - config.final) * (1 + math.cos(math.pi * done)) / 2
+
+    return warmed(warmup, fall)
+
+
+def wsd(config: Wsd, run: Run) -> Schedule:
+    """The schedule `wsd`: it falls over the last `decay_steps`; `final` is reached as the last step ends."""
+    length = config.decay(run)
+    first = run.steps - length
+
+    def fall(step: int) -> float:
+        done = 0.0 if step < first else min((step - first) / max(length, 1), 1.0)
+        return 1.0 - (1.0 - config.final) * done
+
+    return warmed(config.warmup(run), fall)

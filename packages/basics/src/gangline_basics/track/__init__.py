@@ -1,0 +1,1 @@
+"""Trackers: the console, metrics.jsonl, TensorBoard."""

@@ -1,0 +1,60 @@
+"""The built-in trackers' configurations. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gangline.config.ranges import PositiveInt
+from gangline.config.schema import TrackConfig
+from gangline.plugin.parts import Part
+
+
+@dataclass
+class Console(TrackConfig):
+    """A progress line on a terminal, and a line of text now and then anywhere."""
+
+    every: PositiveInt | None = None  # steps between lines; null: about 30 lines in a run
+
+
+@dataclass
+class JsonLines(TrackConfig):
+    """Every record in full, one JSON object a line."""
+
+    file_options: ClassVar[tuple[str, ...]] = ("path",)
+
+    path: str | None = None  # null: metrics.jsonl in the run directory
+
+
+@dataclass
+class TensorBoard(TrackConfig):
+    """Curves for TensorBoard: numbers as scalars, vectors as histograms."""
+
+    file_options: ClassVar[tuple[str, ...]] = ("path",)
+
+    path: str | None = None  # null: tensorboard/ in the run directory
+
+
+PARTS = (
+    Part(
+        name="console",
+        group="track",
+        config=Console,
+        build="gangline_basics.track.console:build",
+        summary="a progress line with the time left on a terminal, plain lines elsewhere",
+    ),
+    Part(
+        name="jsonl",
+        group="track",
+        config=JsonLines,
+        build="gangline_basics.track.jsonl:build",
+        summary="metrics.jsonl: a record a step, floats in full precision",
+    ),
+    Part(
+        name="tensorboard",
+        group="track",
+        config=TensorBoard,
+        build="gangline_basics.track.tensorboard:build",
+        summary="curves for TensorBoard",
+    ),
+)

@@ -1,0 +1,127 @@
+"""Averages of the weights: what they are, that they travel, and that they are used as weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gangline.config.check import check
+from gangline.errors import UserError
+from gangline.interop.commands import export_run
+from gangline.plugin.registry import build
+from gangline.run.directory import RunDirectory
+from gangline.train.callbacks import each
+from gangline.train.loop import step
+from gangline.train.report import Clock
+from gangline_basics.sampling.command import main as sample_command
+from gangline_basics.sampling.sampler import load_model, sample
+from gangline_testkit.runs import small_run
+from gangline_testkit.sessions import lines, session, trained, trained_on
+
+EMA = ("callback=ema", "callback.ema.decays=[0.5,0.9]", "run.deterministic=true", "batch.micro_size=1")
+
+
+def held(s, prefix="callback/ema/") -> dict[str, torch.Tensor]:
+    """The arrays of one process, by name."""
+    return {shard.name: shard.local.detach().clone() for shard in s.shards() if shard.name.startswith(prefix)}
+
+
+def same_bits(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == two.keys()
+    assert one
+    assert not [name for name in one if not torch.equal(one[name], two[name])]
+
+
+def test_an_average_is_that_of_the_weights_after_each_applied_step(tmp_path):
+    """Bias-corrected: the weights that the run began with have no part; a step that was left out changes no bit."""
+    s = session(tmp_path / "out", *EMA)
+    seen: list[dict[str, torch.Tensor]] = []
+    for number in range(4):
+        record, *_ = step(s, Clock())
+        before = held(s)
+        applied = number != 2
+        each(s, "after_step", record, applied)
+        if not applied:
+            same_bits(held(s), before)
+            continue
+        seen.append({name.removeprefix("model/"): weight for name, weight in held(s, "model/").items()})
+        for name, average in held(s).items():
+            _, _, decay, parameter = name.split("/")
+            d, t = float(decay), len(seen)
+            sums = sum(d ** (t - 1 - i) * weights[parameter] for i, weights in enumerate(seen))
+            torch.testing.assert_close(average, sums * (1 - d) / (1 - d**t), rtol=1e-12, atol=1e-14)
+    assert s.callbacks["ema"].state() == {"updates": {"0.5": 3, "0.9": 3}}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run of one process, which adds as two data ranks would."""
+    out = tmp_path_factory.mktemp("straight") / "out"
+    trained(out, *EMA, "run.steps=6", "validate.every=1", "parallel.groups=2")
+    return out
+
+
+def test_it_is_bit_identical_under_another_layout(straight, tmp_path):
+    trained_on(2, tmp_path / "ddp", *EMA, "run.steps=6", "parallel=ddp")
+    same_bits(held(session(tmp_path / "ddp", *EMA)), held(session(straight, *EMA)))
+
+
+def test_it_may_begin_later_and_take_other_decays(tmp_path):
+    """Each average counts its own updates; a new one begins with the weights as they are."""
+    trained(tmp_path / "out", "run.steps=2")
+    trained(tmp_path / "out", "callback=ema", "callback.ema.decays=[0.5]", "run.steps=4")
+    late = session(tmp_path / "out", "callback=ema", "callback.ema.decays=[0.5,0.9]", "run.steps=6")
+    assert late.callbacks["ema"].state() == {"updates": {"0.5": 2, "0.9": 0}}
+    assert ["lacks arrays of callback=ema" in note for note in late.notes] == [True]
+    new = {name.rpartition("/")[2]: array for name, array in held(late, "callback/ema/0.9/").items()}
+    same_bits(new, {name.removeprefix("model/"): array for name, array in held(late, "model/").items()})
+
+
+def test_its_loss_is_validated_beside_the_runs(straight, tmp_path):
+    records = lines(straight, "metrics.jsonl")
+    assert {frozenset(record["validation_losses"]) for record in records} == {frozenset(("ema/0.5", "ema/0.9"))}
+    assert records[0]["validation_losses"]["ema/0.9"] == records[0]["validation_loss"], "of one step it is the weights"
+    assert records[-1]["validation_losses"]["ema/0.9"] != records[-1]["validation_loss"]
+    trained(tmp_path / "out", *EMA, "callback.ema.validate=false", "run.steps=1", "validate.every=1")
+    assert lines(tmp_path / "out", "metrics.jsonl")[0]["validation_losses"] == {}
+
+
+def test_it_is_sampled_and_exported_by_its_prefix(straight, tmp_path, capsys):
+    run = RunDirectory.open(str(straight)).run()
+    kept = build(run.checkpoint, run, None)
+    averages = held(session(straight, *EMA), "callback/ema/0.9/")
+    model = load_model(run, kept, kept.latest(), "cpu", "callback/ema/0.9")
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight, averages[f"callback/ema/0.9/{name}"].float(), rtol=1e-6, atol=1e-7)
+
+    words = ["--tokens", "4", "--temperature", "0", "--prompt", "the"]
+    sample_command([str(straight), *words, "--weights", "callback/ema/0.9"])
+    assert capsys.readouterr().out == sample(straight, "the", 4, temperature=0, weights="callback/ema/0.9") + "\n"
+
+    export_run([str(straight), str(tmp_path / "theirs"), "--weights", "callback/ema/0.9"])
+    export_run([str(straight), str(tmp_path / "own")])
+    theirs, own = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "own"))
+    name = "model.layers.1.mlp.gate_proj.weight"
+    average = averages["callback/ema/0.9/blocks.1.feed_forward.w_gate.weight"].float()
+    torch.testing.assert_close(theirs[name], average)
+    assert theirs.keys() == own.keys()
+    assert not torch.equal(theirs[name], own[name])
+
+    with pytest.raises(UserError, match=r"no weights callback/ema/0.7.\n.*model, callback/ema/0.5, callback/ema/0.9"):
+        sample(straight, weights="callback/ema/0.7")
+    with pytest.raises(UserError, match="no weights optimizer/exp_avg"):
+        sample(straight, weights="optimizer/exp_avg")
+
+
+@pytest.mark.parametrize(
+    ("decays", "message"),
+    [
+        ("[1.0]", "must each be more than 0 and less than 1"),
+        ("[]", "decays is empty"),
+        ("[0.9,0.9]", "names 0.9 twice"),
+    ],
+)
+def test_decays_that_cannot_be_are_refused(decays, message):
+    with pytest.raises(UserError, match=message):
+        check(small_run("callback=ema", f"callback.ema.decays={decays}"))

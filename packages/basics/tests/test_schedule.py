@@ -1,0 +1,93 @@
+"""Schedules: pure functions of the step, with the shapes they are named for."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, strategies as st
+
+from gangline_basics.schedule.config import PARTS, Constant, Cosine, Wsd
+from gangline_basics.schedule.shapes import constant, cosine, wsd
+
+
+def run_of(steps):
+    return SimpleNamespace(steps=steps)
+
+
+def factors(build, config, steps):
+    schedule = build(config, run_of(steps))
+    return [schedule(step) for step in range(steps)]
+
+
+def test_constant_warms_up_in_a_straight_line_and_stays():
+    assert factors(constant, Constant(warmup_steps=3), 6) == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
+    assert factors(constant, Constant(), 2) == [1, 1]
+
+
+def test_cosine_starts_at_one_and_is_final_when_the_run_is_over():
+    found = factors(cosine, Cosine(warmup_steps=1, final=0.1), 5)
+    assert found == pytest.approx([0.5, 1.0, 0.1 + 0.9 * 0.853553, 0.55, 0.1 + 0.9 * 0.146447], rel=1e-5)
+    assert cosine(Cosine(warmup_steps=1, final=0.1), run_of(5))(5) == pytest.approx(0.1)
+
+
+def test_wsd_stays_then_falls_in_a_straight_line():
+    found = factors(wsd, Wsd(warmup_steps=1, decay_steps=4, final=0.5), 8)
+    assert found == pytest.approx([0.5, 1, 1, 1, 1, 0.875, 0.75, 0.625])
+    by_default = factors(wsd, Wsd(), 100)
+    assert by_default[:6] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])
+    assert by_default[5:90] == [1.0] * 85
+    assert by_default[90:] == pytest.approx([1 - i / 10 for i in range(10)])
+
+
+@pytest.mark.parametrize(
+    ("warmup", "steps", "fall"),
+    [(97, 100, [1, 0.8, 0.6]), (0, 9, [1] * 9), (99, 100, [1]), (100, 100, []), (None, 1, [1])],
+)
+def test_wsd_default_decay_fits_behind_the_warm_up(warmup, steps, fall):
+    config = Wsd(warmup_steps=warmup, final=0.4)
+    assert config.check(run_of(steps)) == []
+    schedule = wsd(config, run_of(steps))
+    assert [schedule(step) for step in range(config.warmup(run_of(steps)), steps)] == pytest.approx(fall)
+    assert steps == warmup or schedule(steps) == pytest.approx(0.4)
+
+
+configs = st.sampled_from([(constant, Constant), (cosine, Cosine), (wsd, Wsd)])
+
+
+@given(configs, st.integers(1, 200), st.data())
+def test_factors_lie_between_0_and_1_rise_while_warming_up_and_never_after(chosen, steps, data):
+    build, config = chosen
+    warmup = data.draw(st.integers(0, steps))
+    made = config(warmup_steps=warmup)
+    if isinstance(made, Wsd):
+        made.decay_steps = data.draw(st.none() | st.integers(0, steps - warmup))
+    assert made.check(run_of(steps)) == []
+    found = factors(build, made, steps)
+    assert all(0 < factor <= 1 for factor in found)
+    assert all(a < b for a, b in pairwise(found[: warmup + 1]))
+    assert all(a >= b for a, b in pairwise(found[warmup:]))
+    schedule = build(made, run_of(steps))
+    assert schedule(steps - 1) == found[-1]
+    assert schedule(steps + 50) <= found[-1] or warmup == steps
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Constant(warmup_steps=11), r"schedule.warmup_steps=11 is more than run.steps=10"),
+        (Wsd(warmup_steps=5, decay_steps=6), r"schedule.decay_steps=6 does not fit into the run"),
+    ],
+)
+def test_what_does_not_fit_is_refused(config, message):
+    (problem,) = config.check(run_of(10))
+    assert message in problem.what
+
+
+def test_each_part_builds_what_it_names():
+    assert [(part.name, part.group) for part in PARTS] == [
+        ("constant", "schedule"),
+        ("cosine", "schedule"),
+        ("wsd", "schedule"),
+    ]

@@ -1,0 +1,120 @@
+"""SOAP beside its algorithm, on bases that rounding does not decide."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gangline.checkpoint.weights import weights_under
+from gangline.errors import UserError
+from gangline.mesh import Mesh
+from gangline_basics.optimizer.config import Soap
+from gangline_basics.optimizer.soap import SoapMatrix
+from gangline_testkit.pool import pool
+from gangline_testkit.sessions import session
+
+CPU = torch.device("cpu")
+
+
+def by_hand(weight, gradients, rates, config):
+    """Algorithm 3 of the paper, the mean in the weight's own basis; bases as the docstring of `soap` says."""
+    one, two = config.betas
+    mean, square = torch.zeros_like(weight), torch.zeros_like(weight)
+    sides = [torch.zeros(n, n, dtype=weight.dtype) for n in weight.shape]
+    bases = [torch.eye(n, dtype=weight.dtype) for n in weight.shape]
+
+    def refresh():
+        for index, (side, basis) in enumerate(zip(sides, bases, strict=True)):
+            if len(side) <= config.max_side:
+                shift = config.damping * side.trace() / len(side) + config.eps**2
+                damped = side + shift * torch.eye(len(side), dtype=side.dtype)
+                columns = []
+                for column in (damped @ basis).T:  # Gram-Schmidt, twice
+                    for _ in range(2):
+                        column = column - sum((other @ column) * other for other in columns)
+                    columns.append(column / column.norm())
+                bases[index] = torch.stack(columns, 1)
+
+    for step, (gradient, rate) in enumerate(zip(gradients, rates, strict=True)):
+        if step:
+            mean = one * mean + (1 - one) * gradient
+            turned = bases[0].T @ gradient @ bases[1]
+            square = two * square + (1 - two) * turned**2
+            size = (square / (1 - two**step)).sqrt() + config.eps
+            weight = weight - rate * bases[0] @ ((bases[0].T @ mean @ bases[1]) / (1 - one**step) / size) @ bases[1].T
+        beta = config.shampoo_beta
+        sides = [beta * side + (1 - beta) * x @ x.T for side, x in zip(sides, (gradient, gradient.T), strict=True)]
+        for _ in range(8 if step == 0 else step % config.precondition_every == 0):
+            refresh()
+    return weight
+
+
+def test_first_gradient_of_rounding_does_not_decide_later_updates():
+    """Two layouts have other rounding where the gradient is 0, as that of a router's gate may be in the first step."""
+    kept = [SoapMatrix((12, 20), Soap(), torch.float64, CPU) for _ in range(2)]
+    for one in kept:
+        one.update(1e-18 * torch.randn(12, 20, dtype=torch.float64), 1)
+    for step in range(2, 30):
+        gradient = torch.randn(12, 20, dtype=torch.float64)
+        one, other = (matrix.update(gradient, step) for matrix in kept)
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12), (8, 8)])
+@pytest.mark.parametrize("settings", [{}, {"max_side": 15, "betas": (0.8, 0.9), "shampoo_beta": 0.7}, {"max_side": 4}])
+def test_it_is_its_algorithm(settings, shape):
+    """Also where one side is too long for a basis, or both."""
+    config = Soap(precondition_every=2, **settings)
+    weight = torch.randn(shape, dtype=torch.float64)
+    gradients, rates = [torch.randn_like(weight) for _ in range(9)], [1e-2 / (step + 1) for step in range(9)]
+    want = by_hand(weight, gradients, rates, config)
+    kept = SoapMatrix(shape, config, torch.float64, CPU)
+    for step, (gradient, rate) in enumerate(zip(gradients, rates, strict=True)):
+        weight = weight - rate * kept.update(gradient, step + 1)
+    torch.testing.assert_close(weight, want, rtol=1e-10, atol=1e-11)
+
+
+def test_bases_do_not_hang_on_rounding():
+    """A gradient of fewer tokens than rows leaves directions that none of them has: their basis is no accident."""
+    gradient = torch.randn(24, 3, dtype=torch.float64) @ torch.randn(3, 40, dtype=torch.float64)
+    other = gradient * (1 + 1e-15 * torch.randn(24, 40, dtype=torch.float64))
+    kept = [SoapMatrix((24, 40), Soap(), torch.float64, CPU) for _ in range(2)]
+    for matrix, x in zip(kept, (gradient, other), strict=True):
+        matrix.update(x, 1)
+    for side in ("left", "right"):
+        one, two = (getattr(matrix, side).basis for matrix in kept)
+        torch.testing.assert_close(one.T @ one, torch.eye(len(one), dtype=torch.float64))
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
+        mean = getattr(kept[0], side).mean
+        own = (one.T @ mean @ one).diagonal()  # the eigenvalues that are not 0 come first
+        torch.testing.assert_close(own[:3].sum(), mean.trace(), rtol=1e-3, atol=0)
+
+
+def held(path, *words):
+    """(bytes of optimizer state on this rank, what `explain` says of the fullest)."""
+    started = session(path, "optimizer=soap", "optimizer.max_side=30", "model.layers=1", *words)
+    run = started.run
+    said = run.parallel.explain(run, Mesh.of(dict(started.mesh.sizes)))
+    held = sum(shard.local.numel() * shard.local.itemsize for shard in started.optimizer.shards())
+    return held, said.ranks[0].bytes["optimizer state"]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_explain_says_the_bytes_of_the_rank_that_has_most(tmp_path, world):
+    words = ("parallel=ddp",) if world > 1 else ()
+    ranks = pool(world).run(held, tmp_path / "run", *words)
+    assert {said for _, said in ranks} == {max(held for held, _ in ranks)}
+    if world > 1:
+        assert ranks[0][0] != ranks[1][0]
+
+
+def test_state_by_matrix_of_a_stack_is_no_weight_and_says_that_the_stack_is_trained():
+    """SOAP keeps `optimizer/<state>/<stack>.<number>`: averages that lack the stack are not all of the model."""
+    names, average = ["embed.weight", "blocks.0.experts.w_up"], "callback/ema/0.9"
+    state = [f"optimizer/{state}/blocks.0.experts.w_up.{n}" for state in ("exp_avg", "left_basis") for n in (0, 1)]
+    stored = [*(f"model/{name}" for name in names), *state, "optimizer/exp_avg/embed.weight", f"{average}/embed.weight"]
+    assert weights_under("model", stored, names) == {name: f"model/{name}" for name in names}
+    with pytest.raises(UserError, match=r"not all of the model: it has no blocks\.0\.experts\.w_up"):
+        weights_under(average, stored, names)
+    whole = weights_under(average, [*stored, f"{average}/{names[1]}"], names)
+    assert whole == {name: f"{average}/{name}" for name in names}

@@ -1,0 +1,59 @@
+"""Options of optimizers whose rates and weight decay differ by name. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gangline.config.ranges import NonNegativeFloat, PositiveFloat
+from gangline.config.schema import OptimizerConfig
+from gangline.errors import Problem
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+
+@dataclass
+class DecayingConfig(OptimizerConfig):
+    """An optimizer with decoupled weight decay, whose rates and decay may be other ones by name."""
+
+    weight_decay: NonNegativeFloat = 0.1  # each step shrinks a matrix by this times the learning rate
+    decay_vectors: bool = False  # decay biases and norm gains too, not matrices alone
+    rates: dict[str, PositiveFloat] = field(default_factory=dict)  # factors of the learning rate: {embed: 0.1}
+    decay: dict[str, NonNegativeFloat] = field(default_factory=dict)  # in place of weight_decay: {embed: 0}
+
+    def check(self, run: Run) -> list[Problem]:
+        problems = super().check(run)
+        for option, patterns in (("rates", self.rates), ("decay", self.decay)):
+            problems += _unmatched(run, f"optimizer.{option}", patterns)
+        return problems
+
+
+def _unmatched(run: Run, option: str, patterns: Iterable[str]) -> list[Problem]:
+    """A problem for each pattern that is of no trained parameter."""
+    from gangline.config.suggest import near
+    from gangline.model.compose import compose_model
+    from gangline.model.tree import parameter_shapes
+    from gangline.plan import matches
+
+    patterns = list(patterns)
+    if not patterns:
+        return []
+    tree, plan = compose_model(run)
+    names = [name for name in parameter_shapes(tree) if not plan.is_frozen(name)]
+    modules = [".".join(name.split(".")[:length]) for name in names for length in range(1, name.count(".") + 2)]
+    blocks = plan.blocks + "."
+    known = list(dict.fromkeys(re.sub(rf"^({re.escape(blocks)})\d+", r"\1*", name) for name in modules))
+    problems = []
+    for pattern in patterns:
+        if any(matches(pattern, name) for name in names):
+            continue
+        tied = [owner for alias, owner in plan.tied if matches(pattern, alias)]
+        why = f"It is tied, and kept under {tied[0]}." if tied else near(pattern, known)
+        mend = (
+            f"A pattern names a parameter or a module around it, * any one component, such as {', '.join(known[:6])}."
+        )
+        problems.append(Problem(f"{option}: {pattern!r} is the name of no parameter that is trained.", why, mend))
+    return problems
