@@ -16,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from gangline.pulse.read import PulseReader, Seen, find
 from gangline.run.events import read_events
+from gangline_health.pulses import PulseReader, Seen, find
 from gangline_testkit.real_runs import RealRuns
 
 RANKS = 4

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gangline.pulse.read import PulseReader, Seen, find
+from gangline_health.pulses import PulseReader, Seen, find
 from gangline_testkit.ports import free_port
 from gangline_testkit.real_runs import SMALL, own_environment, small_text
 

@@ -9,7 +9,6 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from gangline.pulse.read import PulseReader, find
 from gangline_testkit import RealRuns
 from gangline_testkit.real_runs import SMALL
 
@@ -38,12 +37,6 @@ class Runs(RealRuns):
         os.kill(process.pid, signal.SIGTERM)
         printed = self.finish(process, code=75)
         return printed, self.records(run_dir)[-1]["step"]
-
-
-def ranks(run_dir: Path) -> dict[int, int]:
-    """The process of each rank that lives."""
-    seen = [PulseReader(path).read() for path in find(run_dir)]
-    return {one.rank: one.pid for one in seen if one.alive}
 
 
 @cache

@@ -16,11 +16,11 @@ from urllib.request import Request, urlopen
 import pytest
 from faulty_proxy import Asked, FaultyProxy
 from moto.server import ThreadedMotoServer
-from runs import Runs, can_mount, on_a_disk_that_cannot_be_written, on_a_small_disk, ranks
+from runs import Runs, can_mount, on_a_disk_that_cannot_be_written, on_a_small_disk
 
 from gangline.cli.main import main
 from gangline_ckpt_zarr.tiers import places
-from gangline_testkit.processes import children
+from gangline_testkit.processes import children, rank_processes
 
 BUCKETS = count()
 
@@ -171,7 +171,7 @@ def test_a_rank_that_dies_is_started_again_from_memory_which_then_is_gone(runs: 
     process = runs.fork("run.dir=out", *words, *memory)
     place = places.directory(runs.directory / "out")
     wait_until_whole(process, place, 15)
-    os.kill(ranks(runs.directory / "out")[1], signal.SIGKILL)
+    os.kill(rank_processes(runs.directory / "out")[1], signal.SIGKILL)
     printed, last = runs.end(process, "out", 8)
     assert "restart 1 of 1" in printed
     first, second = runs.attempts("out")
@@ -231,7 +231,7 @@ def test_a_writer_that_is_killed_fails_its_save_and_training_goes_on(runs: Runs)
     runs.wait_for_step(process, "out", 10)
     for step in range(20, 60, 10):
         runs.wait_for_step(process, "out", step)
-        for pid, command in children(ranks(runs.directory / "out")[0]).items():
+        for pid, command in children(rank_processes(runs.directory / "out")[0]).items():
             assert "save.writer.process" in command or not command  # without one it has ended, and was not waited for
             os.kill(pid, signal.SIGKILL)
     printed, last = runs.end(process, "out", 10)

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import Runs, ranks
+from runs import Runs
 
-from gangline.pulse.read import PulseReader, find
+from gangline.pulse import layout
+from gangline.pulse.memory import list_pulses
 from gangline.run.events import read_events
-from gangline_testkit.processes import children
+from gangline_testkit.processes import children, rank_processes
 
 
 @pytest.fixture
@@ -34,10 +35,10 @@ def wait_until_it_stands(metrics: Path, seconds: float = 2.0) -> None:
         time.sleep(0.02)
 
 
-def beats(run_dir: Path) -> dict[int, tuple[int, str]]:
-    """Of each rank: its beat, and the phase that it is in."""
-    seen = [PulseReader(path).read() for path in find(run_dir)]
-    return {one.rank: (one.beat, one.phase) for one in seen if one.alive}
+def beats(run_dir: Path) -> dict[int, tuple[int, int]]:
+    """Of each rank: its beat, and the number of the phase that it is in."""
+    heads = [memoryview(path.read_bytes()).cast("q")[: layout.HEAD].tolist() for path in list_pulses(run_dir)]
+    return {head[layout.RANK]: (head[layout.BEAT], head[layout.PHASE]) for head in heads}
 
 
 def test_a_step_that_people_were_told_of_is_never_done_again(runs: Runs) -> None:
@@ -45,7 +46,7 @@ def test_a_step_that_people_were_told_of_is_never_done_again(runs: Runs) -> None
     words = ("run.steps=100000", "checkpoint.every=null", "parallel=ddp", "launch.processes=2")
     process = runs.fork("run.dir=out", *words, "checkpoint.memory_every=1", "launch.max_restarts=1")
     runs.wait_for_step(process, "out", 5)
-    victim = ranks(runs.directory / "out")[1]
+    victim = rank_processes(runs.directory / "out")[1]
     (writer,) = [pid for pid, command in children(victim).items() if "save.writer.process" in command]
     os.kill(writer, signal.SIGSTOP)
     out = runs.directory / "out"
@@ -71,7 +72,7 @@ def test_a_node_that_is_lost_while_others_wait_for_its_part_of_a_save_is_missed_
     runs.wait_for_step(agents["127.0.0.1"], "out", 5)
     nodes = next(event["nodes"] for event in read_events(out) if event["event"] == "start")
     first, lost = (agents[node] for node in nodes)
-    (writer,) = [pid for pid, command in children(ranks(out)[1]).items() if "save.writer.process" in command]
+    (writer,) = [pid for pid, command in children(rank_processes(out)[1]).items() if "save.writer.process" in command]
     os.kill(writer, signal.SIGSTOP)
     try:
         wait_until_it_stands(out / "metrics.jsonl")

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from runs import Runs, ranks
+from runs import Runs
 
 from gangline_ckpt_zarr.tiers import places
 from gangline_ckpt_zarr.tiers.peers import announced
-from gangline_testkit.processes import living
+from gangline_testkit.processes import living, rank_processes
 
 pytestmark = pytest.mark.nightly  # each is two minutes of several nodes on a busy machine
 
@@ -124,7 +124,7 @@ def let_go(runs: Runs) -> None:
 
 
 def lose_rank(session: int, run_dir: Path) -> None:
-    os.kill(ranks(run_dir)[1], signal.SIGKILL)
+    os.kill(rank_processes(run_dir)[1], signal.SIGKILL)
 
 
 def lose_agent(session: int, run_dir: Path) -> None:
@@ -134,7 +134,7 @@ def lose_agent(session: int, run_dir: Path) -> None:
 def lose_node(session: int, run_dir: Path) -> None:
     """Its agent, its rank, what keeps its memory, and that memory."""
     note = json.loads((run_dir / "logs" / f"sidecar-checkpoint-memory-{os.uname().nodename}-1.json").read_text())
-    for pid in (note["sidecar"][0], processes(session, "gangline.launch.node", "1"), ranks(run_dir)[1]):
+    for pid in (note["sidecar"][0], processes(session, "gangline.launch.node", "1"), rank_processes(run_dir)[1]):
         os.kill(pid, signal.SIGKILL)
     shutil.rmtree(places.of_run(run_dir) / f"{os.uname().nodename}-1")
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-from gangline import pulse
 from gangline.launch import elastic, guard, meeting, node, several
 from gangline.launch.config import ElasticLaunch
 from gangline.launch.meeting import FileBackend
@@ -24,7 +23,7 @@ from gangline.launch.starts import Starts
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
 from gangline.run.events import read_events
-from gangline_testkit.processes import kill
+from gangline_testkit.processes import kill, rank_processes
 from gangline_testkit.real_runs import SMALL, RealRuns
 from gangline_testkit.runs import small_run
 
@@ -93,12 +92,6 @@ def agents(run_dir: Path) -> dict[str, int]:
     return found
 
 
-def ranks(run_dir: Path) -> dict[int, int]:
-    """The process of each rank that lives."""
-    seen = [pulse.PulseReader(path).read() for path in pulse.find(run_dir)]
-    return {one.rank: one.pid for one in seen if one.alive}
-
-
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -121,7 +114,7 @@ def test_a_lost_rank_and_a_lost_node_that_comes_back(runs):
     process = runs.fork("run.dir=out", *FEW_WARM, *ELASTIC, "launch.nodes=1:2", patient)
     runs.wait_for_step(process, "out", 7)
     before = len(launches(out))
-    os.kill(ranks(out)[1], signal.SIGKILL)
+    os.kill(rank_processes(out)[1], signal.SIGKILL)
     wait_for(lambda: len(launches(out)) > before)
     runs.wait_for_step(process, "out", 12)
     before = len(launches(out))
@@ -139,7 +132,7 @@ def test_a_lost_rank_and_a_lost_node_that_comes_back(runs):
     assert "was killed by SIGKILL" in printed
     assert read_ending(out).reason == "preempted"
     assert read_events(out)[-1]["event"] == "exit"
-    assert (agents(out), ranks(out)) == ({}, {})
+    assert (agents(out), rank_processes(out)) == ({}, {})
     steps = runs.records("out")[-1]["step"]
     runs.train("run.dir=straight", *FEW_WARM, f"run.steps={steps}", "checkpoint=off", "launch.processes=1")
     same(runs.curve("out"), runs.curve("straight"))
@@ -152,7 +145,7 @@ def test_a_node_that_was_cut_off_writes_nothing_more(runs):
     words = ("run.dir=out", "run.steps=100000", *ELASTIC, "launch.processes=1", "launch.nodes=1", "launch.agents=1")
     nodes = [runs.start(*words, GANGLINE_NODE="127.0.0.1") for _ in range(2)]
     runs.wait_for_step(nodes[0], "out", 5)
-    rank = ranks(out)[0]
+    rank = rank_processes(out)[0]
     agent = parent(parent(rank))  # its parent is the fork server
     (other,) = {process.pid for process in nodes} - {agent}
     wait_for(lambda: len(list((out / ".meeting").glob("state-*"))) == 1 and joined(out, other))

@@ -26,7 +26,7 @@ from gangline.launch.signals import hand_on
 from gangline.launch.starts import Starts
 from gangline.run import lock
 from gangline.run.directory import RunDirectory
-from gangline.run.ending import RunEnding, read_ending, write_ending
+from gangline.run.ending import RunEnding, decide_ending, read_ending, write_ending
 from gangline.run.events import Events, read_events
 from gangline.run.generation import Progress
 from gangline.train.rank import train
@@ -45,8 +45,57 @@ def test_agents_that_fail_before_they_meet_are_heard(tmp_path, capfd, before):
     assert "is no run directory, or was only half-written" in capfd.readouterr().err
 
 
+NOBODY = "everything was killed, and nobody was left to say why"
+
+
 @pytest.mark.parametrize(
-    ("code", "reason", "requeue"), [(3, "verdict", False), (75, "preempted", True), (1, "bug", True)]
+    ("facts", "reason", "code", "requeue", "text"),
+    [
+        ({"done": True}, "done", 0, False, "every rank is done"),
+        ({"done": True, "signal": "SIGTERM", "failure": "bug"}, "done", 0, False, "every rank is done"),
+        ({"signal": "SIGTERM", "saved": True}, "preempted", 75, True, "SIGTERM; all steps are saved"),
+        ({"signal": "SIGUSR1", "saved": True}, "preempted", 75, True, "SIGUSR1; all steps are saved"),
+        ({"signal": "SIGUSR2", "saved": True}, "preempted", 75, True, "SIGUSR2; all steps are saved"),
+        ({"signal": "SIGTERM"}, "signal", 143, False, "SIGTERM; nothing was saved"),
+        ({"signal": "SIGINT", "saved": True}, "signal", 130, False, "SIGINT; all steps are saved"),
+        ({"signal": "SIGHUP", "saved": True}, "signal", 129, False, "SIGHUP; all steps are saved"),
+        ({"failure": "user", "exit_code": 2}, "mistake", 2, False, "a rank failed"),
+        ({"failure": "user", "exit_code": 1}, "mistake", 1, False, "a rank failed"),
+        ({"failure": "bug"}, "bug", 1, True, "a rank failed"),
+        ({"failure": "restart", "exit_code": 3}, "restart", 3, False, "a rank failed"),
+        ({"failure": "restart", "exit_code": 75}, "restart", 75, True, "a rank failed"),
+        ({"failure": "ended", "exit_code": 1}, "bug", 1, True, "a rank ended with exit code 1"),
+        ({"failure": "ended", "exit_code": 2}, "mistake", 2, False, "a rank ended with exit code 2"),
+        ({"failure": "ended", "exit_code": 3}, "verdict", 3, False, "a rank ended with exit code 3"),
+        ({"failure": "ended", "exit_code": 75}, "preempted", 75, True, "a rank ended with exit code 75"),
+        ({"failure": "ended", "exit_code": 130}, "signal", 130, False, "a rank ended with exit code 130"),
+        ({"failure": "ended", "exit_code": 255}, "bug", 255, True, "a rank ended with exit code 255"),
+        ({}, "killed", 1, True, NOBODY),
+        ({"failure": "lost", "exit_code": 0}, "done", 0, False, NOBODY),
+        ({"failure": "lost", "exit_code": 2}, "mistake", 2, False, NOBODY),
+        ({"failure": "lost", "exit_code": 3}, "verdict", 3, False, NOBODY),
+        ({"failure": "lost", "exit_code": 75}, "killed", 75, True, NOBODY),
+        ({"failure": "lost", "exit_code": 137}, "killed", 137, True, NOBODY),
+    ],
+)
+def test_ending_follows_from_its_facts(facts, reason, code, requeue, text):
+    said = decide_ending(4, **facts)
+    assert said == RunEnding(generation=4, reason=reason, exit_code=code, requeue=requeue, evidence=text)
+    assert decide_ending(4, "words", **facts).evidence == "words"
+    excludes = ("n1",) if reason in ("restart", "verdict") else ()
+    assert decide_ending(4, **facts, exclude=("n1",)).exclude == excludes
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "requeue"),
+    [
+        (1, "bug", True),
+        (2, "mistake", False),
+        (3, "verdict", False),
+        (75, "preempted", True),
+        (130, "signal", False),
+        (143, "signal", False),
+    ],
 )
 def test_ranks_that_ended_say_how_by_their_exit_code(tmp_path, code, reason, requeue):
     """Rank 0 was killed before it wrote the ending."""

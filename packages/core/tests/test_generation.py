@@ -21,7 +21,6 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _
 from gangline.cluster.given import GivenNodes, given_nodes
 from gangline.errors import Problem, UserError
 from gangline.launch import elastic, failures, meeting_state, worker
-from gangline.launch.before import reason_of
 from gangline.launch.config import ElasticLaunch, LocalLaunch
 from gangline.launch.elastic import Agent, AgentNode, RankFiles
 from gangline.launch.failures import RankFailure
@@ -403,7 +402,7 @@ def test_sigterm_to_a_rank_counts_as_a_restart(tmp_path, nodes, code):
     failures.claim(tmp_path / "logs", 1, RankFailure(0, "ended", 75))
     decides.ended()
     stop = decides.begin(nodes, 8, first=False).stop
-    assert (stop and (stop.exit_code, reason_of(stop))) == (code and (code, "preempted"))
+    assert (stop and (stop.exit_code, stop.ending(2).reason)) == (code and (code, "preempted"))
     assert bool(said) == (stop is None)
 
 

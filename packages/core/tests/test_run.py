@@ -8,12 +8,11 @@ import time
 
 import pytest
 
-from gangline import pulse
 from gangline.config.defaults import default_run
 from gangline.plugin.registry import build
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
-from gangline_testkit.processes import kill, living, wait_until_none_lives
+from gangline_testkit.processes import kill, living, rank_processes, wait_until_none_lives
 
 
 def state(directory, run_dir, id=None):
@@ -160,7 +159,7 @@ def test_a_signal_saves_a_checkpoint_and_leaves_no_process(runs, name, code, rea
     start = runs.start if name == "SIGINT" else runs.fork  # Ctrl-C reaches all of a group, and a fork is in another
     process = start("run.dir=out", "run.steps=100000", "parallel=ddp", "launch.processes=2", "track=[console,jsonl]")
     runs.wait_for_step(process, "out", 3)
-    ranks = [reader.read().pid for reader in pulse.readers(runs.directory / "out")]
+    ranks = rank_processes(runs.directory / "out").values()
     (session,) = {os.getsid(pid) for pid in ranks}
     assert len({*ranks} & living(session).keys()) == 2
     if name == "SIGINT":
@@ -183,11 +182,12 @@ def test_a_signal_saves_a_checkpoint_and_leaves_no_process(runs, name, code, rea
 def test_nohup_keeps_the_run_alive_on_sighup(runs):
     process = runs.start("run.dir=out", "run.steps=100000", "launch.processes=1", prefix=["nohup"])
     runs.wait_for_step(process, "out", 3)
-    (reader,) = pulse.readers(runs.directory / "out")
+    before = rank_processes(runs.directory / "out")
+    assert list(before) == [0]
     for pid in living(process.pid):  # the terminal is closed
         os.kill(pid, signal.SIGHUP)
     runs.wait_for_step(process, "out", runs.records("out")[-1]["step"] + 20)
-    assert reader.current(), "the rank was started again"
+    assert rank_processes(runs.directory / "out") == before, "the rank was started again"
     process.terminate()
     printed, _ = process.communicate(timeout=240)
     assert process.returncode == 75, printed
@@ -203,8 +203,7 @@ def test_sigterm_to_a_rank_restarts_the_run_once(runs):
         while runs.records("out")[-1]["generation"] < start:
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.05)
-        ranks = [each for reader in pulse.readers(out) if (each := reader.read()).generation == start]
-        os.kill(ranks[1].pid, signal.SIGTERM)
+        os.kill(rank_processes(out)[1], signal.SIGTERM)
     printed, _ = process.communicate(timeout=240)
     assert process.returncode == 75, printed
     assert "a rank was asked to stop: SIGTERM at step" in printed

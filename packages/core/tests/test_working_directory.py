@@ -47,7 +47,9 @@ def test_fork_server_imports_no_module_of_working_directory(planted):
 
 def test_sidecar_imports_no_module_of_working_directory(planted):
     (planted / "logs").mkdir()
-    started = sidecars.start([Sidecar(name="one", target="gangline.tools:read_ending", args=())], planted, os.getpid())
+    started = sidecars.start(
+        [Sidecar(name="one", target="gangline.run.ending:read_ending", args=())], planted, os.getpid()
+    )
     assert started[0].process.wait() == 0
     assert not (planted / "IMPORTED").exists()
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gangline.pulse.read import Collective, Seen
 from gangline_health.hangs import summary
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Watched, diagnose
 from gangline_health.hangs.limits import learned, limit, percentile
 from gangline_health.hangs.watch import Watcher, alone
+from gangline_health.pulses import Collective, Seen
 
 WORLD = (0, 1, 2, 3)
 

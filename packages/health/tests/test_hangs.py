@@ -18,13 +18,13 @@ import pytest
 
 from gangline import pulse
 from gangline.launch.failures import first
-from gangline.pulse.read import PulseReader, Seen, find, readers
 from gangline.pulse.write import Pulse
 from gangline.run.events import read_events
 from gangline_health.hangs import flight
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Diagnosis, Watched
 from gangline_health.hangs.watch import Watcher
+from gangline_health.pulses import PulseReader, Seen, find, readers
 from gangline_testkit.real_runs import RealRuns
 
 FOUR = ("parallel=ddp", "launch.processes=4", "launch.max_restarts=3", "health=on", "run.steps=100000")

@@ -6,7 +6,7 @@ import errno
 import json
 import math
 import os
-import re
+import sys
 import threading
 import time
 import urllib.error
@@ -19,6 +19,9 @@ from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 
 import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from gangline import UserError
 from gangline.config.check import check
@@ -29,8 +32,7 @@ from gangline_health.commands import watch
 from gangline_health.live import alerts, serve
 from gangline_health.live.alerts import Alerts, send, worth
 from gangline_health.live.follow import Follower
-from gangline_health.live.openmetrics import text
-from gangline_health.live.status import RunFollower
+from gangline_health.live.openmetrics import GAUGES, RunCollector
 from gangline_testkit.ports import free_port
 from gangline_testkit.real_runs import RealRuns
 from gangline_testkit.runs import small_run
@@ -75,22 +77,24 @@ def test_follower_refuses_a_pipe(tmp_path: Path) -> None:
 # --- metrics ---------------------------------------------------------------------------------------------------------
 
 
-def parsed(exposition: str) -> dict[str, float]:
-    """Samples by name and labels; every family has its type before it, and the end mark is the last line."""
-    lines = exposition.split("\n")
-    assert lines[-2:] == ["# EOF", ""]
-    found: dict[str, float] = {}
-    types: dict[str, str] = {}
-    for line in lines[:-2]:
-        if declared := re.fullmatch(r"# TYPE (\w+) (gauge|counter)", line):
-            assert declared[1] not in types
-            types[declared[1]] = declared[2]
-        elif not line.startswith("# HELP "):
-            sample = re.fullmatch(r"(\w+?)(_total)?(\{.*\}) (\S+)", line)
-            assert sample, line
-            assert types[sample[1]] == ("counter" if sample[2] else "gauge")
-            found[sample[1] + sample[3]] = float(sample[4])
-    return found
+def parsed(exposition: str) -> dict[tuple[str, ...], float]:
+    """Samples by family and values of labels in the order of their names, as the parser of the format's authors reads
+    them: it refuses a text without its end mark, a sample without its family, a counter without its suffix.
+    """
+    assert exposition.endswith("\n# EOF\n")
+    families = list(text_string_to_metric_families(exposition))
+    assert {family.type for family in families} == {"gauge", "counter"}
+    return {
+        (family.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def text_of(run_dir: Path) -> str:
+    registry = CollectorRegistry()
+    registry.register(RunCollector(run_dir))
+    return generate_latest(registry).decode()
 
 
 def test_metrics_are_openmetrics_text(tmp_path: Path) -> None:
@@ -105,16 +109,26 @@ def test_metrics_are_openmetrics_text(tmp_path: Path) -> None:
         "rank_mfu": [0.5, 0.25],
     }
     written(tmp_path, WARNS, WARNS, {"event": "order", "action": "roll_back"}, records=(record,))
-    found = parsed(text(RunFollower(tmp_path).look()))
-    run = f'run="{tmp_path.name}"'
-    assert found[f"gangline_step{{{run}}}"] == 7
-    assert str(found[f"gangline_loss{{{run}}}"]) == "nan"
-    assert found[f'gangline_verdicts{{{run},kind="straggler"}}'] == 2
-    assert found[f'gangline_orders{{{run},action="roll_back"}}'] == 1
-    assert found[f'gangline_rank_phase_seconds{{{run},rank="1",phase="backward"}}'] == 0.7
-    assert found[f'gangline_rank_mfu_ratio{{{run},rank="1"}}'] == 0.25
-    assert 2 < found[f"gangline_quiet_seconds{{{run}}}"] < 60
-    assert f"gangline_mfu_ratio{{{run}}}" not in found
+    written_down = text_of(tmp_path)
+    found, run = parsed(written_down), tmp_path.name
+    assert found["gangline_step", run] == 7
+    assert str(found["gangline_loss", run]) == "nan"
+    assert found["gangline_verdicts", "straggler", run] == 2
+    assert found["gangline_orders", "roll_back", run] == 1
+    assert found["gangline_rank_phase_seconds", "backward", "1", run] == 0.7
+    assert found["gangline_rank_mfu_ratio", "1", run] == 0.25
+    assert 2 < found["gangline_quiet_seconds", run] < 60
+    assert ("gangline_mfu_ratio", run) not in found
+    assert f'\ngangline_verdicts_total{{kind="straggler",run="{run}"}} 2.0\n' in written_down
+
+
+def test_metrics_name_every_family(tmp_path: Path) -> None:
+    """Dashboards are made of these names."""
+    record = dict.fromkeys(GAUGES, 1.0) | {"step": 1, "time": time.time(), "rank_mfu": [0.5]}
+    written(tmp_path, records=(record | {"rank_phases": {"data": [0.1]}},))
+    names = {family.name for family in text_string_to_metric_families(text_of(tmp_path))}
+    of_run = ("quiet_seconds", "ranks_here", "rank_phase_seconds", "rank_mfu_ratio", "launches", "verdicts", "orders")
+    assert names == {name for name, _ in GAUGES.values()} | {f"gangline_{name}" for name in of_run}
 
 
 def test_metrics_are_served_and_follow_the_run(tmp_path: Path) -> None:
@@ -124,12 +138,24 @@ def test_metrics_are_served_and_follow_the_run(tmp_path: Path) -> None:
         place = f"http://127.0.0.1:{server.server_address[1]}"
         for step in (1, 2):
             with urllib.request.urlopen(f"{place}/metrics") as answer:
-                assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
-                assert parsed(answer.read().decode())[f'gangline_step{{run="{tmp_path.name}"}}'] == step
+                assert answer.headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+                assert parsed(answer.read().decode())["gangline_step", tmp_path.name] == step
             written(tmp_path, records=({"step": step + 1, "loss": 2.0},))
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"{place}/etc/passwd")
+        with pytest.raises(urllib.error.HTTPError, match="501"):
+            urllib.request.urlopen(f"{place}/metrics", data=b"posted")
+        asked = urllib.request.Request(f"{place}/metrics", headers={"Accept": "application/openmetrics-text;version=x"})
+        with urllib.request.urlopen(asked) as answer:
+            assert "version=x" not in answer.headers["Content-Type"]
         server.shutdown()
+
+
+def test_metrics_port_names_the_extra_where_the_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    check(small_run("health=[on]", "model.vocab_size=256"))
+    with pytest.raises(UserError, match=r"pip install 'gangline-health\[metrics\]'"):
+        check(small_run("health=[on]", "model.vocab_size=256", "health.on.metrics_port=9100"))
 
 
 def test_a_port_that_cannot_be_had_is_told_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +381,7 @@ def test_a_run_is_shown_scraped_and_told_of_while_it_lives(tmp_path: Path, capsy
         run = runs.fork("run.dir=out", *words, *options)
         runs.wait_for_step(run, "out", 60)
         scraped = parsed(wait_for(lambda: scrape(port)))
-        of = {name.partition("{")[0]: value for name, value in scraped.items()}
+        of = {name: value for (name, *_), value in scraped.items()}
         assert of["gangline_step"] >= 20
         assert of["gangline_ranks_here"] == 2
         told = tmp_path / "told"

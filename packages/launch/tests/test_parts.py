@@ -18,10 +18,11 @@ from gangline.cluster.given import nodes_per_rack
 from gangline.config import ParallelConfig
 from gangline.config.defaults import default_run
 from gangline.launch.placed import PlacedAddress
-from gangline.run.ending import RunEnding
+from gangline.run.ending import RunEnding, decide_ending
 from gangline_launch import agent, clocks, fabric, storage
 from gangline_launch.explain import axes_by_tier
 from gangline_launch.kubernetes import levels
+from gangline_launch.kubernetes.manifests import FINAL_CODES, SAVED_CODES
 from gangline_launch.nodes import addresses, this_node
 from gangline_launch.slurm.after import decide
 from gangline_launch.slurm.commands import fields, gpus_in
@@ -314,7 +315,7 @@ def ending(reason: str, code: int, requeue: bool) -> RunEnding:
         (ending("mistake", 2, False), 2, (), "end"),
         (ending("verdict", 3, False), 3, ("n1",), "end"),
         (ending("preempted", 75, True), 75, (), "requeue"),
-        (ending("restart", 1, True), 1, ("n1",), "submit"),
+        (ending("restart", 75, True), 75, ("n1",), "submit"),
         (None, 137, (), "requeue"),
         (None, 0, (), "end"),
     ],
@@ -349,3 +350,9 @@ def test_a_resumed_run_that_does_no_step_ends_as_a_fresh_one_does():
 @pytest.mark.parametrize(("code", "why"), [(2, "mistake"), (3, "verdict")])
 def test_a_mistake_that_left_no_word_is_not_started_again(code, why):
     assert decide(None, code, 4, [], 3, ()) == ("end", why)
+
+
+def test_exit_codes_that_fail_a_jobset_are_never_requeued():
+    """Kubernetes sees the exit code alone, Slurm's script ending.json, too."""
+    assert not any(decide_ending(0, exit_code=code).requeue for code in FINAL_CODES)
+    assert all(decide_ending(0, exit_code=code).requeue for code in (1, *SAVED_CODES))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 from gangline import Part, Problem
@@ -210,6 +211,15 @@ class WatchedHealth(HealthConfig):
                 Problem(
                     f"health.on.numbers.warmup={self.numbers.warmup} steps do not fit into "
                     f"health.on.numbers.window={self.numbers.window}"
+                )
+            )
+        if self.metrics_port and find_spec("prometheus_client") is None:
+            found.append(
+                Problem(
+                    f"health.on.metrics_port={self.metrics_port} needs the library prometheus_client, and it is not "
+                    "installed.",
+                    "It is an extra of gangline-health.",
+                    "pip install 'gangline-health[metrics]', or health.on.metrics_port=0",
                 )
             )
         if why := malformed(self.alert):

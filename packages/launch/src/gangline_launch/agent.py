@@ -105,7 +105,7 @@ def note_mistake(run_dir: Path, error: UserError, ends: bool = False) -> None:
 
     Both times are those of the file system that all nodes share.
     """
-    from gangline.run.ending import RunEnding, read_ending, write_ending
+    from gangline.run.ending import decide_ending, read_ending, write_ending
 
     events, began = run_dir / "events.jsonl", run_dir / "launch" / "nodes"
     others_train = events.exists() and began.exists() and events.stat().st_mtime > began.stat().st_mtime
@@ -113,7 +113,7 @@ def note_mistake(run_dir: Path, error: UserError, ends: bool = False) -> None:
     if run_dir.is_dir() and (ends or (not others_train and ending is None)):
         text = "\n".join((error.what, *error.details))
         number = 0 if ending is None else ending.generation
-        write_ending(run_dir, RunEnding(generation=number, reason="mistake", exit_code=error.exit_code, evidence=text))
+        write_ending(run_dir, decide_ending(number, text, failure="user", exit_code=error.exit_code))
 
 
 def refuse_other_code(changed: list[str]) -> None:

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gangline.launch.guard import born
+from gangline.pulse import layout
+from gangline.pulse.memory import list_pulses
+
 
 @dataclass(frozen=True)
 class Process:
@@ -36,6 +40,14 @@ def children(pid: int) -> dict[int, str]:
     """By id, the command lines of the processes that one has started, also of those that it has not yet waited for."""
     ids = [int(word) for task in Path(f"/proc/{pid}/task").glob("*/children") for word in task.read_text().split()]
     return {child: _command(Path(f"/proc/{child}")) for child in sorted(ids)}
+
+
+def rank_processes(run_dir: Path) -> dict[int, int]:
+    """By rank, the ids of the living ranks of a run's newest start on this machine, as their pulses have them."""
+    heads = [memoryview(path.read_bytes()).cast("q")[: layout.HEAD].tolist() for path in list_pulses(run_dir)]
+    newest = max((head[layout.GENERATION] for head in heads), default=0)
+    living = [head for head in heads if head[layout.PID] and born(head[layout.PID]) == head[layout.BORN]]
+    return {head[layout.RANK]: head[layout.PID] for head in living if head[layout.GENERATION] == newest}
 
 
 def wait_until_none_lives(session: int, seconds: float = 60.0) -> None:

@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gangline.errors import EXIT_USER_ERROR, UserError
 from gangline.launch import failures, forkserver, requeue, sidecars, worker
 from gangline.launch.before import StartBefore, config_of, start_before
-from gangline.launch.failures import EXIT_FAILURE
 from gangline.launch.starts import Starts, end
 from gangline.run import generation
 from gangline.run.directory import RunDirectory
-from gangline.run.ending import RunEnding, clear_ending, read_ending
+from gangline.run.ending import EXIT_FAILURE, RunEnding, clear_ending, decide_ending, read_ending
 from gangline.run.events import Events
 
 if TYPE_CHECKING:
@@ -174,7 +173,7 @@ def _say_ending(job: Job, run_dir: Path, number: int, code: int) -> None:
 
 
 def _done(number: int, code: int) -> RunEnding | None:
-    return RunEnding(generation=number, reason="done", exit_code=0) if code == 0 else None
+    return decide_ending(number, done=True) if code == 0 else None
 
 
 def _start_sidecars(run_dir: str) -> list[sidecars.Running]:

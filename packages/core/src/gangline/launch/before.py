@@ -11,15 +11,11 @@ from hashlib import blake2b
 from pathlib import Path
 
 from gangline.launch import failures
-from gangline.launch.failures import EXIT_STOPPED, RankFailure
-from gangline.run.ending import EXIT_REQUEUE, RunEnding, read_ending
+from gangline.run.ending import EXIT_REQUEUE, RunEnding, decide_ending, read_ending
 from gangline.run.events import read_events
 from gangline.run.generation import progress
 
-REASONS = {"user": "mistake", "bug": "bug", "restart": "restart", "lost": "killed"}  # of a job's end, by who failed
-ENDED = {EXIT_STOPPED: "verdict", EXIT_REQUEUE: "preempted"}  # by exit code, where rank 0 had no time to say it
 FAILED = ("bug", "killed")  # how a start ends that failed
-NOBODY = "everything was killed, and nobody was left to say why"
 
 
 @dataclass(frozen=True)
@@ -46,15 +42,15 @@ def start_before(run_dir: Path) -> StartBefore:
     if not launches or launches[-1].get("config") != config_of(run_dir):
         return StartBefore()
     number = launches[-1].get("generation", 0)
-    ending, failure = read_ending(run_dir), failures.first(run_dir / "logs", number)
-    after = _reason(ending, failure)
+    failure = failures.first(run_dir / "logs", number)
+    ending = read_ending(run_dir) or (failure.ending(number) if failure is not None else decide_ending(number))
+    after = _reason(ending)
     if after not in FAILED:
         return StartBefore(after)
     counted = progress(run_dir).generation > number
     if failure is not None:
         return StartBefore(after, failure.evidence, failure.member, counted)
-    why = NOBODY if ending is None else " ".join(ending.evidence.splitlines()[:1])
-    return StartBefore(after, why, counted=counted)
+    return StartBefore(after, " ".join(ending.evidence.splitlines()[:1]), counted=counted)
 
 
 def config_of(run_dir: Path) -> str:
@@ -63,13 +59,6 @@ def config_of(run_dir: Path) -> str:
     return blake2b(path.read_bytes(), digest_size=8).hexdigest() if path.exists() else ""
 
 
-def reason_of(failure: RankFailure) -> str:
-    """Why a job ends that ends by this failure."""
-    return ENDED.get(failure.exit_code, "bug") if failure.kind == "ended" else REASONS.get(failure.kind, "bug")
-
-
-def _reason(ending: RunEnding | None, failure: RankFailure | None) -> str:
-    if ending is None:
-        return "killed" if failure is None else reason_of(failure)
+def _reason(ending: RunEnding) -> str:
     missed = ending.reason == "killed" and ending.exit_code == EXIT_REQUEUE  # nodes did not come: no rank failed
     return "preempted" if missed else ending.reason

@@ -36,7 +36,7 @@ from gangline.errors import EXIT_USER_ERROR
 from gangline.launch import failures, forkserver, worker
 from gangline.launch.agent_log import LOGGERS, agent_log
 from gangline.launch.config import LocalLaunch
-from gangline.launch.failures import EXIT_FAILURE, RankFailure
+from gangline.launch.failures import RankFailure
 from gangline.launch.network import LOOPBACK, interface_towards, listening_address
 from gangline.launch.nodes import NAME, machine_of
 from gangline.launch.signals import hand_on
@@ -44,7 +44,7 @@ from gangline.launch.starts import JobStart, Starts, end
 from gangline.launch.stops import UNUSED, ranks_that_are_killed, requests
 from gangline.launch.worker import SPARE
 from gangline.run import generation
-from gangline.run.ending import EXIT_REQUEUE, RunEnding, read_ending
+from gangline.run.ending import EXIT_FAILURE, EXIT_REQUEUE, decide_ending, read_ending
 from gangline.run.events import read_events
 from gangline.run.generation import VARIABLE
 
@@ -253,7 +253,7 @@ def _done(starts: Starts, files: RankFiles) -> int:
     """Every rank returned; the first of them said how, where it was a run."""
     ending = read_ending(starts.run_dir)
     if ending is None or ending.generation != files.generation:
-        ending = RunEnding(generation=files.generation, reason="done", exit_code=0)
+        ending = decide_ending(files.generation, done=True)
     if files.start is not None and files.start.nodes[:1] == (files.node.name,):
         end(starts.run_dir, ending)
     return ending.exit_code
@@ -263,10 +263,7 @@ def _signalled(starts: Starts, files: RankFiles, signum: int) -> int:
     """75 where the ranks saved when they were asked to stop, and may be started again; else 128 + n."""
     ending = read_ending(starts.run_dir)
     if ending is None or ending.generation != files.generation:
-        name = signal.Signals(signum).name
-        ending = RunEnding(
-            generation=files.generation, reason="signal", exit_code=128 + signum, evidence=f"{name}; nothing was saved"
-        )
+        ending = decide_ending(files.generation, signal=signal.Signals(signum).name)
         if not files.node.alone:  # the others may go on
             return ending.exit_code
     # The last node of a start that a signal ends reports the end of the job: others may continue without this one.
@@ -278,11 +275,9 @@ def _signalled(starts: Starts, files: RankFiles, signum: int) -> int:
 def _unmet(starts: Starts, what: str) -> int:
     print(f"train: {what}\n  To go on:  train resume={shlex.quote(str(starts.run_dir))}", file=sys.stderr, flush=True)
     now = generation.progress(starts.run_dir).generation
-    end(
-        starts.run_dir,
-        RunEnding(generation=now, reason="killed", exit_code=EXIT_REQUEUE, requeue=True, evidence=what),
-    )
-    return EXIT_REQUEUE
+    ending = decide_ending(now, what, failure="lost", exit_code=EXIT_REQUEUE)
+    end(starts.run_dir, ending)
+    return ending.exit_code
 
 
 def _as_the_others(starts: Starts) -> int:

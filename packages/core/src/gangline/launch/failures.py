@@ -20,12 +20,10 @@ from gangline.errors import PeerFailed, UserError
 from gangline.launch.changed_data import changed_data
 from gangline.launch.output import log_path
 from gangline.launch.signals import name_of
-from gangline.run.ending import EXIT_REQUEUE
+from gangline.run.ending import EXIT_FAILURE, EXIT_REQUEUE, EXIT_STOPPED, RunEnding, decide_ending
 from gangline.run_files import open_regular, read_regular
 
 PEER_WAIT_SECONDS = 1.0
-EXIT_FAILURE = 1
-EXIT_STOPPED = 3  # a verdict ended the run; the message says which
 
 # What gloo and NCCL say when the other end is gone. gloo raises plain RuntimeErrors.
 _LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL")
@@ -92,6 +90,11 @@ class RankFailure:
     def evidence(self) -> str:
         """In one line."""
         return f"rank {self.rank} failed first: {self.what}"
+
+    def ending(self, generation: int, exclude: tuple[str, ...] = ()) -> RunEnding:
+        """Return how a job ends that ends by this failure."""
+        text = "\n".join((self.what, *self.details))
+        return decide_ending(generation, text, failure=self.kind, exit_code=self.exit_code, exclude=exclude)
 
     def error(self) -> UserError:
         """The user's mistake, to be raised where the user is."""

@@ -15,9 +15,9 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from gangline.launch import failures, forkserver, guard
-from gangline.launch.failures import EXIT_FAILURE
 from gangline.launch.signals import NOTICES, exit_code, hand_on, stop_signals
 from gangline.plugin.registry import load
+from gangline.run.ending import EXIT_FAILURE
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

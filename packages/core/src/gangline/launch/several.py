@@ -15,7 +15,6 @@ from gangline.errors import UserError
 from gangline.launch import forkserver, guard, sidecars
 from gangline.launch.base import Launcher
 from gangline.launch.exclusion import Exclusion
-from gangline.launch.failures import EXIT_FAILURE
 from gangline.launch.local import say
 from gangline.launch.nodes import UsableRanks, fewest_and_most, name_of_this_node
 from gangline.launch.output import outlive_readers
@@ -25,7 +24,7 @@ from gangline.launch.starts import Starts
 from gangline.launch.worker import WORK
 from gangline.pulse import memory
 from gangline.run.directory import RunDirectory
-from gangline.run.ending import RunEnding, read_ending
+from gangline.run.ending import EXIT_FAILURE, RunEnding, read_ending
 from gangline.run.generation import progress
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from typing import Any
 
 from gangline.errors import EXIT_USER_ERROR, Problem, UserError
 from gangline.launch import failures
-from gangline.launch.before import StartBefore, config_of, reason_of, start_before
+from gangline.launch.before import StartBefore, config_of, start_before
 from gangline.launch.config import LocalLaunch
-from gangline.launch.failures import EXIT_FAILURE, RankFailure
+from gangline.launch.failures import RankFailure
 from gangline.run import attempts, generation
-from gangline.run.ending import EXIT_REQUEUE, RunEnding, clear_ending, read_ending, write_ending
+from gangline.run.ending import EXIT_FAILURE, RunEnding, clear_ending, read_ending, write_ending
 from gangline.run.events import Events, read_events
 from gangline.run.generation import Progress
 
@@ -115,20 +115,8 @@ class Starts:
     @staticmethod
     def end(run_dir: Path, start: int, stop: RankFailure) -> None:
         """Leave ending.json, and the last line of events.jsonl."""
-        reason = reason_of(stop)
-        text = "\n".join((stop.what, *stop.details))
         lines = attempts.read(run_dir)
-        end(
-            run_dir,
-            RunEnding(
-                generation=start,
-                reason=reason,
-                exit_code=stop.exit_code,
-                requeue=reason in ("bug", "killed", "preempted") or stop.exit_code == EXIT_REQUEUE,
-                exclude=lines[-1].exclude if lines and reason in ("restart", "verdict") else (),
-                evidence=text,
-            ),
-        )
+        end(run_dir, stop.ending(start, lines[-1].exclude if lines else ()))
 
     def _before(self, first: bool) -> dict[str, Any]:
         """The launch before, of this job."""

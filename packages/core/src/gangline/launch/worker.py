@@ -13,10 +13,10 @@ from typing import Any, NoReturn, TextIO
 
 from gangline.errors import UserError
 from gangline.launch import failures, guard, output, signals
-from gangline.launch.failures import EXIT_FAILURE, RankFailure
+from gangline.launch.failures import RankFailure
 from gangline.plugin.registry import load
 from gangline.pulse import memory, write as pulse
-from gangline.run.ending import EXIT_REQUEUE, read_ending
+from gangline.run.ending import EXIT_FAILURE, EXIT_REQUEUE, read_ending
 from gangline.run.generation import Fenced, generation
 
 WORK = "gangline.train.rank:work"

@@ -25,8 +25,8 @@ def path(run_dir: str | Path, rank: int, owner: int) -> Path | None:
     return ROOT / f"gangline-pulse-{space()}-{owner}-{start}-{_run(run_dir)}-{rank}"
 
 
-def of_run(run_dir: str | Path) -> list[Path]:
-    """The pulses of a run on this machine whose launcher lives, by rank."""
+def list_pulses(run_dir: str | Path) -> list[Path]:
+    """Return the pulses of a run on this machine whose launcher lives, by rank."""
     run = _run(run_dir)
     found = [(int(match["rank"]), file) for match, file in _all() if match["run"] == run and _lives(match)]
     return [file for _, file in sorted(found)]
@@ -46,8 +46,8 @@ def remove(owner: int) -> None:
             file.unlink(missing_ok=True)
 
 
-def owner(file: Path) -> int:
-    """The launcher of the rank whose pulse this is. Raises ValueError for another file."""
+def owner_of(file: Path) -> int:
+    """Return the process id of the launcher of the rank whose pulse this is. Raises ValueError for another file."""
     match = _OURS.fullmatch(file.name)
     if match is None:
         raise ValueError(f"{file} is no pulse")

@@ -1,4 +1,4 @@
-"""ending.json: why a run's job ended, for schedulers and tools. Torch-free.
+"""How a run's job ended: decided in one place, and written to ending.json for schedulers and tools. Torch-free.
 
 Replaced whole at each end, removed at each start: where it is missing, the job lives or was killed. Between two starts
 of an elastic job it says how the ranks of the first one ended.
@@ -7,14 +7,24 @@ of an elastic job it says how the ranks of the first one ended.
 from __future__ import annotations
 
 import json
+import signal as signals
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gangline.errors import EXIT_USER_ERROR
 from gangline.run_files import read_regular
 
 FILE = "ending.json"
 VERSION = 1
+EXIT_FAILURE = 1
+EXIT_STOPPED = 3  # a verdict ended the run; the message says which
 EXIT_REQUEUE = 75  # saved, and to be started again: EX_TEMPFAIL of sysexits.h
+PREEMPTING = ("SIGTERM", "SIGUSR1", "SIGUSR2")  # signals that a scheduler sends; a person presses Ctrl-C
+
+FAILURES = {"user": "mistake", "restart": "restart"}  # kind of a rank's failure -> reason; else "bug"
+RANK_CODES = {EXIT_USER_ERROR: "mistake", EXIT_STOPPED: "verdict", EXIT_REQUEUE: "preempted"}  # of "ended"; else "bug"
+JOB_CODES = {0: "done", EXIT_USER_ERROR: "mistake", EXIT_STOPPED: "verdict"}  # of "lost"; else "killed"
+EXCLUDES = ("restart", "verdict")  # reasons by which an order ends the job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +36,8 @@ class RunEnding:
                 new workers, and no restart is left), "preempted" (a signal, and saved), "signal" (and not saved),
                 "killed" (a rank or node was lost and could not be started again)
     exclude     names of nodes that are to have no part in the next start
-    requeue     whether the same command, given again, may get further
+    requeue     whether the same command, given again, may get further: as it is (75), or after a failure, as on other
+                machines (1)
     exit_code   of the command
     evidence    in words
     """
@@ -38,6 +49,48 @@ class RunEnding:
     exclude: tuple[str, ...] = ()
     evidence: str = ""
     version: int = VERSION
+
+
+def decide_ending(
+    generation: int,
+    evidence: str = "",
+    *,
+    done: bool = False,
+    signal: str = "",
+    saved: bool = False,
+    failure: str = "lost",
+    exit_code: int = EXIT_FAILURE,
+    exclude: tuple[str, ...] = (),
+) -> RunEnding:
+    """Return how a job ended: done, else by a signal, else by the failure of a rank.
+
+    signal     name of the signal that asked the ranks to end; saved: a checkpoint holds all their steps
+    failure    kind of the failure, see `gangline.launch.failures.RankFailure`; "lost": no rank lived to say why
+    exit_code  of the rank that failed; for "lost" of the job, as far as it is known
+    evidence   in words; without it the facts above say it
+    exclude    nodes that the newest order excludes; kept where an order ends the job
+    """
+    if done:
+        reason, exit_code, said = "done", 0, "every rank is done"
+    elif signal:
+        reason = "preempted" if saved and signal in PREEMPTING else "signal"
+        exit_code = EXIT_REQUEUE if reason == "preempted" else 128 + signals.Signals[signal].value
+        said = f"{signal}; {'all steps are saved' if saved else 'nothing was saved'}"
+    elif failure == "lost":
+        reason, said = JOB_CODES.get(exit_code, "killed"), "everything was killed, and nobody was left to say why"
+    elif failure == "ended":
+        by_signal = "signal" if exit_code - 128 in set(signals.Signals) else "bug"
+        reason, said = RANK_CODES.get(exit_code, by_signal), f"a rank ended with exit code {exit_code}"
+    else:
+        reason, said = FAILURES.get(failure, "bug"), "a rank failed"
+    return RunEnding(
+        generation=generation,
+        reason=reason,
+        exit_code=exit_code,
+        requeue=reason in ("bug", "killed") or exit_code == EXIT_REQUEUE,
+        exclude=exclude if reason in EXCLUDES else (),
+        evidence=evidence or said,
+    )
 
 
 def write_ending(run_dir: str | Path, ending: RunEnding) -> None:

@@ -6,7 +6,6 @@ import errno
 import gc
 import os
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -22,14 +21,14 @@ from gangline.comm.transport import connect
 from gangline.config.schema import Run
 from gangline.data.base import DataSource
 from gangline.errors import PeerFailed, UserError
-from gangline.launch.failures import EXIT_STOPPED, RestartWanted, lost_peer
+from gangline.launch.failures import RestartWanted, lost_peer
 from gangline.launch.output import log_path
 from gangline.mesh import Mesh
 from gangline.plugin import registry
 from gangline.pulse.layout import NUMBER
 from gangline.pulse.write import current
 from gangline.run.directory import RunDirectory
-from gangline.run.ending import EXIT_REQUEUE, RunEnding, write_ending
+from gangline.run.ending import EXIT_STOPPED, PREEMPTING, RunEnding, decide_ending, write_ending
 from gangline.run.generation import generation, hold
 from gangline.train.agree import gather_verdicts
 from gangline.train.build import build, device_of
@@ -42,8 +41,6 @@ from gangline.train.save import NOT_FINITE, lost_directory, poll, save, settle, 
 from gangline.train.session import Session
 from gangline.train.unreported import flush, recover
 from gangline.train.verdicts import cut_off
-
-REQUEUED = ("SIGTERM", "SIGUSR1", "SIGUSR2")  # signals that are no person's
 
 # Errors of a save onto a store that may not be written, in the words of the system.
 NOT_WRITABLE = tuple(map(os.strerror, (errno.EROFS, errno.EACCES, errno.EPERM)))
@@ -124,13 +121,13 @@ def train(s: Session) -> int:
         settle(s)
         poll(s, wait=True)
         flush(s)
-        if ending.why in ("done", *REQUEUED) and (lost := lost_at_the_end(s)):
+        if ending.why in ("done", *PREEMPTING) and (lost := lost_at_the_end(s)):
             ending = lost
         s.checkpointer.close()
         tell(s)
-        if s.comms.rank == 0 and (said := said_of(s, ending)):
+        if s.comms.rank == 0 and ending.why != "restart" and not describe_unsaved(s, ending):  # else the launcher's
             with hold(s.directory.path):  # first of all: ranks that have ended let the launcher end this one soon
-                write_ending(s.directory.path, said)
+                write_ending(s.directory.path, ending_of(s, ending))
     s.reporter.end(summary(s, ending, time.time() - began, s.step - first))
     s.event("end", why=ending.why, evidence=ending.evidence)
     s.events.close()
@@ -159,26 +156,17 @@ def evidence_of(error: BaseException, s: Session) -> str:
     return ": ".join([type(error).__name__, *said[:1]])
 
 
-def said_of(s: Session, ending: Ending) -> RunEnding | None:
-    """What ending.json says of an end that rank 0 knows of; None where the launcher says it."""
-    number, evidence = generation(), ending.evidence
-    if describe_unsaved(s, ending) or ending.why == "restart":
-        return None
+def ending_of(s: Session, ending: Ending) -> RunEnding:
+    """Return how a run ended that was done, stopped by a verdict or asked to end by a signal."""
+    number = generation()
     if ending.why == "done":
-        return RunEnding(generation=number, reason="done", exit_code=0, evidence=f"step {s.step} is done")
+        return decide_ending(number, f"step {s.step} is done", done=True)
     if ending.why == "stop":
         exclude = s.history[-1].exclude if s.history else ()
-        return RunEnding(
-            generation=number, reason="verdict", exit_code=EXIT_STOPPED, exclude=exclude, evidence=evidence
-        )
-    saved = requeues(s, ending)
-    return RunEnding(
-        generation=number,
-        reason="preempted" if saved else "signal",
-        exit_code=EXIT_REQUEUE if saved else 128 + signal.Signals[ending.why].value,
-        requeue=saved,
-        evidence=f"{ending.why} at step {s.step}; " + (f"{s.saved} is saved" if s.saved else "nothing is saved"),
-    )
+        return decide_ending(number, ending.evidence, failure="ended", exit_code=EXIT_STOPPED, exclude=exclude)
+    saved = CheckpointId.parse(s.saved) if s.saved else None
+    evidence = f"{ending.why} at step {s.step}; {s.saved or 'nothing'} is saved"
+    return decide_ending(number, evidence, signal=ending.why, saved=saved is not None and saved.step == s.step)
 
 
 def lost_at_the_end(s: Session) -> Ending | None:
@@ -186,12 +174,6 @@ def lost_at_the_end(s: Session) -> Ending | None:
     mine = [cut_off(s)] if s.failed_save and s.cut_off else []
     found, _ = gather_verdicts(s.comms.world, s.device, mine)
     return Ending("restart", "; ".join(map(str, found)), requeue=True) if found else None
-
-
-def requeues(s: Session, ending: Ending) -> bool:
-    """Whether a signal ended the run that was no person's, and all steps are saved: it may be started again."""
-    saved = CheckpointId.parse(s.saved) if s.saved else None
-    return ending.why in REQUEUED and saved is not None and saved.step == s.step
 
 
 def run_loop(s: Session, first: int) -> Ending:
@@ -261,17 +243,10 @@ def exit_code(s: Session, ending: Ending) -> int:
         )
     if s.comms.rank == 0 and (lost := lost_directory(s)):
         raise lost
-    if ending.why == "stop":
-        if s.comms.rank == 0:
-            print(
-                "\n  ".join(("train: the run stopped.", ending.evidence, *advice(s, ending))),
-                file=sys.stderr,
-                flush=True,
-            )
-        return EXIT_STOPPED
-    if requeues(s, ending):
-        return EXIT_REQUEUE
-    return 0 if ending.why == "done" else 128 + signal.Signals[ending.why].value
+    if ending.why == "stop" and s.comms.rank == 0:
+        lines = ("train: the run stopped.", ending.evidence, *advice(s, ending))
+        print("\n  ".join(lines), file=sys.stderr, flush=True)
+    return ending_of(s, ending).exit_code
 
 
 def remedy(why: str) -> str:

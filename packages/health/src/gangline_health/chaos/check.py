@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gangline.health import HealthCheck, Verdict
-from gangline.pulse.read import readers
 from gangline.pulse.write import current
 from gangline.run.events import Events
 from gangline_health.chaos import state
 from gangline_health.chaos.config import ChaosHealth
 from gangline_health.chaos.plan import APART, Fault, FaultsDone, plan
+from gangline_health.pulses import readers
 
 if TYPE_CHECKING:
     from gangline.comm.base import Comms, Store

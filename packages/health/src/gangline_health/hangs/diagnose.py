@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gangline.pulse.read import Collective, Seen
+from gangline_health.pulses import Collective, Seen
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 
 from gangline.launch.signals import ANSWER, answer_signal
-from gangline.pulse.read import Seen
 from gangline.pulse.write import current
 from gangline.run.directory import write_whole
 from gangline_health.hangs import processes
+from gangline_health.pulses import Seen
 
 ASKED_SECONDS = 2.0  # for all ranks of a machine together; who has not answered by then is left out
 VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gangline.pulse.layout import PHASES, upper
-from gangline.pulse.read import Seen
 from gangline_health.hangs.config import HangsOptions
+from gangline_health.pulses import Seen
 
 ENOUGH = 8  # of one phase, on all ranks of the machine together, before it is known
 NEVER = ("end",)  # phases in which a rank is not waited for

@@ -12,8 +12,8 @@ from pathlib import Path
 from gangline.launch.guard import born
 from gangline.launch.output import log_path
 from gangline.launch.signals import STACKS
-from gangline.pulse.read import Seen
 from gangline.run_files import open_regular
+from gangline_health.pulses import Seen
 
 TICK = os.sysconf("SC_CLK_TCK")
 

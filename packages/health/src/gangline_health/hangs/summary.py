@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gangline.pulse.read import Collective, Seen
 from gangline.run_files import open_own, read_regular
 from gangline_health.hangs.diagnose import Watched
+from gangline_health.pulses import Collective, Seen
 
 FRESH_SECONDS = 10.0  # an older one says nothing of now
 

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from gangline.health import Action, Verdict
 from gangline.launch.failures import RankFailure, claim
-from gangline.pulse.read import PulseReader, Seen, find
 from gangline.run.directory import write_whole
 from gangline.run.events import Events
 from gangline.run_files import open_own
@@ -28,6 +27,7 @@ from gangline_health.hangs.diagnose import Diagnosis, Watched, diagnose
 from gangline_health.hangs.limits import learned, limit
 from gangline_health.live.alerts import send, target_of
 from gangline_health.live.target import named
+from gangline_health.pulses import PulseReader, Seen, find
 
 INTERVAL = 0.2  # seconds between two looks
 LEARN = 2.0  # seconds between two looks at how long phases take

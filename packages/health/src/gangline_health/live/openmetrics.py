@@ -1,15 +1,19 @@
-"""A run's status as OpenMetrics text (https://prometheus.io/docs/specs/om/open_metrics_spec/). Torch-free."""
+"""The status of a run as metric families of prometheus_client. Torch-free; needs the extra `metrics`."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from gangline_health.live.status import Status
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-# of the newest record: field -> (name, unit's suffix, what it is)
+from gangline_health.live.status import RunFollower, Status
+
+# field of the newest record -> (name of the metric, help)
 GAUGES = {
     "step": ("gangline_step", "steps done"),
     "loss": ("gangline_loss", "mean loss of the newest step, nats"),
@@ -25,63 +29,49 @@ GAUGES = {
 }
 
 
-def text(status: Status) -> str:
-    """The whole exposition, with its end mark."""
-    return "\n".join([*_lines(status), "# EOF", ""])
+class RunCollector(Collector):
+    """Collect the metrics of one run. Each scrape reads the lines that the run wrote since the last scrape."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._follower, self._lock = RunFollower(run_dir), threading.Lock()
+
+    def collect(self) -> Iterable[Metric]:
+        with self._lock:
+            return list(_families(self._follower.look()))
 
 
-def _lines(status: Status) -> Iterator[str]:
-    run = {"run": status.name}
+def _families(status: Status) -> Iterator[Metric]:
+    def family(kind: Callable[..., Any], name: str, about: str, rows: Iterable[tuple[Any, ...]], *labels: str) -> Any:
+        """Return a family with one sample a row: the values of its labels, then its number."""
+        made = kind(name, about, labels=("run", *labels))
+        for *values, number in rows:
+            made.add_metric([status.name, *map(str, values)], number)
+        return made
+
+    gauge, counter = partial(family, GaugeMetricFamily), partial(family, CounterMetricFamily)
     record = status.record or {}
     for field, (name, about) in GAUGES.items():
         if (value := _number(record.get(field))) is not None:
-            yield from _family(name, "gauge", about, [(run, value)])
+            yield gauge(name, about, [(value,)])
     if status.steps is not None:
-        yield from _family("gangline_steps_planned", "gauge", "steps the run is to have", [(run, status.steps)])
+        yield gauge("gangline_steps_planned", "steps the run is to have", [(status.steps,)])
     if status.quiet_seconds is not None:
-        yield from _family("gangline_quiet_seconds", "gauge", "since the newest step", [(run, status.quiet_seconds)])
-    yield from _family("gangline_ranks_here", "gauge", "living ranks of this machine", [(run, len(status.ranks))])
-    phases = record.get("rank_phases") or {}
-    rows = [
-        ({**run, "rank": str(rank), "phase": phase}, value)
-        for phase, values in phases.items()
-        for rank, value in enumerate(values)
-    ]
-    if rows:
-        yield from _family("gangline_rank_phase_seconds", "gauge", "of the newest step, without waits", rows)
+        yield gauge("gangline_quiet_seconds", "since the newest step", [(status.quiet_seconds,)])
+    yield gauge("gangline_ranks_here", "living ranks of this machine", [(len(status.ranks),)])
+    if phases := record.get("rank_phases"):
+        rows = [(rank, phase, value) for phase, values in phases.items() for rank, value in enumerate(values)]
+        yield gauge("gangline_rank_phase_seconds", "of the newest step, without waits", rows, "rank", "phase")
     if shares := record.get("rank_mfu"):
-        rows = [({**run, "rank": str(rank)}, share) for rank, share in enumerate(shares)]
-        yield from _family("gangline_rank_mfu_ratio", "gauge", "of its own work, over the peak of one device", rows)
-    yield from _family("gangline_launches", "counter", "starts of the ranks", [(run, status.launches)])
-    kinds = [({**run, "kind": kind}, count) for kind, count in sorted(status.counted.items())]
-    yield from _family("gangline_verdicts", "counter", "findings of health checks", kinds)
-    actions = [({**run, "action": action}, count) for action, count in sorted(status.orders.items())]
-    yield from _family("gangline_orders", "counter", "what was done about them", actions)
-
-
-def _family(name: str, kind: str, about: str, rows: Sequence[tuple[Mapping[str, str], float]]) -> Iterator[str]:
-    yield f"# TYPE {name} {kind}"
-    yield f"# HELP {name} {about}"
-    for labels, value in rows:
-        inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-        yield f"{name}{'_total' if kind == 'counter' else ''}{{{inside}}} {_written(value)}"
+        about = "of its own work, over the peak of one device"
+        yield gauge("gangline_rank_mfu_ratio", about, enumerate(shares), "rank")
+    yield counter("gangline_launches", "starts of the ranks", [(status.launches,)])
+    yield counter("gangline_verdicts", "findings of health checks", sorted(status.counted.items()), "kind")
+    yield counter("gangline_orders", "what was done about them", sorted(status.orders.items()), "action")
 
 
 def _number(value: Any) -> float | None:
-    """Also "nan" and "inf", as records have them."""
+    """Return a field of a record as a number, also "nan" and "inf"; None for one that has none."""
     try:
         return None if value is None else float(value)
     except (TypeError, ValueError):
         return None
-
-
-def _written(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return repr(value)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,36 +1,37 @@
-"""The process that answers who scrapes: GET /metrics. Torch-free."""
+"""The process that serves the metrics of a run: GET /metrics. Torch-free; needs the extra `metrics`."""
 
 from __future__ import annotations
 
 import signal
 import sys
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
+
 from gangline.health import Action, Verdict
 from gangline.run.events import Events
-from gangline_health.live.openmetrics import TYPE, text
-from gangline_health.live.status import RunFollower
+from gangline_health.live.openmetrics import RunCollector
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Serves one run. Each question reads what has been written since the last."""
+    """Serves the metrics of one run."""
 
     daemon_threads = True
     allow_reuse_address = True
 
     def __init__(self, run_dir: Path, host: str, port: int) -> None:
-        self.watched, self.lock = RunFollower(run_dir), threading.Lock()
+        self.registry = CollectorRegistry()
+        self.registry.register(RunCollector(run_dir))
         super().__init__((host, port), MetricsHandler)
-
-    def exposition(self) -> str:
-        with self.lock:
-            return text(self.watched.look())
 
 
 class MetricsHandler(BaseHTTPRequestHandler):
-    """GET /metrics, and nothing else."""
+    """Answers GET /metrics with OpenMetrics text, whatever `Accept` says; any other path is not found.
+
+    The handler of prometheus_client answers every path, and repeats a version out of `Accept` in its own header.
+    """
 
     server: MetricsServer
     timeout = 10.0
@@ -39,9 +40,9 @@ class MetricsHandler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] not in ("/metrics", "/"):
             self.send_error(404, "metrics are at /metrics")
             return
-        content = self.server.exposition().encode()
+        content = generate_latest(self.server.registry)
         self.send_response(200)
-        self.send_header("Content-Type", TYPE)
+        self.send_header("Content-Type", CONTENT_TYPE_LATEST)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from gangline import UserError
-from gangline.pulse.read import Seen, readers
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import RunEnding, read_ending
 from gangline_health.live.follow import Follower
+from gangline_health.pulses import Seen, readers
 
 KEPT = 256  # newest steps of which the loss is kept
 SAID = 8  # newest verdicts

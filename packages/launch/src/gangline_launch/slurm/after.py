@@ -14,7 +14,7 @@ from pathlib import Path
 from gangline import UserError
 from gangline.launch.exclusion import excluded
 from gangline.run.directory import RunDirectory
-from gangline.run.ending import RunEnding, read_ending
+from gangline.run.ending import RunEnding, decide_ending, read_ending
 from gangline_launch import job as jobs
 from gangline_launch.slurm import commands, requeues
 from gangline_launch.slurm.commands import SlurmError, patiently
@@ -23,7 +23,6 @@ from gangline_launch.slurm.requeues import JobRequeue
 from gangline_launch.slurm.script import FILE
 from gangline_launch.slurm.submit import submit
 
-MISTAKES = {2: "mistake", 3: "verdict"}  # exit codes that no other start changes
 WORDS = {"requeue": "it is queued again", "submit": "it is submitted again without bad nodes", "end": "it ends here"}
 
 
@@ -39,20 +38,16 @@ def decide(
     """(what comes next, why). `before`: the earlier starts; futile: how many without a new step end it; new: nodes to
     leave out that the job may still get.
     """
-    if ending is not None and not ending.requeue:
+    ending = ending or decide_ending(0, failure="lost", exit_code=code)
+    if not ending.requeue:
         return "end", ending.reason
-    if ending is None and code == 0:
-        return "end", "done"
-    if ending is None and code in MISTAKES:
-        return "end", MISTAKES[code]
     best, row = 0, 0
     for each in (*before, JobRequeue(0.0, "", step, code, "", "")):
         row = 0 if each.step > best or each.then == requeues.BEGIN else row + 1
         best = max(best, each.step)
     if row >= max(1, futile):
         return "end", f"{row} starts in a row did no step beyond {best}"
-    why = ending.reason if ending is not None else "killed"
-    return ("submit" if new else "requeue"), why
+    return ("submit" if new else "requeue"), ending.reason
 
 
 def main(run_dir: str, code: str) -> int:

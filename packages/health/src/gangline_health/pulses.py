@@ -1,4 +1,4 @@
-"""Reading pulses, from outside: also of a rank that was stopped or killed."""
+"""Read the pulses of ranks from outside, also of a rank that was stopped or killed. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic_ns
 
 from gangline.launch.guard import born
-from gangline.pulse import layout, memory
+from gangline.pulse import layout
 from gangline.pulse.layout import OPERATIONS, PHASES
+from gangline.pulse.memory import list_pulses, owner_of
 
 TRIES = 10_000
 
@@ -72,7 +72,7 @@ class PulseReader:
     @property
     def owner(self) -> int:
         """The process that started the rank, and watches over it."""
-        return memory.owner(self.path)
+        return owner_of(self.path)
 
     def current(self) -> bool:
         """Whether the file is still this one: a rank that is started again makes another."""
@@ -128,18 +128,18 @@ class PulseReader:
 
 
 def find(run_dir: str | Path) -> list[Path]:
-    """The pulses of the ranks of a run's newest start on this machine, by rank.
+    """Return the pulses of the ranks of a run's newest start on this machine, by rank.
 
     Those of a launcher that is dead are not among them, nor those of ranks that a launcher had before the run was
     divided anew and has no longer: whoever took them for ranks would wait for the dead.
     """
-    started = {file: _generation(file) for file in memory.of_run(run_dir)}
+    started = {file: _generation(file) for file in list_pulses(run_dir)}
     newest = max(started.values(), default=0)
     return [file for file, generation in started.items() if generation == newest]
 
 
 def readers(run_dir: str | Path) -> list[PulseReader]:
-    """Of all that can be read; one that is being made, or has just gone, is not among them."""
+    """Return a reader of each pulse that `find` gives; one that is being made, or has just gone, is left out."""
     found = []
     for path in find(run_dir):
         with suppress(OSError, ValueError):
@@ -154,11 +154,6 @@ def _generation(file: Path) -> int:
         if len(words) == 8:
             return int.from_bytes(words, sys.byteorder)
     return -1
-
-
-def now() -> float:
-    """The clock of `Seen.since`."""
-    return monotonic_ns() * 1e-9
 
 
 def _histogram(held: list[int], phase: int) -> list[int]:

@@ -1,0 +1,182 @@
+"""Pulses read from outside: of one moment, of the newest start, also of a rank that is dead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from gangline.comm.pulsed import Pulsed
+from gangline.launch import guard
+from gangline.mesh import Mesh
+from gangline.pulse import layout
+from gangline.pulse.layout import PHASES
+from gangline.pulse.memory import remove, sweep
+from gangline.pulse.write import Pulse, use
+from gangline_health.pulses import PulseReader, find, readers
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
+
+# A rank that is killed in its backward pass, in a collective of a group of four.
+RANK = """
+import os, signal, sys
+from gangline.pulse.write import Pulse
+pulse = Pulse.open(sys.argv[1], rank=3, world=8, generation=2, owner=int(sys.argv[2]))
+group = pulse.group("tp", (0, 1, 2, 3))
+for step in range(1, 7):
+    pulse.step(step)
+    with pulse.phase("backward"):
+        row = pulse.begin(group, 1, 4096)
+        before = pulse.wait(row)
+        if step == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        pulse.done(row, before)
+"""
+
+
+def test_pulse_of_a_killed_rank_says_where_it_was(tmp_path):
+    subprocess.run([sys.executable, "-c", RANK, str(tmp_path), str(os.getpid())])
+    try:
+        (path,) = find(tmp_path)
+        reader = PulseReader(path)
+        seen = reader.read()
+        assert reader.owner == os.getpid()
+        assert (seen.rank, seen.world, seen.generation, seen.alive) == (3, 8, 2, False)
+        assert (seen.step, seen.phase, seen.under) == (6, "collective", "backward")
+        assert seen.waits is not None
+        assert (seen.waits.axis, seen.waits.ranks, seen.waits.operation) == ("tp", (0, 1, 2, 3), "all_reduce")
+        assert (seen.waits.sequence, seen.waits.bytes, seen.waits.done) == (6, 4096, 0.0)
+        assert seen.begun == {("tp", (0, 1, 2, 3)): 6}
+        assert [one.sequence for one in seen.recent] == [1, 2, 3, 4, 5, 6]
+        assert all(one.began <= one.done for one in seen.recent[:-1])
+    finally:
+        remove(os.getpid())
+
+
+def test_a_rank_that_is_started_again_has_a_pulse_of_its_own(tmp_path):
+    try:
+        first = Pulse.open(tmp_path, 0, 1, 0, os.getpid())
+        first.step(7)
+        (path,) = find(tmp_path)
+        reader = PulseReader(path)
+        assert reader.current()
+        Pulse.open(tmp_path, 0, 1, 1, os.getpid())
+        assert not reader.current()
+        assert reader.read().step == 7, "what the first one said can still be read"
+        (path,) = find(tmp_path)
+        assert (PulseReader(path).read().step, PulseReader(path).read().generation) == (0, 1)
+    finally:
+        remove(os.getpid())
+
+
+def test_ranks_that_a_launcher_has_no_longer_are_not_found(tmp_path):
+    """A node that leaves and comes back makes others begin again, with other ranks than they had."""
+    try:
+        for rank in (3, 4):
+            Pulse.open(tmp_path, rank, 8, 1, os.getpid())
+        Pulse.open(tmp_path, 2, 8, 2, os.getpid())
+        Pulse.open(tmp_path, 3, 8, 2, os.getpid())
+        assert [PulseReader(path).read().rank for path in find(tmp_path)] == [2, 3]
+        assert [reader.read().generation for reader in readers(tmp_path)] == [2, 2]
+    finally:
+        remove(os.getpid())
+
+
+def test_it_can_be_read_as_soon_as_it_says_whose_it_is_and_not_before(tmp_path, monkeypatch):
+    """A watcher looks at any moment; who it took for process 0 would never be seen to be stopped."""
+    real, early = guard.born, []
+
+    def looked_at(pid: int) -> int | None:
+        for file in find(tmp_path):
+            with pytest.raises(ValueError, match="no pulse"):
+                PulseReader(file)
+            early.append(file)
+        return real(pid)
+
+    monkeypatch.setattr("gangline.pulse.write.born", looked_at)
+    Pulse.open(tmp_path, 3, 8, 2, owner=os.getpid())
+    (file,) = find(tmp_path)
+    assert early == [file]
+    seen = PulseReader(file).read()
+    assert (seen.pid, seen.rank, seen.world, seen.generation, seen.alive) == (os.getpid(), 3, 8, 2, True)
+    remove(os.getpid())
+
+
+def test_how_long_phases_last_is_kept_without_the_first_steps(tmp_path):
+    try:
+        mine, short = Pulse.open(tmp_path, 0, 1, 0, os.getpid()), 0
+        for step in range(11, 21):
+            mine.step(step)
+            began = time.perf_counter()
+            with mine.phase("forward"):
+                time.sleep(0.05 if step < 14 else 0.001)
+            short += time.perf_counter() - began < 0.05
+        (path,) = find(tmp_path)
+        lasted = PulseReader(path).read().lasted["forward"]
+        assert sum(lasted) == 7
+        assert max(layout.upper(n) for n, count in enumerate(lasted) if count) * 1e-9 >= 0.001
+        assert sum(lasted[: layout.column(50_000_000) + 1]) >= short, "as long as they were, where the machine paused"
+    finally:
+        remove(os.getpid())
+
+
+def test_what_is_read_is_of_one_moment(tmp_path):
+    """A writer that changes its phase every ten microseconds or so: phase and beat belong together in what is read."""
+    code = (
+        "import sys, time; from gangline.pulse.write import Pulse\n"
+        "pulse, end = Pulse.open(sys.argv[1], 0, 1, 0, int(sys.argv[2])), time.monotonic() + 60\n"
+        "while time.monotonic() < end:\n"
+        "    for phase in (4, 6, 7):\n"
+        "        pulse.enter(phase); sum(range(300))"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(os.getpid())])
+    try:
+        deadline = time.monotonic() + 60
+        while not (found := find(tmp_path)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        reader, read = PulseReader(found[0]), []
+        while len(read) < 300 and time.monotonic() < deadline:
+            read.append(reader.read())
+        moved = [seen for seen in read if seen.beat]
+        assert moved
+        for seen in moved:
+            assert seen.phase == PHASES[(4, 6, 7)[(seen.beat // 2 - 1) % 3]]
+        assert read[-1].beat > read[0].beat
+    finally:
+        writer.kill()
+        writer.wait()
+        remove(os.getpid())
+
+
+def waiting(run_dir: str, seconds: float):
+    """Rank 1 comes late to a sum; what rank 0's pulse says meanwhile, read by rank 1."""
+    try:
+        mine = Pulse.open(run_dir, rank.index, rank.world, 0, os.getppid())
+        comm = Pulsed(rank.comms(Mesh.of({"dp_shard": rank.world}), False).axis("dp_shard"), mine)
+        comm.barrier()
+        seen = None
+        if rank.index == 1:
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                readers = [PulseReader(path) for path in find(run_dir)]
+                seen = next(one for one in (reader.read() for reader in readers) if one.rank == 0)
+                if seen.waits is not None and seen.waits.operation == "all_reduce":
+                    break
+                time.sleep(0.01)
+        comm.all_reduce(torch.ones(3))
+        return seen and (seen.phase, seen.waits and (seen.waits.operation, seen.waits.sequence, seen.waits.bytes))
+    finally:
+        use(Pulse())
+
+
+def test_who_waits_for_whom_is_seen_while_it_waits(tmp_path):
+    try:
+        assert pool(2).run(waiting, str(tmp_path), 120.0)[1] == ("collective", ("all_reduce", 2, 12))
+    finally:
+        sweep()
+        for path in find(tmp_path):
+            path.unlink()
