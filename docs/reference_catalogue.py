@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from gangline.config.schema import EditConfig
 from gangline.plugin.catalogue import KnownPart
-from gangline.plugin.hooks import PROJECT
+from gangline.plugin.hooks import DISTRIBUTION
 from gangline.plugin.registry import installed
 
 
@@ -15,7 +15,7 @@ def catalogue(ours: set[str]) -> str:
     """The catalogue as JSON. ours: the distributions of the repository; all of them have to be installed."""
     found = installed()
     offers = [offer for group in found.groups() for offer in found.offers(group).values()]
-    offers = [offer for offer in offers if offer.distribution in ours - {PROJECT}]
+    offers = [offer for offer in offers if offer.distribution in ours - {DISTRIBUTION}]
     parts = [
         asdict(
             KnownPart(
@@ -28,6 +28,6 @@ def catalogue(ours: set[str]) -> str:
         )
         for offer in offers
     ]
-    verbs = {verb: name for name in sorted(ours - {PROJECT}) for verb in found.verbs_of(name)}
+    verbs = {verb: name for name in sorted(ours - {DISTRIBUTION}) for verb in found.verbs_of(name)}
     words = {theirs: said for offer in offers for theirs, said in offer.part.words.items()}
     return json.dumps({"parts": parts, "verbs": dict(sorted(verbs.items())), "words": words}, indent=1) + "\n"

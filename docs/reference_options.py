@@ -66,7 +66,7 @@ def _about(group: str) -> str:
 
 def _part(offer: Offer, others: Iterable[Offer]) -> Iterator[str]:
     part = offer.part
-    supplier = "" if offer.distribution == "gangline" else f" From `{offer.distribution}`."
+    supplier = "" if offer.distribution == "gangline-core" else f" From `{offer.distribution}`."
     law = f" Outside the law of layouts: {part.law}" if part.law else ""
     yield from (f"### {offer.group}={part.name}", "", sentence(part.summary) + supplier + law, "")
     place = f"{offer.group}.{part.name}" if offer.group in LISTS else offer.group

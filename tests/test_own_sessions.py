@@ -94,7 +94,8 @@ def modules(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
 @cache
 def suppliers() -> dict[str, set[str]]:
     """Top-level module -> the distributions that have it."""
-    own = {each["project"]["name"].replace("-", "_"): {each["project"]["name"]} for each in PACKAGES.values()}
+    sources = {name: [path.name for path in (ROOT / "packages" / name / "src").glob("*")] for name in PACKAGES}
+    own = {module: {PACKAGES[name]["project"]["name"]} for name in PACKAGES for module in sources[name]}
     return {name: {*map(normal, found)} for name, found in packages_distributions().items()} | own
 
 
@@ -116,7 +117,7 @@ def test_its_tests_need_what_their_session_installs(package: str) -> None:
     for path in sorted((ROOT / "packages" / package / "tests").rglob("*.py")):
         found += foreign_imports(path, there)
         if "core_alone" not in path.read_text():  # those have no plugin here either
-            found += foreign_parts(path, "gangline", normal(name))
+            found += foreign_parts(path, "gangline-core", "gangline-basics", normal(name))
     assert found == []
 
 
@@ -141,7 +142,7 @@ def test_two():
 def test_a_part_and_an_import_of_another_package_are_found(tmp_path: Path) -> None:
     path = tmp_path / "test_x.py"
     path.write_text(FOREIGN)
-    parts = [found.split()[1] for found in foreign_parts(path, "gangline", "gangline-track")]
+    parts = [found.split()[1] for found in foreign_parts(path, "gangline-core", "gangline-basics", "gangline-track")]
     assert sorted(parts) == ["model=phi3", "parallel=3d", "precision=fp8"]
     there = with_needs("gangline-testkit")
     assert {"torch", "pytest", "hypothesis", "numpy"} <= there
@@ -150,5 +151,5 @@ def test_a_part_and_an_import_of_another_package_are_found(tmp_path: Path) -> No
         "test_x.py:3: pytest is of pytest"
     ]
     path.write_text(f"pytestmark = [pytest.mark.nightly]\n{FOREIGN}")
-    assert foreign_parts(path, "gangline") == []
+    assert foreign_parts(path, "gangline-core", "gangline-basics") == []
     assert len(foreign_imports(path, there)) == 1, "it is collected by day"

@@ -318,7 +318,7 @@ def test_core_has_a_default_for_every_group():
     assert set(DEFAULTS) == set(GROUPS)
     for group, choice in DEFAULTS.items():
         for name in choice if isinstance(choice, list) else [choice]:
-            assert installed().find(group, name).distribution == "gangline"
+            assert installed().find(group, name).distribution == "gangline-core"
 
 
 def test_every_hook_of_core_is_filled_and_every_part_says_what_it_does():

@@ -85,7 +85,7 @@ def test_a_run_leaves_everything_it_promises(runs):
     assert [(line["attempt"], line["start"]) for line in runs.attempts("out")] == [(1, None)]
     parts = json.loads((out / "parts.json").read_text())
     assert parts["parallel"]["part"] == "single"
-    assert parts["parallel"]["distribution"] == "gangline"
+    assert parts["parallel"]["distribution"] == "gangline-basics"
     assert "6/6" in printed or "step 6" in printed, printed
 
 

@@ -38,7 +38,9 @@ def parts_of_core() -> list[tuple[str, str]]:
     every = [
         offer for group in installed().groups() if group not in LISTS for offer in installed().offers(group).values()
     ]
-    return [(offer.group, offer.part.name) for offer in every if offer.distribution == "gangline"]
+    return [
+        (offer.group, offer.part.name) for offer in every if offer.distribution in ("gangline-core", "gangline-basics")
+    ]
 
 
 @pytest.mark.parametrize(("group", "name"), parts_of_core())

@@ -48,7 +48,7 @@ CASES = {
 def rendered(config: SlurmLaunch, tasks: int = 0) -> str:
     run = default_run(parallel="ddp", launch=config)
     text = script.render(config, run, Path("/shared/runs/one"), tasks)
-    return text.replace(script.python(), "PYTHON").replace(script.version("gangline"), "VERSION")
+    return text.replace(script.python(), "PYTHON").replace(script.version("gangline-core"), "VERSION")
 
 
 @pytest.mark.parametrize("name", CASES)

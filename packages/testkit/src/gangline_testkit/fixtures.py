@@ -118,7 +118,7 @@ everything = metadata.MetadataPathFinder.find_distributions
 def visible(*context):
     for found in everything(*context):
         name = found.metadata["Name"] or ""
-        ours_or_kit = not name.startswith("gangline-") or name in ("gangline-basics", "gangline-testkit")
+        ours_or_kit = not name.startswith("gangline-") or name in ("gangline-core", "gangline-basics", "gangline-testkit")
         if ours_or_kit or Path(found.locate_file("")).is_relative_to(ours):
             yield found
 

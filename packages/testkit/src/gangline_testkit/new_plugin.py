@@ -108,7 +108,8 @@ def files(name: str, kind: str) -> dict[str, str]:
     choice, words = choices[0], " ".join(map(_typed, choices))
     group, _, part = choice.partition("=")
     outer = "".join(f"{word} " for word in _around(group))
-    suppliers = {"gangline", chosen.example.partition(".")[0].replace("_", "-")}
+    supplier = chosen.example.partition(".")[0].replace("_", "-")
+    suppliers = {"gangline-core", *({supplier} - {"gangline", "gangline-testkit"})}
     needs = sorted(f'"{supplier}>=0.1,<1"' for supplier in suppliers)
     names = {"name": name, "module": module, "title": _title(name), "choice": choice, "needs": ", ".join(needs)}
     hook = next(

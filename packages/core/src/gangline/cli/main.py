@@ -27,7 +27,7 @@ def _verb(words: Sequence[str]) -> int:
     if words[0] == "--version":
         from gangline.plugin.discovery import version_of
 
-        print(version_of("gangline"))
+        print(version_of("gangline-core"))
         return 0
     verb, *rest = words
     commands = installed().commands()

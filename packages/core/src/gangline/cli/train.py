@@ -113,7 +113,7 @@ def _train(argv: Sequence[str]) -> int:
     if line.version:
         from gangline.plugin.discovery import version_of
 
-        print(version_of("gangline"))
+        print(version_of("gangline-core"))
         return 0
     if line.help:
         from gangline.cli.help import text

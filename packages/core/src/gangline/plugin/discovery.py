@@ -17,7 +17,7 @@ import pluggy
 
 from gangline.config.schema import GROUPS, LISTS, VERBS_READ, EditConfig, PartConfig
 from gangline.plugin import catalogue, hooks
-from gangline.plugin.hooks import ENTRY_POINTS, GROUP_OF, PROJECT, Command, Kind
+from gangline.plugin.hooks import DISTRIBUTION, ENTRY_POINTS, GROUP_OF, PROJECT, Command, Kind
 from gangline.plugin.parts import Part
 
 VARIABLE = "GANGLINE_PLUGINS"  # names of plugins or distributions, comma-separated; "" for core alone
@@ -80,10 +80,10 @@ def discover(environ: Mapping[str, str]) -> Found:
 
     found, manager = Found(), pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(hooks)
-    own = version_of(PROJECT) or ""
-    _add(found, PROJECT, own, _collect(manager, builtin, PROJECT, PROJECT, own))
+    own = version_of(DISTRIBUTION) or ""
+    _add(found, DISTRIBUTION, own, _collect(manager, builtin, PROJECT, DISTRIBUTION, own))
     every = entry_points()
-    ours = [entry for entry in every.select(group=ENTRY_POINTS) if normal(owner(entry)) != PROJECT]
+    ours = [entry for entry in every.select(group=ENTRY_POINTS) if normal(owner(entry)) != DISTRIBUTION]
     by_name: dict[str, list[EntryPoint]] = {}
     wanted = _wanted(environ)
     for entry in ours:
@@ -107,7 +107,7 @@ def discover(environ: Mapping[str, str]) -> Found:
         for entry in every.select(group=group) if contract else ():
             if contract and normal(owner(entry)) not in ours_speak:
                 _other_contract(found, entry, int(contract[1]))
-    known = {normal(name) for entry in ours for name in (entry.name, owner(entry))} | {PROJECT}
+    known = {normal(name) for entry in ours for name in (entry.name, owner(entry))} | {PROJECT, DISTRIBUTION}
     for name in sorted((wanted or set()) - known):
         found.failures.append(BrokenPlugin(name, name, "", f"is named by {VARIABLE}, but is not installed"))
     return found
@@ -223,7 +223,7 @@ def _other_contract(found: Found, entry: EntryPoint, version: int) -> None:
     """A plugin for an older or a newer gangline: named without importing it."""
     spoken = int(ENTRY_POINTS.removeprefix("gangline.v"))
     why = f"speaks plugin contract v{version}; this gangline speaks v{spoken}"
-    mend = f"pip install --upgrade {PROJECT if version > spoken else owner(entry)}"
+    mend = f"pip install --upgrade {DISTRIBUTION if version > spoken else owner(entry)}"
     own = entry.dist.version if entry.dist else ""
     found.failures.append(BrokenPlugin(entry.name, owner(entry), own, why, mend))
 

@@ -19,6 +19,7 @@ import pluggy
 from gangline.plugin.parts import Part
 
 PROJECT = "gangline"
+DISTRIBUTION = "gangline-core"  # that this module comes with
 ENTRY_POINTS = "gangline.v1"
 
 hookspec = pluggy.HookspecMarker(PROJECT)

@@ -87,5 +87,5 @@ def _filters(folder: Path) -> list[str]:
 
 def _versions() -> dict[str, str]:
     """Of the packages that compute, from their metadata, so that nothing is imported."""
-    found = {name: version_of(name) for name in ("gangline", "torch", "numpy", "hydra-core", "omegaconf")}
+    found = {name: version_of(name) for name in ("gangline-core", "torch", "numpy", "hydra-core", "omegaconf")}
     return {name: version for name, version in found.items() if version}
