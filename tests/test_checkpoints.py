@@ -12,7 +12,7 @@ from gangline.mesh import Mesh
 from gangline.plugin import registry
 from gangline.record import read_records
 from gangline.run.directory import RunDirectory
-from gangline.shard import Layout, Registry, Shard
+from gangline.shard import Layout, Registry, Shard, dtype_name
 from gangline.train.build import build
 from gangline.train.rank import train
 from gangline.train.session import Session
@@ -102,9 +102,7 @@ def differing(session: Session) -> list[str]:
         )
         for shard in session.shards()
     }
-    layouts = {
-        name: Layout(whole.global_shape, str(whole.dtype).removeprefix("torch.")) for name, whole in wholes.items()
-    }
+    layouts = {name: Layout(whole.global_shape, dtype_name(whole.dtype)) for name, whole in wholes.items()}
     reader.load(id, wholes.values(), Registry.of(Mesh.of({}), layouts))
     reader.close()
     assert len(wholes) > 10

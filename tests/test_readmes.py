@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = sorted(path.parent for path in (Path(__file__).parent.parent / "packages").glob("*/README.md"))
+PACKAGES = sorted(path.parent for path in (Path(__file__).parent.parent / "packages").glob("*/src"))
 
 
 def tree(readme: str) -> Iterator[tuple[str, str]]:

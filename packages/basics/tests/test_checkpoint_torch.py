@@ -27,7 +27,7 @@ from gangline.errors import BadCheckpoint, UserError
 from gangline.mesh import Mesh
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
-from gangline.shard import Division, Layout, Registry, Shard
+from gangline.shard import Division, Layout, Registry, Shard, dtype_name
 from gangline_basics.checkpoint.config import Off, TorchCheckpoint
 from gangline_basics.checkpoint.off import NoCheckpointer
 from gangline_basics.checkpoint.storage import CHECKSUMS, DOCUMENT, METADATA
@@ -102,7 +102,7 @@ LAYOUTS: dict[str, tuple[dict[str, int], dict[str, tuple[Division, ...]]]] = {
 
 def registry_of(layout: str) -> Registry:
     sizes, cuts = LAYOUTS[layout]
-    dtype = {name: str(DTYPES.get(name, torch.float32)).removeprefix("torch.") for name in SHAPES}
+    dtype = {name: dtype_name(DTYPES.get(name, torch.float32)) for name in SHAPES}
     layouts = {name: Layout(shape, dtype[name], cuts.get(name, ())) for name, shape in SHAPES.items()}
     return Registry.of(Mesh.of(sizes), layouts)
 

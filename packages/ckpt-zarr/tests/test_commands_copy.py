@@ -309,7 +309,7 @@ def test_not_into_itself(source, tmp_path, to, way, capsys):
 def test_not_two_to_one_place(source, tmp_path, capsys):
     """The second would clear away what the first has written."""
     to = tmp_path / PLACE
-    with open_store(str(to)).alone():
+    with open_store(str(to)).lock():
         assert main(["ckpt", "copy", str(source), str(to)]) == 2
     assert "another copy to" in capsys.readouterr().err
     assert main(["ckpt", "copy", str(source), str(to)]) == 0

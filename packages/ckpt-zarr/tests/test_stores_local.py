@@ -314,7 +314,7 @@ def test_metadata_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     there: list[bool] = []
     with monkeypatch.context() as patch:
         patch.setattr(
-            "gangline_ckpt_zarr.stores.local.sync_directory",
+            "gangline_ckpt_zarr.stores.local.sync_folder",
             lambda place: there.append(store.exists("step-2/data/0.bin")),
         )
         store.delete("step-2")

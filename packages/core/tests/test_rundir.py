@@ -17,8 +17,9 @@ import yaml
 from gangline.config.defaults import default_run
 from gangline.config.serial import to_dict
 from gangline.errors import UserError
+from gangline.files import write_whole
 from gangline.run import provenance
-from gangline.run.directory import RunDirectory, fresh, write_whole
+from gangline.run.directory import RunDirectory, fresh
 
 
 @pytest.fixture
@@ -224,7 +225,7 @@ def test_a_kill_while_writing_leaves_the_old_file_or_the_new_one(tmp_path):
     target = tmp_path / "config.yaml"
     old, new = "old\n" * 20000, "new\n" * 20000
     code = (
-        "import sys; from pathlib import Path; from gangline.run.directory import write_whole\n"
+        "import sys; from pathlib import Path; from gangline.files import write_whole\n"
         "print('go', flush=True)\nfor _ in range(100000): write_whole(Path(sys.argv[1]), 'new\\n' * 20000)"
     )
     for number in range(6):
@@ -239,7 +240,7 @@ def test_a_kill_while_writing_leaves_the_old_file_or_the_new_one(tmp_path):
 
 def test_nothing_is_left_beside_a_file_that_could_not_be_written(tmp_path):
     with pytest.raises(TypeError):
-        write_whole(tmp_path / "a", b"bytes")
+        write_whole(tmp_path / "a", 5)
     assert list(tmp_path.iterdir()) == []
 
 

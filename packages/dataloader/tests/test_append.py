@@ -16,7 +16,7 @@ from gangline_dataloader import commands
 from gangline_dataloader.packing import pack_plan as plans
 from gangline_dataloader.prepare import assemble, choice, prepare_plan, run, settings
 from gangline_dataloader.prepare.prepare_plan import PLAN, WORK
-from gangline_dataloader.prepare.run import alone
+from gangline_dataloader.prepare.run import lock_store
 from gangline_dataloader.sources import build
 from gangline_dataloader.store import manifest as manifests
 from gangline_dataloader.store.fields import with_checksum
@@ -171,7 +171,7 @@ def test_a_run_goes_on_with_the_store_and_its_plans_of_sequences_grow_too(two, d
 
 def test_two_calls_at_once_are_refused(two):
     _, second, store = two
-    with alone(store), pytest.raises(UserError, match="at work"):
+    with lock_store(store), pytest.raises(UserError, match="at work"):
         commands.main(["prepare", str(second), "--out", str(store), "--append"])
     assert not (store / WORK).exists()
 

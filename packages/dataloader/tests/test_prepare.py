@@ -431,7 +431,7 @@ def test_call_that_fails_before_its_first_part_leaves_nothing(tmp_path, make_sto
 def test_call_refused_by_another_leaves_the_plan_of_the_other(texts, tmp_path):
     out = tmp_path / "out"
     (out / WORK).mkdir(parents=True)
-    with run.alone(out):
+    with run.lock_store(out):
         (out / WORK / "plan.json").write_text("{}")  # it has just begun
         with pytest.raises(UserError, match="is at work"):
             commands.main(["prepare", str(texts), "--out", str(out)])

@@ -141,10 +141,14 @@ def test_what_an_adapters_config_leaves_out_is_as_peft_has_it(runs, adapter):
 def test_spoilt_files_of_an_adapter_are_named(runs, adapter):
     path, words = adapter
     plain, weights = path.read_text(), path.with_name("adapter_model.safetensors")
+    sound = weights.read_bytes()
     path.write_text("[]")
     assert "adapter_config.json cannot be read" in runs.refused("run.dir=no", *words)
     path.write_text(plain)
-    weights.write_bytes((2).to_bytes(8, "little") + b"[]")
+    for damaged in ((2).to_bytes(8, "little") + b"[]", sound[:-1], b""):
+        weights.write_bytes(damaged)
+        assert "adapter_model.safetensors cannot be read" in runs.refused("run.dir=no", *words)
+    weights.unlink()
     assert "adapter_model.safetensors cannot be read" in runs.refused("run.dir=no", *words)
 
 

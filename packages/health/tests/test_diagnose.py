@@ -12,7 +12,7 @@ from gangline_health.hangs import summary
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Watched, diagnose
 from gangline_health.hangs.limits import learned, limit, percentile
-from gangline_health.hangs.watch import Watcher, alone
+from gangline_health.hangs.watch import Watcher, lock_watch
 from gangline_health.pulses import Collective, Seen
 
 WORLD = (0, 1, 2, 3)
@@ -126,7 +126,7 @@ def test_machines_of_one_name_watch_their_own_ranks(tmp_path: Path):
     summary.tell(tmp_path, there.machine, theirs)
     assert [one.rank for one in summary.told(tmp_path, here.machine)] == [2, 3]
     assert [one.rank for one in summary.told(tmp_path, there.machine)] == [0, 1]
-    with alone(tmp_path, here.machine), alone(tmp_path, there.machine):
+    with lock_watch(tmp_path, here.machine), lock_watch(tmp_path, there.machine):
         pass
 
 
@@ -135,7 +135,7 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None
     target = tmp_path / "thesis.txt"
     target.write_text("mine")
     (tmp_path / "logs" / "watch-here.lock").symlink_to(target)
-    with pytest.raises(OSError, match="symbolic link"), alone(tmp_path, "here"):
+    with pytest.raises(OSError, match="symbolic link"), lock_watch(tmp_path, "here"):
         pass
     assert target.read_text() == "mine"
 
@@ -146,7 +146,7 @@ def test_where_no_file_can_be_locked_ranks_are_watched_all_the_same(tmp_path: Pa
 
     (tmp_path / "logs").mkdir()
     monkeypatch.setattr(fcntl, "flock", refuses)
-    with alone(tmp_path, "here"), alone(tmp_path, "here"):
+    with lock_watch(tmp_path, "here"), lock_watch(tmp_path, "here"):
         pass
 
 

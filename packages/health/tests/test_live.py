@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import math
 import os
@@ -300,8 +301,8 @@ def test_where_nothing_can_be_locked_that_is_said_and_alerts_are_sent(
         raise OSError(errno.ENOLCK, "No locks available")
 
     written(tmp_path)
-    monkeypatch.setattr(alerts.fcntl, "flock", fails)
-    assert alerts.alone(tmp_path, threading.Event())
+    monkeypatch.setattr(fcntl, "flock", fails)
+    assert alerts.wait_for_lock(tmp_path, threading.Event())
     (said,) = read_events(tmp_path)
     assert (said["kind"], said["suggestion"]) == ("alert-lock", "note")
     assert "No locks available" in said["evidence"]

@@ -14,6 +14,7 @@ from gangline.comm.wrap import Wrapped, WrappedComms
 from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
 from gangline.model.config import DecoderConfig
+from gangline.shard import dtype_name
 from gangline_basics.optimizer.adamw import build as build_adamw
 from gangline_basics.optimizer.config import Adamw
 from gangline_basics.precision.plain import Plain
@@ -187,4 +188,4 @@ def dtypes_on_the_wire(zero: int) -> tuple[set[str], set[str], set[str]]:
     big = [key.split() for key, count in found.items() if count > 1000 and len(key.split()) == 3]
     summed = {dtype for _, call, dtype in big if call in ("all_reduce", "reduce_scatter", "all_to_all")}
     gathered = {dtype for _, call, dtype in big if call == "all_gather"}
-    return summed, gathered, {str(x.dtype).removeprefix("torch.") for x in gradients(runtime)}
+    return summed, gathered, {dtype_name(x.dtype) for x in gradients(runtime)}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gangline.config.check import layout_problems
 from gangline.errors import Problem
 from gangline.plan import Fold
+from gangline.shard import dtype_name
 from gangline_parallel_megatron_style.layout import fits
 from gangline_testkit import StrategySuite, rank, strategy_ranks
 from gangline_testkit.compare import close, number_close
@@ -46,7 +47,7 @@ class Composition:
     def __str__(self) -> str:
         fold = f"lanes={self.lanes}/{'+'.join(self.out_of)}" if self.lanes else ""
         kind = "" if self.batches == "ragged" else self.batches
-        dtype = "" if self.dtype is torch.float64 else str(self.dtype).removeprefix("torch.")
+        dtype = "" if self.dtype is torch.float64 else dtype_name(self.dtype)
         return " ".join(word for word in (self.on, self.model, self.more, kind, fold, dtype) if word)
 
     @property

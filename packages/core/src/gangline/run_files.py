@@ -1,100 +1,21 @@
-"""Whose files a run directory holds, and how they are opened: never through a link to write, never a pipe or a device.
-
-Torch-free.
-"""
+"""Whose files a run directory holds: another user must not choose what a run reads and overwrites. Torch-free."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import pwd
 import shlex
 import stat
 import tempfile
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
 
 from gangline.errors import UserError
+from gangline.files import special_file_error
 
 _CHECKPOINTS = "checkpoints"
 # A link in place of one of these leads what a run writes, and deletes, to another directory.
 _FOLDERS = ("logs", "launch", "tensorboard", "track", ".meeting", ".memory")
-DOCUMENT_BYTES = 1 << 28  # maximum size of a file that holds one document, such as config.yaml
-LINES_BYTES = 1 << 30  # maximum size of a file that grows while the run lives, such as events.jsonl
-STREAM_BYTES = 1 << 33  # maximum size of a file that is read line by line, such as metrics.jsonl
-_KINDS = {
-    stat.S_IFIFO: "named pipe",
-    stat.S_IFSOCK: "socket",
-    stat.S_IFCHR: "device",
-    stat.S_IFBLK: "device",
-    stat.S_IFDIR: "folder",
-}
-
-
-def open_own(path: Path, mode: str, buffering: int = -1) -> IO[Any]:
-    """Open a file of a run directory for writing.
-
-    Raises OSError where a symbolic link is in its place, and UserError for a pipe or device, as `handle_of` does.
-    """
-    encoding = None if "b" in mode else "utf-8"
-    return open(path, mode, buffering, encoding, opener=lambda name, flags: handle_of(name, flags | os.O_NOFOLLOW))
-
-
-def open_regular(path: str | Path, limit: int = STREAM_BYTES) -> BinaryIO:
-    """Open a file of a run directory for reading, in binary.
-
-    Raises UserError for a pipe, a device, and a file of more than `limit` bytes; OSError where it cannot be opened.
-    """
-    return cast(BinaryIO, open(path, "rb", opener=lambda name, flags: _within(limit, name, handle_of(name, flags))))
-
-
-def read_regular(path: str | Path, limit: int = DOCUMENT_BYTES) -> bytes:
-    """Return the content of a file of a run directory; raises what `open_regular` does."""
-    with open_regular(path, limit) as file:
-        return file.read()
-
-
-def handle_of(path: str | Path, flags: int, mode: int = 0o666) -> int:
-    """Return the handle of a regular file, opened with these flags of `os.open`.
-
-    Raises UserError at once for all else, such as a named pipe, for which opening or reading it would wait for ever.
-    Raises OSError where it cannot be opened.
-    """
-    try:
-        handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # a pipe that is opened for writing and has no reader, or a socket
-            raise _not_regular(path, os.stat(path).st_mode) from None
-        raise
-    kind = os.fstat(handle).st_mode
-    if not stat.S_ISREG(kind):
-        os.close(handle)
-        raise _not_regular(path, kind)
-    os.set_blocking(handle, True)
-    return handle
-
-
-def _within(limit: int, path: str, handle: int) -> int:
-    if (size := os.fstat(handle).st_size) > limit:
-        os.close(handle)
-        raise UserError(
-            f"{path} has {size:,} bytes, and a run writes at most {limit:,} into it.",
-            "Reading it would take the memory of this machine.",
-            f"Find out what wrote it, and move it away:  mv {shlex.quote(path)} ELSEWHERE",
-        )
-    return handle
-
-
-def _not_regular(path: str | Path, kind: int) -> UserError:
-    why = "Reading it would wait for the program that writes into it."
-    if stat.S_ISDIR(kind):
-        why = "There should be a file of this name."
-    return UserError(
-        f"{path} is a {_KINDS.get(stat.S_IFMT(kind), 'special file')}, not a regular file.",
-        why,
-        f"Find out who put it there, and move it away:  mv {shlex.quote(str(path))} ELSEWHERE",
-    )
 
 
 def refuse_planted(run_dir: Path) -> None:
@@ -132,7 +53,7 @@ def _refuse(entry: os.DirEntry[str], run_dir: Path, users: tuple[int, ...]) -> N
         )
     found = entry.stat(follow_symlinks=False)
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) or stat.S_ISLNK(found.st_mode)):
-        raise _not_regular(entry.path, found.st_mode)
+        raise special_file_error(entry.path, found.st_mode)
     if users and (uid := found.st_uid) not in users:
         raise UserError(
             f"{entry.path} belongs to {_name_of(uid)}: other users can write to this run directory.",

@@ -43,6 +43,11 @@ def in_model(array: str) -> bool:
     return array.startswith(f"{MODEL}/")
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the registry's name of a dtype: "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def itemsize(dtype: str) -> int:
     """Bytes of one element; one byte where the name is not listed (bool, uint8, float8)."""
     return ITEMSIZE.get(dtype, 1)

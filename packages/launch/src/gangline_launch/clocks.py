@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gangline import UserError
-from gangline.run_files import open_own
+from gangline.files import write_whole
 from gangline_launch import job as jobs
 
 FOLDER = "clocks"  # in RUN_DIR/launch: a file of each node, with its time in it
@@ -72,13 +72,9 @@ def _differs(own: Path, most_seconds: float) -> tuple[str, float] | None:
 
 def _note(path: Path, within: float) -> bool:
     """Replace the time of this node by the present one; whether that took less than `within` seconds."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
     begun, before = time.monotonic(), time.time()
-    with open_own(new, "w") as file:
-        file.write(f"{before}")
-    took = time.monotonic() - begun
-    os.replace(new, path)  # which leaves the file's own time: that of the write
-    return took < within
+    write_whole(path, f"{before}", durable=False)  # its rename leaves the file's own time: that of the write
+    return time.monotonic() - begun < within
 
 
 def _read(path: Path) -> tuple[float, float] | None:

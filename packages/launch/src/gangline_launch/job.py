@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -14,8 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gangline import UserError
-from gangline.run.directory import write_whole
-from gangline.run_files import read_regular
+from gangline.files import lock_handle, open_lock, read_regular, write_whole
 
 FOLDER = "launch"
 FILE = "job.json"
@@ -50,7 +48,7 @@ class SubmittedJob:
 def one_submit(run_dir: Path) -> Iterator[None]:
     """While a command submits the run, no other one does. Raises UserError, also where the folder cannot be written."""
     try:
-        handle = os.open(folder(run_dir) / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        handle = open_lock(folder(run_dir) / LOCK)
         try:
             _lock(handle, run_dir)
             yield
@@ -66,7 +64,7 @@ def one_submit(run_dir: Path) -> Iterator[None]:
 
 def _lock(handle: int, run_dir: Path) -> None:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_handle(handle, seconds=0)
     except BlockingIOError:
         raise UserError(
             f"another command submits {run_dir} just now.",

@@ -10,8 +10,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from gangline.files import open_own
 from gangline.record import StepRecord
-from gangline.run_files import open_own
 from gangline.track.base import Start, Tracker
 from gangline_moe.config import Heatmap
 from gangline_moe.load_history import StepLoads, loads_of

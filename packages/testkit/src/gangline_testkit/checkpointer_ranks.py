@@ -22,7 +22,7 @@ from gangline.config.schema import Run
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline.plugin.registry import load as load_object
-from gangline.shard import Division, Layout, Registry, Shard
+from gangline.shard import Division, Layout, Registry, Shard, dtype_name
 from gangline_testkit import rank
 from gangline_testkit.toys.rows_storage import even
 
@@ -95,7 +95,7 @@ def wrong(shards: Iterable[Shard], salt: int) -> list[str]:
     """The shards that do not hold the bits of `values`."""
     found = []
     for shard in shards:
-        layout = Layout(shard.global_shape, str(shard.dtype).removeprefix("torch."))
+        layout = Layout(shard.global_shape, dtype_name(shard.dtype))
         want = values(shard.name, layout, salt)[shard.box.slices].contiguous()
         if _bits(shard.local) != _bits(want):
             found.append(f"{shard.name} at {shard.offset}")

@@ -107,6 +107,7 @@ def strangers(tmp_path: Path) -> Strangers:
     return Strangers(tmp_path / "site")
 
 
+SHOWN = ("gangline-core", "gangline-basics", "gangline-testkit")
 ALONE = """
 import importlib.metadata as metadata
 from pathlib import Path
@@ -118,8 +119,7 @@ everything = metadata.MetadataPathFinder.find_distributions
 def visible(*context):
     for found in everything(*context):
         name = found.metadata["Name"] or ""
-        ours_or_kit = not name.startswith("gangline-") or name in ("gangline-core", "gangline-basics", "gangline-testkit")
-        if ours_or_kit or Path(found.locate_file("")).is_relative_to(ours):
+        if not name.startswith("gangline-") or name in {shown!r} or Path(found.locate_file("")).is_relative_to(ours):
             yield found
 
 
@@ -135,7 +135,7 @@ def core_alone(tmp_path: Path, tmp_path_factory, monkeypatch):
     from gangline.plugin.registry import installed
 
     hook = tmp_path_factory.mktemp("alone")
-    source = ALONE.format(ours=str(tmp_path))
+    source = ALONE.format(ours=str(tmp_path), shown=SHOWN)
     (hook / "sitecustomize.py").write_text(source)
     before = os.environ.get("PYTHONPATH")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(hook), *([before] if before else [])]))

@@ -15,7 +15,7 @@ from gangline.model.compose import compose_model
 from gangline.optimizer.base import Optimizer
 from gangline.plugin.registry import load
 from gangline.runtime import Runtime
-from gangline.shard import Registry
+from gangline.shard import Registry, dtype_name
 from gangline_basics.precision.plain import Plain
 from gangline_testkit.claims import needs
 from gangline_testkit.compare import Held, all_close, assemble, close
@@ -95,8 +95,7 @@ def described(job: Job) -> tuple[Registry, list[tuple[str, tuple[int, ...], tupl
     """The registry of a fresh optimizer, and its shards: name, offset, shape, dtype, primary."""
     _, optimizer = start(job)
     shards = [
-        (s.name, tuple(s.offset), tuple(s.local.shape), str(s.dtype).removeprefix("torch."), s.primary)
-        for s in optimizer.shards()
+        (s.name, tuple(s.offset), tuple(s.local.shape), dtype_name(s.dtype), s.primary) for s in optimizer.shards()
     ]
     return optimizer.registry, shards
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from gangline.comm.base import Comms
+from gangline.files import write_whole
 from gangline.mesh import Mesh
 from gangline_testkit.ship import unpack
 
@@ -95,9 +96,7 @@ def _meet(place: Path, limit: timedelta) -> Any:
 
     if index == 0:
         store = TCPStore("127.0.0.1", 0, world, is_master=True, timeout=limit, wait_for_workers=False)
-        draft = place.with_suffix(".draft")
-        draft.write_text(str(store.port))
-        draft.rename(place)
+        write_whole(place, str(store.port), durable=False)
         return store
     while not place.exists():
         time.sleep(0.002)

@@ -15,7 +15,7 @@ from torch import Tensor
 from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
-from gangline.shard import model_array
+from gangline.shard import dtype_name, model_array
 from gangline_testkit import strategy_ranks as ranks
 from gangline_testkit.claims import needs
 from gangline_testkit.compare import Held, all_close, assemble, clipped_close, close, mapped_once, number_close
@@ -138,7 +138,7 @@ class StrategySuite(PartSuite):
         assert set(first) == {model_array(name) for name in arrays}
         for name, array in arrays.items():
             assert first[model_array(name)].shape == tuple(array.shape)
-            assert first[model_array(name)].dtype == str(array.dtype).removeprefix("torch.")
+            assert first[model_array(name)].dtype == dtype_name(array.dtype)
             boxes = first.boxes(model_array(name))
             ones = [("box", box.offset, torch.ones(box.shape)) for box in boxes]
             assert sum(box.size for box in boxes) == array.numel(), f"the boxes of {name} overlap, or leave a gap"
@@ -157,7 +157,7 @@ class StrategySuite(PartSuite):
             for rank, shards in enumerate(self.on_ranks(ranks.held_shards, job)):
                 for name, shape, offset, length, dtype, primary in shards:
                     assert shape == registry[name].shape
-                    assert dtype.removeprefix("torch.") == registry[name].dtype
+                    assert dtype == registry[name].dtype
                     known = [(box.offset, box.shape, main) for box, main in registry.of_rank(name, rank)]
                     tied_copy = not known and not primary
                     assert (offset, length, primary) in known or tied_copy, f"rank {rank}: {name} at {offset}, {length}"

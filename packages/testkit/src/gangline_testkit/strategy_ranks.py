@@ -20,7 +20,7 @@ from gangline.plan import Plan
 from gangline.plugin.registry import load
 from gangline.precision.base import Precision
 from gangline.runtime import Runtime
-from gangline.shard import Registry, model_array, parameter_of
+from gangline.shard import Registry, dtype_name, model_array, parameter_of
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.precision.plain import Plain
 from gangline_testkit import rank
@@ -207,7 +207,7 @@ def expect(
 def held_shards(job: Job) -> list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], str, bool]]:
     """Every shard: name, global shape, offset, local shape, dtype, primary."""
     return [
-        (s.name, tuple(s.global_shape), tuple(s.offset), tuple(s.local.shape), str(s.dtype), s.primary)
+        (s.name, tuple(s.global_shape), tuple(s.offset), tuple(s.local.shape), dtype_name(s.dtype), s.primary)
         for s in start(job).shards()
     ]
 

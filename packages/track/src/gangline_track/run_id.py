@@ -6,8 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from gangline.run.directory import write_whole
-from gangline.run_files import read_regular
+from gangline.files import read_regular, write_whole
 
 
 class RunId:

@@ -32,8 +32,8 @@ from torch.futures import Future
 
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
+from gangline.files import open_regular, read_regular, sync_folder, write_whole
 from gangline.run.generation import hold
-from gangline.run_files import open_regular, read_regular
 from gangline_basics.checkpoint.planners import arrays_of
 
 METADATA, DOCUMENT, CHECKSUMS = ".metadata", "document.json", "checksums.json"
@@ -92,13 +92,13 @@ class DcpWriter(FileSystemWriter):
             assert isinstance(result, CheckedWrite)
             place = result.storage_data
             records.setdefault(place.relative_path, []).append([place.offset, place.length, result.checksum])
-        _write(path / DOCUMENT, json.dumps(self.document, indent=1).encode())
+        write_whole(path / DOCUMENT, json.dumps(self.document, indent=1).encode())
         files = {name: zlib.crc32((path / name).read_bytes()) for name in (METADATA, DOCUMENT)}
-        _write(path / CHECKSUMS, json.dumps({"files": files, "records": records}).encode())
-        flush_directory(path)
+        write_whole(path / CHECKSUMS, json.dumps({"files": files, "records": records}).encode())
+        sync_folder(path)
         with hold(self.final.parent.parent):
             path.rename(self.final)
-        flush_directory(self.final.parent)
+        sync_folder(self.final.parent)
 
 
 def _what_the_system_said(error: BaseException | None) -> OSError | None:
@@ -113,22 +113,6 @@ def clear_leftovers(directory: Path) -> None:
     for prefix in (TEMPORARY, CONDEMNED):
         for path in directory.glob(prefix + "*"):
             rmtree(path, ignore_errors=True)
-
-
-def flush_directory(path: Path) -> None:
-    """Make names in a directory durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _with_checksums(directory: Path, results: list[WriteResult]) -> list[CheckedWrite]:

@@ -33,7 +33,7 @@ from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
 from gangline.sampling.decode import Stop, decode
 from gangline.sampling.options import Sampling, Why, Written, check_lengths
-from gangline.shard import MODEL, Layout, Registry, Shard, model_array
+from gangline.shard import MODEL, Layout, Registry, Shard, dtype_name, model_array
 from gangline_basics.data.chat import TemplateRefusal, template_of
 from gangline_basics.data.codec import TextCodec, TokenizerCodec
 from gangline_basics.sampling.text import after, codec_of, encode, ends_of, spelled, unstopped
@@ -196,7 +196,7 @@ def load_model(
         base = [shard for shard in shards if shard.name in missing]
         refill(run, plan, missing, [base], kept.document(id).get("base", {}), f"checkpoint {id}")
         shards = [shard for shard in shards if shard.name not in missing]
-    layouts = {shard.name: Layout(shard.global_shape, str(shard.dtype).removeprefix("torch.")) for shard in shards}
+    layouts = {shard.name: Layout(shard.global_shape, dtype_name(shard.dtype)) for shard in shards}
     kept.load(id, shards, Registry.of(Mesh.of({}), layouts))
     lay_out_by_columns(model)
     return model

@@ -47,9 +47,9 @@ def run(argv: Sequence[str]) -> int:
     if store.exists(NAME):
         raise UserError(f"{url} is a whole checkpoint already.", "A copy overwrites nothing.", "Name another place.")
     write = _openly if options.open or isinstance(meta, NativeMeta) else _as_it_is
-    with ExitStack() as alone:
+    with ExitStack() as held:
         try:
-            alone.enter_context(store.alone())
+            held.enter_context(store.lock())
         except BlockingIOError:
             raise UserError(f"another copy to {url} is under way.", "Wait for it, or name another place.") from None
         write(source, store)

@@ -40,10 +40,11 @@ def _write(store: ObjectStore, directory: Path, trained: Run) -> None:
     from gangline.model.build import construct
     from gangline.model.compose import compose_model
     from gangline.model.init import shards_of
+    from gangline.shard import dtype_name
 
     tree, plan = compose_model(trained)
     arrays = shards_of(construct(tree), plan)  # without their memory
-    shapes = {shard.name: (shard.global_shape, str(shard.dtype).removeprefix("torch.")) for shard in arrays}
+    shapes = {shard.name: (shard.global_shape, dtype_name(shard.dtype)) for shard in arrays}
     write_weights(
         store,
         shapes,

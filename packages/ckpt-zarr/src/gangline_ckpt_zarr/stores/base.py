@@ -103,8 +103,11 @@ class ObjectStore(ABC):
         No empty directory is left behind.
         """
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Nobody else of this machine is in such a context of this root meanwhile. Raises BlockingIOError."""
+    def lock(self) -> AbstractContextManager[None]:
+        """Hold the exclusive lock of this root among the processes that share it, if this kind of store has locks.
+
+        Raises BlockingIOError where another process holds it.
+        """
         return nullcontext()
 
     def close(self) -> None:

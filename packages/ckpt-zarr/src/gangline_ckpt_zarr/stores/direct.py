@@ -89,18 +89,6 @@ class DirectWriter(ObjectWriter):
                 self._place.unlink()
 
 
-def sync_directory(place: str | os.PathLike[str]) -> None:
-    """Make the names in a directory durable, where its file system knows how. Raises OSError."""
-    directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    except OSError as error:
-        if error.errno not in _NOT_HERE:
-            raise
-    finally:
-        os.close(directory)
-
-
 def _allocate(file: int, size: int, place: Path) -> None:
     """Take the room now, so that a full disk is known before anything is written.
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import stat
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from gangline.files import lock_folder, sync_folder, write_whole
 from gangline_ckpt_zarr.stores.base import METADATA, ObjectStore, ObjectWriter, Ranges, Read
-from gangline_ckpt_zarr.stores.direct import DirectWriter, sync_directory
+from gangline_ckpt_zarr.stores.direct import DirectWriter
 
 _UNFINISHED = ".unfinished-"  # how the temporary files of a commit begin
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
@@ -37,20 +38,10 @@ class LocalStore(ObjectStore):
         """By a link, which never replaces anything. Raises FileExistsError, OSError."""
         place = self._root / path
         self._make_directories(place.parent)
-        written = place.parent / f"{_UNFINISHED}{place.name}-{secrets.token_hex(8)}"
-        try:
-            with written.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            try:
-                os.link(written, place)  # unlike a rename this never replaces anything
-            except FileExistsError as error:
-                if written.stat().st_nlink != 2:  # NFS asks again when an answer is lost, and then finds its own link
-                    raise FileExistsError(error.errno, error.strerror, str(place)) from None
-        finally:
-            written.unlink(missing_ok=True)
-        self._sync_directories(place.parent)
+        temporary = f"{_UNFINISHED}{place.name}-{secrets.token_hex(8)}"
+        write_whole(place, content, replace=False, temporary=temporary)
+        if place.parent != self._root:
+            self._sync_directories(place.parent.parent)
 
     def read(self, path: str) -> bytes:
         with open(self._open(path), "rb") as file:
@@ -118,19 +109,13 @@ class LocalStore(ObjectStore):
             for directory, _, names in os.walk(place):  # outermost first
                 if METADATA in names:
                     os.unlink(os.path.join(directory, METADATA))
-                    sync_directory(directory)
+                    sync_folder(directory)
             _remove_tree(place)
         self._tidy(place.parent)
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def lock(self) -> AbstractContextManager[None]:
         self._make_directories(self._root)
-        place = os.open(self._root, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-        finally:
-            os.close(place)
+        return lock_folder(self._root.resolve(), seconds=0)
 
     def _tidy(self, directory: Path) -> None:
         """Directories below the root that are empty now go, and above it those that this store has made."""
@@ -143,7 +128,7 @@ class LocalStore(ObjectStore):
                 break  # not empty
             directory = directory.parent
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            sync_directory(directory)
+            sync_folder(directory)
 
     def _make_directories(self, directory: Path) -> None:
         """With every name that is new on the way durable, also those above the root."""
@@ -153,12 +138,12 @@ class LocalStore(ObjectStore):
                 place.mkdir()
                 self._made.add(place)
             if place == self._root or place in self._root.parents:
-                sync_directory(place.parent)
+                sync_folder(place.parent)
 
     def _sync_directories(self, directory: Path) -> None:
         """From `directory` up to the root, whoever made them: the rank that did may not have come so far."""
         while True:
-            sync_directory(directory)
+            sync_folder(directory)
             if directory == self._root or directory == directory.parent:
                 return
             directory = directory.parent

@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 import fsspec
 from fsspec.asyn import sync
 
+from gangline.retry import http_status
 from gangline_ckpt_zarr.stores.base import ObjectStore, ObjectWriter, deletion_order
 from gangline_ckpt_zarr.stores.ranges import Fetch, fetches
-from gangline_ckpt_zarr.stores.retry import retry, status
+from gangline_ckpt_zarr.stores.retry import retry_request
 
 SIDE_BY_SIDE = 8  # requests: one stream from an object store is some 60 MB/s
 REQUEST_SECONDS = 60.0  # an answer that takes longer counts as lost
@@ -102,7 +103,7 @@ class RemoteStore(ObjectStore, ABC):
         try:
             got = self._ask(path, "cat_file", self._full(path), start=fetch.start, end=fetch.stop)
         except OSError as error:
-            if status(error) != 416:
+            if http_status(error) != 416:
                 raise
             got = b""  # the whole range is behind the end
         if len(got) < fetch.stop - fetch.start:
@@ -111,7 +112,8 @@ class RemoteStore(ObjectStore, ABC):
 
     def _ask(self, path: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the file system until it succeeds."""
-        return retry(lambda left: self._once(left, method, *args, **kwargs), self._where(path), self._deadline_seconds)
+        where, seconds = self._where(path), self._deadline_seconds
+        return retry_request(lambda left: self._once(left, method, *args, **kwargs), where, seconds)
 
     def _once(self, left: float, method: str, *args: Any, **kwargs: Any) -> Any:
         if not self._fs.async_impl:
@@ -155,7 +157,7 @@ class FsspecStore(RemoteStore):
             self._once(left, "pipe_file", self._full(path), content, mode="create")
 
         try:
-            retry(once, self._where(path), self._deadline_seconds)
+            retry_request(once, self._where(path), self._deadline_seconds)
         except FileExistsError:
             if tries == 1 or self.read(path) != content:  # after a lost answer one finds what one has put oneself
                 raise

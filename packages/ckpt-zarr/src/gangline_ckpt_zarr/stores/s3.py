@@ -11,9 +11,9 @@ from typing import Any
 
 import fsspec
 
+from gangline.retry import http_status
 from gangline_ckpt_zarr.stores.base import ObjectWriter, StoreError
 from gangline_ckpt_zarr.stores.remote import REQUEST_SECONDS, SIDE_BY_SIDE, RemoteStore
-from gangline_ckpt_zarr.stores.retry import status
 
 PART_BYTES = 16 << 20  # the store takes no more than 10,000 parts, so large objects have larger ones
 MOST_PARTS = 10_000
@@ -30,7 +30,7 @@ class S3Store(RemoteStore):
         given = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
         config = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 2 * SIDE_BY_SIDE} | given
         super().__init__(url, deadline_seconds, request_seconds, config_kwargs=config, skip_instance_cache=True)
-        self._fs.retries = 1  # it is `retry` that tries again, and it alone
+        self._fs.retries = 1  # it is `retry_request` that tries again, and it alone
         self._fs.connect()  # makes the client, before several threads each would; asks nothing of the store
         self._part_bytes = part_bytes
         self._bucket = self._root.partition("/")[0]
@@ -54,11 +54,11 @@ class S3Store(RemoteStore):
         try:
             self.call("put_object", path, IfNoneMatch="*", **put)
         except OSError as error:
-            if status(error) == 412:
+            if http_status(error) == 412:
                 # Where the answer to the first try was lost, the second finds what the first has put.
                 if self.stamp(path) != stamp:
                     raise FileExistsError(f"{self._where(path)}: it is there already") from error
-            elif status(error) == 501:  # a store without conditions
+            elif http_status(error) == 501:  # a store without conditions
                 self.call("put_object", path, **put)
             else:
                 raise
@@ -141,7 +141,7 @@ class _Multipart(ObjectWriter):
             self._call("complete_multipart_upload", MultipartUpload={"Parts": parts})
         except OSError as error:
             # No such upload: it is complete where the answer to the first try was lost.
-            if status(error) != 404 or self._store.stamp(self._path) != self._stamp:
+            if http_status(error) != 404 or self._store.stamp(self._path) != self._stamp:
                 raise
         self._upload = None
 

@@ -7,15 +7,16 @@ one's keeper, which takes the directory over; nobody deletes what somebody else 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
+from gangline import UserError
+from gangline.files import lock_folder
 from gangline.launch.guard import born, space
 from gangline.launch.nodes import name_of_this_node
 from gangline.run.ending import read_ending
@@ -39,7 +40,7 @@ def keep(run_dir: str, waits: float = 0.0, shares: bool = True) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # also of the threads that answer
     mine = f"{space()}-{os.getpid()}-{born(os.getpid())}-{secrets.token_hex(8)}"
     sweep(run_dir)
-    with _alone(place):
+    with _lock(place):
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         (place / TROUBLE).unlink(missing_ok=True)
         (place / RUN).write_text(os.path.realpath(run_dir))
@@ -48,7 +49,7 @@ def keep(run_dir: str, waits: float = 0.0, shares: bool = True) -> None:
     address = Address(name_of_this_node(), this_machine(), server.port, server.token)
     try:
         announce(run_dir, address)
-    except OSError as error:  # this node's own ranks find its memory all the same
+    except (OSError, UserError) as error:  # this node's own ranks find its memory all the same
         (place / TROUBLE).write_text(_not_announced(Path(run_dir, FOLDER), error))
     signal.sigwait({signal.SIGTERM})
     killed = os.getppid() != launcher
@@ -112,9 +113,10 @@ def listening_host(shares: bool, environ: Mapping[str, str] = os.environ) -> str
     return "127.0.0.1" if here else ""
 
 
-def _not_announced(folder: Path, error: OSError) -> str:
+def _not_announced(folder: Path, error: OSError | UserError) -> str:
     """What the run says of it (`MemoryTier.trouble`)."""
-    path, why = Path(error.filename or folder), error.strerror or str(error)
+    path = Path(getattr(error, "filename", None) or folder)
+    why = getattr(error, "strerror", None) or str(error)
     with contextlib.suppress(OSError):
         if isinstance(error, PermissionError):
             why += f"; it is of user {path.stat().st_uid}, and this one is {os.getuid()}"
@@ -139,7 +141,7 @@ def _wait(place: Path, mine: str, run_dir: str, seconds: float) -> None:
 def _remove(place: Path, mine: str) -> None:
     """What is ours, or nobody's: a save that was under way may have made it once more."""
     gone = place.with_name(f"{place.name}-{mine}")
-    with _alone(place):
+    with _lock(place):
         if _owner(place) not in (mine, ""):
             return
         with contextlib.suppress(OSError):
@@ -160,13 +162,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-@contextlib.contextmanager
-def _alone(place: Path) -> Iterator[None]:
+def _lock(place: Path) -> contextlib.AbstractContextManager[None]:
     """One keeper at a time takes a directory of this user over, or removes it."""
     make()
-    handle = os.open(place.parent.parent, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+    return lock_folder(place.parent.parent)

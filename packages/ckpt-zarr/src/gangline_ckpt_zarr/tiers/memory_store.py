@@ -73,8 +73,8 @@ class MemoryStore(ObjectStore):
             del self.elsewhere[name]
         self.here.delete(path)
 
-    def alone(self) -> AbstractContextManager[None]:
-        return self.here.alone()
+    def lock(self) -> AbstractContextManager[None]:
+        return self.here.lock()
 
     def _far(self, path: str) -> tuple[Peer, int] | None:
         """None also where the file is here as well."""

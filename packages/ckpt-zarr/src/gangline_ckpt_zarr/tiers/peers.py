@@ -9,7 +9,6 @@ answer, another one. Behind the answer to a `read` come the bytes; that to a
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import json
 import os
@@ -21,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gangline import UserError
+from gangline.files import lock_file, write_whole
 from gangline_ckpt_zarr.stores.base import Ranges
 from gangline_ckpt_zarr.tiers import handshake
 from gangline_ckpt_zarr.tiers.handshake import line_from
@@ -60,31 +61,22 @@ def this_machine() -> str:
 def announce(run_dir: str | Path, address: Address) -> None:
     """Let the other nodes know; an earlier keeper of this node is asked no more."""
     path = _path(run_dir, address.node)
-    with _locked(path.parent):
-        new = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(asdict(address), file)
-        os.replace(new, path)
+    with _lock(path.parent):
+        write_whole(path, json.dumps(asdict(address)), mode=0o600, durable=False)
 
 
 def withdraw(run_dir: str | Path, address: Address) -> None:
     """This keeper answers no more; its successor's word stays."""
     path = _path(run_dir, address.node)
-    with contextlib.suppress(OSError), _locked(path.parent):
+    with contextlib.suppress(OSError, UserError), _lock(path.parent):
         if _read(path) == address:
             path.unlink()
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> contextlib.AbstractContextManager[None]:
     """One keeper at a time changes what is announced. The folder stays: another one may be about to write there."""
     folder.mkdir(exist_ok=True)
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+    return lock_file(folder / "lock", mode=0o600)
 
 
 def announced(run_dir: str | Path) -> list[str]:

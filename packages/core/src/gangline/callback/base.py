@@ -10,7 +10,7 @@ from abc import ABC
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gangline.shard import model_array, parameter_of
+from gangline.shard import dtype_name, model_array, parameter_of
 
 if TYPE_CHECKING:
     import torch
@@ -131,7 +131,7 @@ def like_parameters(runtime: Runtime, prefix: str, dtype: torch.dtype | None = N
 
     from gangline.shard import Shard
 
-    name = None if dtype is None else str(dtype).removeprefix("torch.")
+    name = None if dtype is None else dtype_name(dtype)
     registry = runtime.registry.like(prefix, [model_array(parameter) for parameter in runtime.names()], name)
     shards = []
     for named in runtime.parameters():

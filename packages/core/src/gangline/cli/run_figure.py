@@ -10,7 +10,7 @@ from statistics import mean
 from gangline.cli.compare import Curve, curve
 from gangline.errors import UserError
 from gangline.figure import PALETTE, Figure, PlotArea, number_ticks, room_left
-from gangline.run_files import open_own
+from gangline.files import open_own
 
 FILE = "loss.svg"
 POINTS = 1000  # of a curve; a longer one is drawn as means of its neighbours

@@ -15,7 +15,6 @@ there; one with `nodes_per_datacentre` says what the fibre between datacentres i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -26,6 +25,7 @@ from typing import Any
 from gangline.cluster.topology import Topology
 from gangline.config.suggest import near
 from gangline.errors import UserError
+from gangline.files import write_whole
 
 VERSION = 1
 PLACES = ("version", "about", "network", "numbers")
@@ -176,9 +176,7 @@ def save_cluster(cluster: Cluster, path: Path) -> None:
         "network": {name: size for name in NETWORK if (size := getattr(cluster.topology, name)) is not None},
         "numbers": {name: asdict(quantity) for name, quantity in cluster.numbers.items()},
     }
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(yaml.safe_dump(content, sort_keys=False, width=120), encoding="utf-8")
-    draft.replace(path)
+    write_whole(path, yaml.safe_dump(content, sort_keys=False, width=120), durable=False)
     _read.cache_clear()
 
 

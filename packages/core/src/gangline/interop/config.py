@@ -13,6 +13,7 @@ from gangline.config.fields import stated
 from gangline.config.schema import EditConfig, ModelConfig, Run
 from gangline.config.suggest import near
 from gangline.errors import Problem, UserError
+from gangline.files import read_regular
 from gangline.interop.fields import checked, refuse_unknown
 from gangline.interop.rope import ROPE_FIELDS, SCALING, read_rope
 from gangline.interop.tensors import tensor_names
@@ -20,7 +21,6 @@ from gangline.interop.window import WINDOW_FIELDS, read_window, window_json
 from gangline.model.config import DecoderConfig
 from gangline.plugin.catalogue import suppliers
 from gangline.run.directory import holds_checkpoint
-from gangline.run_files import read_regular
 
 # -> whether queries and keys are normalised
 ARCHITECTURES = {"LlamaForCausalLM": False, "MistralForCausalLM": False, "Qwen3ForCausalLM": True}

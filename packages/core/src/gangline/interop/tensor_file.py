@@ -1,18 +1,20 @@
-"""A safetensors file, read a few rows at a time into a small buffer, by several threads at once if they like.
+"""The format of a safetensors file, read a few rows at a time into a small buffer, by several threads at once.
 
-It is not mapped: pages that are come one by one from the disk, and count as memory of the process that looks at them.
+A file is 8 bytes (little-endian length of the header), the header (JSON: name -> dtype, shape, data_offsets) and the
+tensors' bytes. It is not mapped: mapped pages come one by one from the disk, and count as memory of the process.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gangline.errors import UserError
+from gangline.shard import itemsize
 
 if TYPE_CHECKING:
     import torch
@@ -32,24 +34,50 @@ DTYPES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
+_THEIRS = {ours: theirs for theirs, ours in DTYPES.items()}
+
+
+def encode_header(dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[bytes, dict[str, int]]:
+    """Return the begin of a file of these tensors, in this order, and the offset in the file of each tensor's bytes.
+
+    dtype  of all tensors, by torch's name
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    ends = [0]
+    for name, shape in shapes.items():
+        ends.append(ends[-1] + prod(shape) * itemsize(dtype))
+        header[name] = {"dtype": _THEIRS[dtype], "shape": list(shape), "data_offsets": ends[-2:]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors' bytes are aligned
+    begin = 8 + len(text)
+    return len(text).to_bytes(8, "little") + text, {name: begin + end for name, end in zip(shapes, ends, strict=False)}
 
 
 class TensorFile:
-    """Open until `close`. Raises what `safetensors.safe_open` raises for a damaged file, OSError for a pipe."""
+    """Open until `close`, or the end of the context. Raises OSError for a pipe, and for a damaged file."""
 
     def __init__(self, path: Path) -> None:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
             raise OSError("It is not a regular file.")
-        with safe_open(path, framework="np"):  # it holds header and size of the file against each other
-            pass
+        try:
+            with safe_open(path, framework="np"):  # it checks the header against the size of the file
+                pass
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
         self.path = path
         self._file = path.open("rb", buffering=0)
         size = int.from_bytes(self._file.read(8), "little")
         self._entries = json.loads(self._file.read(size))
         self._entries.pop("__metadata__", None)
         self._begin = 8 + size
+
+    def __enter__(self) -> TensorFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._file.close()

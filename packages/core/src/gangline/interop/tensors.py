@@ -11,8 +11,8 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
+from gangline.files import read_regular
 from gangline.interop.tensor_file import TensorFile
-from gangline.run_files import read_regular
 
 if TYPE_CHECKING:
     import torch
@@ -78,15 +78,13 @@ class Tensors:
     def _file(self, name: str) -> TensorFile:
         with self._opening:
             if name not in self._files:
-                from safetensors import SafetensorError
-
                 path = self.directory / name
                 try:
                     self._files[name] = TensorFile(path)
                     self._open.callback(self._files[name].close)
                 except FileNotFoundError:
                     raise UserError(f"{path} is missing.", f"{INDEX} says that weights lie there.", FETCH) from None
-                except (OSError, SafetensorError) as error:
+                except OSError as error:
                     if _is_pointer(path):
                         raise UserError(
                             f"{path} holds a pointer in place of weights.", "Git LFS has not fetched them.", PULL

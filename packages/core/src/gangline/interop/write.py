@@ -1,7 +1,6 @@
 """Write a model as others read it: config.json, safetensors files, and their index.
 
-A safetensors file is 8 bytes (little-endian length of the header), the header (JSON: name -> dtype, shape,
-data_offsets) and the tensors' bytes. Shapes are known from the model's tree, so every file is laid out before the first
+Shapes are known from the model's tree, so every file is laid out before the first
 tensor is read, and no more than one tensor is in memory, but where several of ours are joined in one of theirs.
 """
 
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gangline.errors import UserError
 from gangline.interop.names import Theirs, theirs_of
+from gangline.interop.tensor_file import encode_header
 from gangline.interop.tensors import INDEX, ONE_FILE
 from gangline.plan import Plan
 from gangline.shard import itemsize
@@ -27,7 +27,7 @@ from gangline.shard import itemsize
 if TYPE_CHECKING:
     import torch
 
-DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+DTYPES = ("float64", "float32", "bfloat16", "float16")
 MAX_SHARD_BYTES = 5_000_000_000
 BLOCK_BYTES = 8 << 20  # converted at once
 
@@ -183,18 +183,8 @@ def _lay_out(slots: list[_Slot], max_shard_bytes: int) -> dict[str, list[_Slot]]
 
 def _begin(file: BinaryIO, slots: list[_Slot], dtype: str) -> BinaryIO:
     """Write the header, and tell each slot where in the file its bytes go."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
+    header, offsets = encode_header(dtype, {slot.theirs.name: slot.theirs.shape for slot in slots})
+    file.write(header)
     for slot in slots:
-        header[slot.theirs.name] = {
-            "dtype": DTYPES[dtype],
-            "shape": list(slot.theirs.shape),
-            "data_offsets": [end, end + slot.nbytes],
-        }
-        slot.offset, end = end, end + slot.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that the tensors' bytes are aligned
-    file.write(len(text).to_bytes(8, "little") + text)
-    for slot in slots:
-        slot.offset += 8 + len(text)
+        slot.offset = offsets[slot.theirs.name]
     return file

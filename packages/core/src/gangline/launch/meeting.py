@@ -6,14 +6,13 @@ them, and is gone with it.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pickle
 import stat
 import time
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from glob import escape
@@ -34,11 +33,11 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from gangline.errors import UserError
+from gangline.files import lock_file, open_handle, read_regular, write_whole
 from gangline.launch import meeting_state
 from gangline.launch.config import ElasticLaunch
 from gangline.launch.nodes import fewest_and_most
 from gangline.run.lock import MEETING
-from gangline.run_files import handle_of, read_regular
 
 BEATS = 4  # heartbeats until a node without one is lost
 CLOSE_SECONDS = 5.0
@@ -70,11 +69,8 @@ class FileBackend(RendezvousBackend):
             if (there or None) != token:
                 return (self._pickled(there), there, False) if there else None
             content = meeting_state.encode(state)
-            new = self.path.with_name(f"stnew-{self.path.name}")  # under the lock: one at a time
-            new.unlink(missing_ok=True)
-            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(content)
-            os.replace(new, self.path)
+            temporary = f"stnew-{self.path.name}"  # under the lock: one at a time
+            write_whole(self.path, content, mode=0o600, durable=False, temporary=temporary)
             return state, content, True
 
     def read(self) -> _RendezvousState | None:
@@ -102,21 +98,14 @@ class FileBackend(RendezvousBackend):
 
     def _read(self) -> bytes:
         try:
-            handle = handle_of(self.path, os.O_RDONLY | os.O_NOFOLLOW)
+            handle = open_handle(self.path, os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
             return b""
         with os.fdopen(handle, "rb") as file:
             return file.read()
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        handle = handle_of(self.path.with_name(f"stlock-{self.path.name}"), flags, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
+    def _locked(self) -> AbstractContextManager[None]:
+        return lock_file(self.path.with_name(f"stlock-{self.path.name}"), mode=0o600)
 
 
 class Patience(RendezvousTimeout):
@@ -188,9 +177,8 @@ class JobMeeting:
 
         It counts until the node has met the others, or for `lost_seconds`.
         """
-        new = self.backend.path.with_name(f"stnew-{uuid.uuid4().hex}")
-        new.write_text(f"{self.own}\n{time.time()}")
-        os.replace(new, self._waits_in(self.own))
+        temporary = f"stnew-{uuid.uuid4().hex}"
+        write_whole(self._waits_in(self.own), f"{self.own}\n{time.time()}", durable=False, temporary=temporary)
 
     def waiting(self) -> set[str]:
         """The names of the nodes that wait, this one too."""

@@ -8,11 +8,7 @@ from torch import Tensor, nn
 from gangline.model.buffers import filled_buffers_of, put
 from gangline.plan import Plan
 from gangline.precision.base import Precision
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The registry's name of a dtype: "float32"."""
-    return str(dtype).removeprefix("torch.")
+from gangline.shard import dtype_name
 
 
 def kept_dtype(plan: Plan, name: str, precision: Precision) -> torch.dtype:

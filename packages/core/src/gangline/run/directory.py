@@ -6,14 +6,11 @@ short, is half-written and never mistaken for a run. Torch-free.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import shlex
 import shutil
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,11 +23,11 @@ from gangline.config.schema import LISTS, Run
 from gangline.config.serial import from_dict, to_dict
 from gangline.config.yaml_files import PlainDumper, load_yaml
 from gangline.errors import UserError
+from gangline.files import read_regular, write_whole
 from gangline.plugin.registry import installed
 from gangline.run import provenance
 from gangline.run.lock import RunLock, unwritable
 from gangline.run.redaction import refuse_secrets
-from gangline.run_files import read_regular
 
 END = "..."  # YAML's end-of-document marker: the last line of a whole config.yaml
 
@@ -321,25 +318,6 @@ def holds_checkpoint(run: Run) -> bool:
         return False
     folder = RunDirectory(run.run.dir).checkpoints
     return folder.is_dir() and any(CheckpointId.parse(entry.name) for entry in folder.iterdir())
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file by one atomic act after its bytes are durable: a reader sees the old text or the new, whole."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")  # in containers pids are equal, and names
-    try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def fresh(name: str) -> Path:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gangline.errors import EXIT_USER_ERROR
-from gangline.run_files import read_regular
+from gangline.files import read_regular, write_whole
 
 FILE = "ending.json"
 VERSION = 1
@@ -95,8 +95,6 @@ def decide_ending(
 
 def write_ending(run_dir: str | Path, ending: RunEnding) -> None:
     """Put it in the place of an earlier one. A full disk hides no error that ended the run: it is then missing."""
-    from gangline.run.directory import write_whole
-
     try:
         write_whole(Path(run_dir) / FILE, json.dumps(asdict(ending), indent=2) + "\n")
     except OSError:

@@ -8,16 +8,14 @@ file of the generation, so one that was stopped within `hold` cannot wind it bac
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from gangline.run_files import LINES_BYTES, handle_of, read_regular
+from gangline.files import LINES_BYTES, lock_handle, open_handle, open_lock, read_regular
 
 VARIABLE = "GANGLINE_GENERATION"
 FILE = ".generation"
@@ -77,7 +75,7 @@ def advance(
     """Begin a generation. `counts`: it follows a failure or an order, `ordered`: the latter; `first`: it is the first
     of a job, and `failed` the one before it, so that what was futile there counts on.
     """
-    with _locked(run_dir, fcntl.LOCK_EX, HELD_SECONDS) as handle:
+    with _locked(run_dir, seconds=HELD_SECONDS) as handle:
         now = _with_steps(run_dir, os.pread(handle, 4096, 0))
         step = max(now.step, now.best)
         futile = 0 if step > now.best or (first and not failed) else now.futile + counts
@@ -97,7 +95,7 @@ def hold(run_dir: str | Path, step: int = 0) -> Iterator[None]:
     if VARIABLE not in os.environ or not (Path(run_dir) / FILE).exists():
         yield
         return
-    with _locked(run_dir, fcntl.LOCK_SH) as handle:
+    with _locked(run_dir, shared=True) as handle:
         now = _kept(run_dir, os.pread(handle, 4096, 0))
         if now.generation > generation():
             raise Fenced(f"generation {now.generation} of the run has begun, and this rank is of {generation()}")
@@ -107,19 +105,11 @@ def hold(run_dir: str | Path, step: int = 0) -> Iterator[None]:
 
 
 @contextmanager
-def _locked(run_dir: str | Path, how: int, seconds: float = 0.0) -> Iterator[int]:
-    handle = handle_of(Path(run_dir) / FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+def _locked(run_dir: str | Path, *, shared: bool = False, seconds: float | None = None) -> Iterator[int]:
+    handle = open_lock(Path(run_dir) / FILE)
     try:
-        with suppress(OSError):  # a file system without locks: who uses the run directory has been told
-            deadline = time.monotonic() + seconds
-            while True:
-                try:
-                    fcntl.flock(handle, how | (fcntl.LOCK_NB if seconds else 0))
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        break
-                    time.sleep(0.01)
+        with suppress(OSError):  # the time is over; or no locks here, and who uses the run directory has been told
+            lock_handle(handle, shared=shared, seconds=seconds)
         yield handle
     finally:
         os.close(handle)
@@ -155,7 +145,7 @@ def most_steps(run_dir: str | Path) -> int:
 
 
 def _put_steps(run_dir: str | Path, step: int) -> None:
-    handle = handle_of(Path(run_dir) / STEP, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    handle = open_handle(Path(run_dir) / STEP, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         os.pwrite(handle, f"{step:20}".encode(), 0)
     finally:

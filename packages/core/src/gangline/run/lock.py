@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sys
 import time
@@ -13,11 +12,11 @@ from functools import cache
 from pathlib import Path
 
 from gangline.errors import UserError
-from gangline.run_files import handle_of, refuse_planted
+from gangline.files import lock_handle, open_lock
+from gangline.run_files import refuse_planted
 
 OVER_SECONDS = 60.0  # how long a node that comes to a job that is over waits for its last nodes to go
 _OVER = " over"
-_OPENS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
 LOCKS = Path("/proc/locks")
 MEETING = ".meeting"  # a folder in which nodes of one job meet
 
@@ -36,11 +35,11 @@ class RunLock:
             return
         try:
             refuse_planted(self.path)
-            handle = handle_of(self.path / ".lock", _OPENS, 0o644)
+            handle = open_lock(self.path / ".lock")
         except OSError as error:
             raise unwritable(self.path, error) from error
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_handle(handle, seconds=0)
         except BlockingIOError:
             holder = os.read(handle, 100).decode(errors="replace").strip() or "another process"
             os.close(handle)
@@ -65,16 +64,16 @@ class RunLock:
             raise unwritable(self.path, error) from error
         while not self._job:
             with self.entry():
-                handle = handle_of(self.path / ".lock", _OPENS, 0o644)
+                handle = open_lock(self.path / ".lock")
                 try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    lock_handle(handle, seconds=0)
                 except BlockingIOError:
                     job, first = self._joined(handle), False
                 else:
                     job, first = uuid.uuid4().hex[:12], True
                     os.ftruncate(handle, 0)
                     os.pwrite(handle, f"job {job}\n".encode(), 0)
-                    fcntl.flock(handle, fcntl.LOCK_SH)
+                    lock_handle(handle, shared=True)
                     for old in (self.path / MEETING).glob("st*-*"):
                         old.unlink(missing_ok=True)
                 if not (over := job.endswith(_OVER)) or not waits:
@@ -97,7 +96,7 @@ class RunLock:
         """Whether other nodes of the job hold the directory. Asked at the end: the lock may be lost by it."""
         try:
             if self._handle is not None and self._job:
-                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_handle(self._handle, seconds=0)
         except BlockingIOError:
             return True
         return False
@@ -113,11 +112,11 @@ class RunLock:
         """One node at a time makes the directory or joins the job. Raises UserError."""
         try:
             (self.path / MEETING).mkdir(exist_ok=True)
-            handle = handle_of(self.path / MEETING / "entry", _OPENS, 0o644)
+            handle = open_lock(self.path / MEETING / "entry")
         except OSError as error:
             raise unwritable(self.path, error) from error
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            lock_handle(handle)
             yield
         except FileNotFoundError as error:
             raise UserError(f"{self.path} was taken away: its run was refused.", "Give the command again.") from error
@@ -133,7 +132,7 @@ class RunLock:
     def _joined(self, handle: int) -> str:
         holder = os.pread(handle, 100, 0).decode(errors="replace").strip()
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock_handle(handle, shared=True, seconds=0)
         except BlockingIOError:
             os.close(handle)
             raise _in_use(self.path, holder) from None

@@ -18,6 +18,7 @@ from torch import Tensor
 from gangline.comm.base import Comm
 from gangline.data.reader import StoredBatch
 from gangline.errors import PeerFailed
+from gangline.shard import dtype_name
 
 _FIELDS = ("tokens", "sample", "ends", "loss_mask", "document", "position", "filled")
 _ALIGNED = 8  # bytes, so that every piece can be looked at in its own dtype
@@ -48,9 +49,7 @@ def _packed(batches: Sequence[StoredBatch] | Exception) -> bytearray:
     head = [
         {
             "counted": batch.counted,
-            "tensors": {
-                name: [str(x.dtype).removeprefix("torch."), list(x.shape)] for name, x in _tensors(batch).items()
-            },
+            "tensors": {name: [dtype_name(x.dtype), list(x.shape)] for name, x in _tensors(batch).items()},
         }
         for batch in batches
     ]

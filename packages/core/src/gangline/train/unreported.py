@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gangline.checkpoint.id import CheckpointId
+from gangline.files import open_handle, read_regular
 from gangline.record import StepRecord
 from gangline.run.generation import hold
-from gangline.run_files import handle_of, read_regular
 from gangline.train.session import Session
 
 FILE = ".unreported"  # its first line: the record that waits, or nothing
@@ -72,7 +72,7 @@ def _hand_over(s: Session, record: StepRecord) -> None:
 
 def _write(path: Path, line: str) -> None:
     """In one call, over what is there: a kill leaves the old line or the new one."""
-    handle = handle_of(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    handle = open_handle(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         os.pwrite(handle, f"{line}\n".encode(), 0)
     finally:

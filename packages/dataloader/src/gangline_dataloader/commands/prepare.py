@@ -19,7 +19,7 @@ from gangline_dataloader.prepare.documents import check_first_row
 from gangline_dataloader.prepare.inputs import Input, listing
 from gangline_dataloader.prepare.prepare_plan import PreparePlan
 from gangline_dataloader.prepare.private import KINDS
-from gangline_dataloader.prepare.run import alone, check_not_a_part, prepare, undertake
+from gangline_dataloader.prepare.run import check_not_a_part, lock_store, prepare, undertake
 from gangline_dataloader.prepare.settings import BYTES, ENGINES, TIKTOKEN, Settings
 from gangline_dataloader.store.durable import writing_to
 from gangline_dataloader.store.manifest import FILE, TEMPLATE, VALIDATION, Manifest, read
@@ -212,7 +212,7 @@ def plan_all(out: str, lengths: Sequence[int]) -> list[str]:
     root = Path(out).expanduser()
     if not lengths:
         return []
-    with writing_to(root), alone(root):
+    with writing_to(root), lock_store(root):
         folders = [folder for folder in (root, root / VALIDATION) if (folder / FILE).exists()]
         return [_planned(folder, make(folder, read(folder), T)) for folder in folders for T in lengths]
 

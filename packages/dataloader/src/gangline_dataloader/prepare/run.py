@@ -11,13 +11,12 @@ What a stage makes lies below the store, so whoever carries out the next one may
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from gangline import UserError
 from gangline.data.named_tokens import special_tokens
+from gangline.files import lock_folder
 from gangline.launch.guard import die_with
 from gangline_basics.data.chat_tokens import LEARNT_RULE
 from gangline_dataloader.prepare import assemble, choice, known, prepare_plan as plans, task
@@ -87,7 +87,7 @@ def undertake(
     older = OlderIdentity(settings.identity_without_names(files), frozenset(file.source for file in files))
     if already(folder, identity, append, older):
         if (folder / WORK).exists():
-            with alone(folder):
+            with lock_store(folder):
                 plans.forget(folder, (identity, older.hash))
         return
     if append:
@@ -95,7 +95,7 @@ def undertake(
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with alone(folder):
+        with lock_store(folder):
             try:
                 carry(plans.begun(folder, identity, settings, engine, files, append))
             except BaseException:
@@ -203,23 +203,18 @@ def processes(workers: int) -> Iterator[ProcessPoolExecutor | None]:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """No other call works on the folder. Raises UserError where one does."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
+def lock_store(folder: Path) -> Iterator[None]:
+    """Lock the folder of a store, where its file system has locks. Raises UserError where another call works on it."""
+    with ExitStack() as stack:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(lock_folder(folder.resolve(), seconds=0, required=False))
         except BlockingIOError:
             raise UserError(
                 f"another `gangline data prepare` is at work on {folder}.", "Wait until it is done."
             ) from None
-        except OSError:  # a network file system without locks
-            pass
         if (folder / WORK / SUBMITTED).exists():
             import_module("gangline_dataloader.prepare.cluster").refuse_if_submitted(folder / WORK)
         yield
-    finally:
-        os.close(handle)
 
 
 def already(folder: Path, identity: str, append: bool, older: OlderIdentity) -> Manifest | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gangline import UserError
+from gangline.files import sync_folder, write_whole
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -35,30 +35,13 @@ def writing_to(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def sync_folder(folder: Path) -> None:
-    """The names in a directory onto the disk, where the system can: a rename alone is not."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError:  # some network file systems refuse it for directories
-        pass
-    finally:
-        os.close(handle)
-
-
 def replace_bytes(path: Path, content: bytes, tag: str = "") -> None:
     """A file on disk, durable, at once or not at all; and before it every name that its directory has by now.
 
     tag  in the name that it has until it is whole, where several processes may write it at once
     """
-    waiting = path.with_name(f".{path.name}{tag}.part")
-    with waiting.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
     sync_folder(path.parent)
-    waiting.replace(path)
-    sync_folder(path.parent)
+    write_whole(path, content, temporary=f".{path.name}{tag}.part")
 
 
 def replace_json(path: Path, content: dict[str, Any], tag: str = "") -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 
 from gangline import UserError
+from gangline.files import open_replacement
 
 HEADER = 128
 WHOLE = 1 << 27  # bytes up to which a file is read whole to be held against its checksum; above, PIECES of it
@@ -150,9 +151,5 @@ class NpyWriter:
 
 def durable(path: Path, array: np.ndarray, tag: str = "") -> None:
     """An array of any shape and dtype as an .npy file, at once or not at all."""
-    waiting = path.with_name(f".{path.name}{tag}.part")
-    with waiting.open("wb") as file:
+    with open_replacement(path, temporary=f".{path.name}{tag}.part") as file:
         np.save(file, array)
-        file.flush()
-        os.fsync(file.fileno())
-    waiting.replace(path)

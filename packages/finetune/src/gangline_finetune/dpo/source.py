@@ -13,6 +13,7 @@ import numpy as np
 
 from gangline import UserError
 from gangline.data.base import FirstModel, Sample, Split
+from gangline.files import open_replacement
 from gangline_basics.data.chat_tokens import MaskedTokens
 from gangline_basics.data.codec import TokenizerCodec
 from gangline_finetune.chat.templated import TemplatedSource, encoded_rows
@@ -109,10 +110,8 @@ class PreferenceSource(TemplatedSource):
 
 
 def _write(path: Path, first: np.ndarray) -> None:
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
+    with open_replacement(path, durable=False) as file:
         np.save(file, first)
-    partial.replace(path)
 
 
 def _answers(sides: Sequence[MaskedTokens]) -> np.ndarray:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline import UserError
 from gangline.interop.names import theirs_of
+from gangline.interop.tensor_file import TensorFile
 from gangline.model.tree import Shape
 from gangline.plan import Plan
 
@@ -170,16 +171,12 @@ def read_config(directory: str) -> dict[str, Any]:
 
 
 def stored_shapes(directory: str) -> dict[str, Shape]:
-    """Shapes of the tensors of an adapter, by their names. Raises UserError for a file that cannot be read.
-
-    A safetensors file begins with the length of its header (8 bytes, little-endian) and the header, in JSON.
-    """
+    """Shapes of the tensors of an adapter, by their names. Raises UserError for a file that cannot be read."""
     path = Path(directory).expanduser() / WEIGHTS
     try:
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        return {name: tuple(said["shape"]) for name, said in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError) as error:
+        with TensorFile(path) as file:
+            return {name: file.shape(name) for name in file.names()}
+    except OSError as error:
         raise UserError(f"{path} cannot be read.", getattr(error, "strerror", None) or str(error)) from error
 
 

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gangline import UserError
+from gangline.files import read_regular
 from gangline.launch.config import ElasticLaunch
 from gangline.launch.nodes import fewest_and_most
-from gangline.run_files import read_regular
 
 if TYPE_CHECKING:
     from gangline.config import Run

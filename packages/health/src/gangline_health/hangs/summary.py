@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gangline.run_files import open_own, read_regular
+from gangline.files import open_own, read_regular
 from gangline_health.hangs.diagnose import Watched
 from gangline_health.pulses import Collective, Seen
 

@@ -6,21 +6,18 @@ It takes no part in what the ranks do together, so it sees them also when that s
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gangline.files import lock_file, write_whole
 from gangline.health import Action, Verdict
 from gangline.launch.failures import RankFailure, claim
-from gangline.run.directory import write_whole
 from gangline.run.events import Events
-from gangline.run_files import open_own
 from gangline_health.hangs import flight, processes, summary
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Diagnosis, Watched, diagnose
@@ -212,23 +209,19 @@ def report(diagnosis: Diagnosis, ranks: list[Watched], stacks: dict[int, str]) -
     }
 
 
-@contextlib.contextmanager
-def alone(run_dir: Path, machine: str) -> Iterator[None]:
+def lock_watch(run_dir: Path, machine: str) -> contextlib.AbstractContextManager[None]:
     """One watcher for a machine and a run, of however many agents; another waits here until it is gone.
 
     Where no file can be locked each agent's watches: what one finds is then said as often.
     """
-    with open_own(run_dir / "logs" / f"watch-{machine}.lock", "w") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return lock_file(run_dir / "logs" / f"watch-{machine}.lock", required=False, mode=0o666)
 
 
 def main(run_dir: str, options: dict) -> None:
     """The sidecar's target."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     watcher = Watcher(Path(run_dir), HangsOptions(**options), target_of(run_dir))
-    with alone(watcher.run_dir, watcher.machine):
+    with lock_watch(watcher.run_dir, watcher.machine):
         last = time.monotonic()
         while True:
             time.sleep(INTERVAL)

@@ -6,7 +6,6 @@ is lost another takes its place, from where the first had come to.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -22,10 +21,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from gangline import UserError
+from gangline.files import lock_handle, open_lock, read_regular, write_whole
 from gangline.health import Action, Verdict
-from gangline.run.directory import RunDirectory, write_whole
+from gangline.run.directory import RunDirectory
 from gangline.run.events import Events
-from gangline.run_files import read_regular
 from gangline_health.live.follow import Follower
 from gangline_health.live.target import is_url, named
 
@@ -186,7 +186,7 @@ def main(run_dir: str, since: float) -> None:
             alerts.until = time.monotonic() + LAST_SECONDS
 
     signal.signal(signal.SIGTERM, ends)
-    if not alone(Path(run_dir), over):
+    if not wait_for_lock(Path(run_dir), over):
         return
     alerts = Alerts(Path(run_dir), target, since)
     while not over.wait(INTERVAL):
@@ -194,18 +194,18 @@ def main(run_dir: str, since: float) -> None:
     alerts.look()
 
 
-def alone(run_dir: Path, over: threading.Event) -> bool:
+def wait_for_lock(run_dir: Path, over: threading.Event) -> bool:
     """Wait until no other machine of the job tells; False where the run is over before. Where no file can be locked
     each machine tells for itself, which is said once.
     """
     try:
-        lock = os.open(run_dir / "logs" / "alert.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        lock = open_lock(run_dir / "logs" / "alert.lock")
         while not over.wait(INTERVAL):
             with suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_handle(lock, seconds=0)
                 return True
-    except OSError as error:
-        why = error.strerror or str(error)
+    except (OSError, UserError) as error:
+        why = getattr(error, "strerror", None) or str(error)
         evidence = f"logs/alert.lock cannot be locked ({why}): each machine of the job sends all alerts"
         note(run_dir, Verdict("alert-lock", "the run", 1.0, evidence, Action.NOTE))
         return True

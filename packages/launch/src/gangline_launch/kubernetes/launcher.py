@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from gangline import UserError
+from gangline.files import write_whole
 from gangline.launch.base import Launcher
-from gangline.run.directory import write_whole
 from gangline.run.ending import clear_ending, read_ending, write_ending
 from gangline_launch import clocks, job as jobs
 from gangline_launch.follow import follow

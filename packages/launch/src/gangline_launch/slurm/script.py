@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gangline.plugin.hooks import DISTRIBUTION
 from gangline_launch import fabric, setup
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def render(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int = 0) -> str:
     lines = ["#!/bin/bash", *(f"#SBATCH {word}" for word in options(config, run, run_dir, tasks))]
     lines += [
         "",
-        f"# {run.run.name}, by gangline {version('gangline-core')}. Slurm starts one agent on each node; the agents meet in",
+        f"# {run.run.name}, by gangline {version(DISTRIBUTION)}. Slurm starts an agent on each node; the agents meet in",
         "# the run directory, start the ranks, and go on with the nodes that are left when one is lost.",
         f"run_dir={shlex.quote(str(run_dir))}",
     ]

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gangline import UserError
-from gangline.run.directory import write_whole
-from gangline.run_files import read_regular
+from gangline.files import read_regular, write_whole
 from gangline_launch import job as jobs
 from gangline_launch.job import SubmittedJob
 from gangline_launch.slurm import commands

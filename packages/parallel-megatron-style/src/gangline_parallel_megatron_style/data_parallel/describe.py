@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from gangline.model.buffers import filled_buffers_of
-from gangline.parallel.storage import dtype_name
 from gangline.plan import Plan
+from gangline.shard import dtype_name
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes
 
 

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from gangline.comm.base import Comm, Comms
 from gangline.mesh import Mesh
 from gangline.model.buffers import buffers_of, put
-from gangline.parallel.storage import dtype_name
 from gangline.plan import Fold, Plan
 from gangline.runtime import ShardedParam
-from gangline.shard import Registry, Shard, model_array
+from gangline.shard import Registry, Shard, dtype_name, model_array
 from gangline_parallel_megatron_style.data_parallel import error_feedback
 from gangline_parallel_megatron_style.data_parallel.compressed_comm import Switch, compressed
 from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer

@@ -20,7 +20,8 @@ from gangline.checkpoint.retention import superfluous
 from gangline.comm.base import Store
 from gangline.config.schema import Run
 from gangline.errors import BadCheckpoint, UserError
-from gangline.shard import Box, Registry, Shard
+from gangline.files import write_whole
+from gangline.shard import Box, Registry, Shard, dtype_name
 from gangline_testkit.toys.plugin import Files
 
 Index = dict[str, list[dict[str, Any]]]  # array -> its boxes: offset, shape, file, checksum
@@ -89,18 +90,18 @@ class FilesCheckpointer(Checkpointer):
             for number, shard in enumerate(shard for shard in shards if shard.primary):
                 file = f"{rank}-{number}.npy"
                 content = _encode(shard.local)
-                _write(directory / file, content)
+                write_whole(directory / file, content)
                 index.setdefault(shard.name, []).append(
                     {
                         "offset": shard.offset,
                         "shape": tuple(shard.local.shape),
                         "whole": shard.global_shape,
-                        "dtype": str(shard.dtype).removeprefix("torch."),
+                        "dtype": dtype_name(shard.dtype),
                         "file": file,
                         "checksum": zlib.crc32(content),
                     }
                 )
-            _write(directory / f"{rank}.json", json.dumps(index).encode())
+            write_whole(directory / f"{rank}.json", json.dumps(index).encode())
         except OSError as error:
             return str(error)
         return ""
@@ -114,7 +115,7 @@ class FilesCheckpointer(Checkpointer):
                 for name, boxes in json.loads(part.read_bytes()).items():
                     whole.setdefault(name, []).extend(boxes)
             text = json.dumps({"arrays": whole, "document": document})
-            _write(draft / "index", f"{zlib.crc32(text.encode())}\n{text}".encode())
+            write_whole(draft / "index", f"{zlib.crc32(text.encode())}\n{text}".encode())
             draft.rename(final)
             if self.keep_last is not None:
                 for old in superfluous(self.run_dir, self.list(), self.keep_last, self.lacks):
@@ -245,10 +246,3 @@ def _encode(local: torch.Tensor) -> bytes:
 def _decode(content: bytes, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     raw = torch.from_numpy(np.load(BytesIO(content)))
     return raw.view(getattr(torch, dtype)).view(shape)
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

@@ -25,11 +25,11 @@ from gangline.parallel.microbatch import count_tokens, frame_of
 from gangline.parallel.owners import MatrixId
 from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
 from gangline.parallel.sample_losses import check_share, evaluated, in_global_order
-from gangline.parallel.storage import dtype_name, kept_dtype
+from gangline.parallel.storage import kept_dtype
 from gangline.plan import Plan
 from gangline.precision.base import Precision
 from gangline.runtime import ParamShard, Runtime, ShardedParam, StepResult
-from gangline.shard import Layout, Registry, Shard, model_array
+from gangline.shard import Layout, Registry, Shard, dtype_name, model_array
 from gangline_testkit.toys.axes import Axes
 from gangline_testkit.toys.plugin import Rows
 from gangline_testkit.toys.rows_storage import RowsOf, layout_of
@@ -102,7 +102,7 @@ class RowsRuntime(Runtime):
         self.buffers = {name: torch.empty_like(b, device="cpu") for name, b in model.named_buffers() if name in kept}
         dtypes = {name: dtype_name(kept_dtype(self.plan, name, self.precision)) for name in self.used}
         shapes = {name: (tuple(given[aliases[0]].shape), dtypes[name]) for name, aliases in self.used.items()}
-        return shapes | {n: (tuple(b.shape), str(b.dtype).removeprefix("torch.")) for n, b in self.buffers.items()}
+        return shapes | {n: (tuple(b.shape), dtype_name(b.dtype)) for n, b in self.buffers.items()}
 
     def _materialise(self, model: nn.Module) -> None:
         self.weights: dict[str, nn.Parameter] = {}

@@ -8,11 +8,14 @@ document, the last one S; int8 (S,) modes where there are several
 from __future__ import annotations
 
 import struct
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from gangline import UserError
+from gangline.files import open_replacement
 from gangline_dataloader.store.foreign.vector import Vector, size_of
 from gangline_dataloader.store.stored import StoreTokens
 
@@ -64,17 +67,19 @@ def write(out: Path, store: StoreTokens) -> None:
     if store.vocab_size > 1 << 31:
         raise UserError(f"{store.folder} has a vocabulary of {store.vocab_size}, which int32 does not hold.")
     code = next(known for known, name in DTYPES.items() if name == dtype)
-    lengths, waiting = [], out.with_name(f".{out.name}.bin.part")
-    with waiting.open("wb") as file:
+    lengths = []
+    with _replace_file(out, "idx") as index, _replace_file(out, "bin") as file:  # the inner one takes its name first
         for shard in range(len(store.manifest.shards)):
             file.write(np.ascontiguousarray(store.shard(shard), dtype).data)
             lengths.append(np.diff(np.asarray(store.shard_ends(shard), np.int64), prepend=0))
-    tokens = np.concatenate(lengths)
-    count = len(tokens)
-    pointers = (np.cumsum(tokens) - tokens) * np.dtype(dtype).itemsize
-    head = MAGIC + struct.pack("<QBQQ", 1, code, count, count + 1)
-    arrays = (tokens.astype("<i4"), pointers.astype("<i8"), np.arange(count + 1, dtype="<i8"))
-    index = out.with_name(f".{out.name}.idx.part")
-    index.write_bytes(head + b"".join(array.tobytes() for array in arrays))
-    waiting.replace(out.with_name(f"{out.name}.bin"))
-    index.replace(out.with_name(f"{out.name}.idx"))
+        tokens = np.concatenate(lengths)
+        count = len(tokens)
+        pointers = (np.cumsum(tokens) - tokens) * np.dtype(dtype).itemsize
+        index.write(MAGIC + struct.pack("<QBQQ", 1, code, count, count + 1))
+        for array in (tokens.astype("<i4"), pointers.astype("<i8"), np.arange(count + 1, dtype="<i8")):
+            index.write(array.data)
+
+
+def _replace_file(out: Path, kind: str) -> AbstractContextManager[BinaryIO]:
+    name = f"{out.name}.{kind}"
+    return open_replacement(out.with_name(name), durable=False, temporary=f".{name}.part")

@@ -6,19 +6,18 @@ keeps its bytes until it closes the map.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from gangline import UserError
-from gangline_dataloader.store.durable import replace_bytes, sync_folder
+from gangline.files import lock_file, sync_folder
+from gangline_dataloader.store.durable import replace_bytes
 from gangline_dataloader.store.npy import checksum, checksum_of
 
 ABANDONED = 3600.0  # seconds without a byte after which a file that is being fetched belongs to nobody
@@ -65,13 +64,13 @@ class FileCache:
             raise UserError(
                 f"data.cache_bytes={self.limit} is too small for {name}.", f"It has {size} bytes.", f"{size} or more"
             )
-        with _locked(self.folder / f".{path.name}.lock"):
+        with lock_file(self.folder / f".{path.name}.lock", mode=0o666):
             if (file := _used(path, xxh3)) is not None:
                 return file
             waiting = path.with_name(f".{path.name}.{os.getpid()}")
             try:
                 for _ in range(TRIES):
-                    with _locked(self.folder / ".lock"):
+                    with lock_file(self.folder / ".lock", mode=0o666):
                         waiting.unlink(missing_ok=True)  # what arrived damaged is no file that others are fetching
                         self._make_room(size)
                         with waiting.open("wb") as empty:
@@ -79,7 +78,7 @@ class FileCache:
                     fetch(waiting)
                     if checksum(waiting) == xxh3:
                         _sync(waiting)
-                        with _locked(self.folder / ".lock"):
+                        with lock_file(self.folder / ".lock", mode=0o666):
                             waiting.replace(path)
                             file = path.open("rb")
                             sync_folder(self.folder)
@@ -160,13 +159,6 @@ def _version(file: BinaryIO) -> tuple[int, int, int, int]:
 def _sync(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @dataclass(frozen=True)

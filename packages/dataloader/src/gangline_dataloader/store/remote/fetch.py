@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gangline import UserError
+from gangline.retry import RetryTimeout, http_status, retry
 
 RANGE = 8 << 20  # bytes of a request
 AT_ONCE = 16  # requests
 LOOKERS, LOOK = 32, 10.0  # requests at once that look whether files are there, and seconds for all of them
-PAUSES = (0.1, 0.3, 1.0, 3.0, 10.0)  # seconds before a request is made again, the last one again and again
 
 log = logging.getLogger(__name__)
 
@@ -139,24 +139,17 @@ class Remote:
         return bytes(content)
 
     def _again(self, name: str, ask: Callable[[], Any], until: float) -> Any:
-        """What `ask` gives, asked again while it fails and there is time, but where it is not there or not ours."""
-        tries = 0
-        while True:
-            try:
-                return ask()
-            except FileNotFoundError:
-                raise
-            except Exception as error:  # each file system raises its own
-                if _denied(error):
-                    raise
-                pause = PAUSES[min(tries, len(PAUSES) - 1)]
-                if time.monotonic() + pause > until:
-                    raise self._gave_up(name, error) from error
-                tries += 1
-                with self._counting:
-                    self.retries += 1
-                log.warning("%s/%s: %s: asked again (%d)", self.url, name, error, self.retries)
-                time.sleep(pause)
+        """Return what `ask` returns, retried until the time `until`, unless the file is missing or may not be read."""
+
+        def count(error: BaseException) -> None:
+            with self._counting:
+                self.retries += 1
+            log.warning("%s/%s: %s: asked again (%d)", self.url, name, error, self.retries)
+
+        try:
+            return retry(lambda left: ask(), until - time.monotonic(), retryable=_retryable, report=count)
+        except RetryTimeout as error:
+            raise self._gave_up(name, error.__cause__ or error) from error
 
     def _gave_up(self, name: str, error: BaseException) -> UserError:
         if isinstance(error, UserError):
@@ -177,5 +170,9 @@ class Remote:
 
 
 def _denied(error: BaseException) -> bool:
-    """Whether it says that we may not: asked again it says the same."""
-    return isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403)
+    return isinstance(error, PermissionError) or http_status(error) in (401, 403)
+
+
+def _retryable(error: BaseException) -> bool:
+    """Return whether to retry: any error may pass, as each file system raises its own, unless it says what it means."""
+    return not isinstance(error, FileNotFoundError) and not _denied(error)

@@ -12,6 +12,7 @@ from typing import BinaryIO
 import numpy as np
 
 from gangline import UserError
+from gangline.files import write_whole
 from gangline_dataloader.store.manifest import FILE, VALIDATION, ends_of, file_of, loss_of
 from gangline_dataloader.store.npy import mapped_file, nbytes_of
 from gangline_dataloader.store.remote.cache import FileCache
@@ -126,11 +127,5 @@ def _copied(remote: Remote, folder: Path, name: str, optional: bool = False) -> 
     if (content := remote.small(name, optional)) is None:
         (folder / name).unlink(missing_ok=True)
         return False
-    _replace(folder / name, content)
+    write_whole(folder / name, content, durable=False)
     return True
-
-
-def _replace(path: Path, content: bytes) -> None:
-    waiting = path.with_name(f".{path.name}.{threading.get_native_id()}")
-    waiting.write_bytes(content)
-    waiting.replace(path)

@@ -1,0 +1,242 @@
+"""Open, lock and replace files: a link is never written through, a pipe never waited for, no content half written.
+
+Torch-free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import shlex
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+from gangline.errors import UserError
+
+DOCUMENT_BYTES = 1 << 28  # maximum size of a file that holds one document, such as config.yaml
+LINES_BYTES = 1 << 30  # maximum size of a file that grows while the run lives, such as events.jsonl
+STREAM_BYTES = 1 << 33  # maximum size of a file that is read line by line, such as metrics.jsonl
+LOOK_SECONDS = 0.01  # between two tries to take a lock
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # NFS locks exclusively only what is open for writing
+# What fsync says of a directory where the file system cannot sync directories.
+_NO_SYNC = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.EBADF}
+_KINDS = {
+    stat.S_IFIFO: "named pipe",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+    stat.S_IFDIR: "folder",
+}
+
+
+def open_own(path: Path, mode: str, buffering: int = -1) -> IO[Any]:
+    """Open a file of a run directory for writing.
+
+    Raises OSError where a symbolic link is in its place, and UserError for a pipe or device, as `open_handle` does.
+    """
+    encoding = None if "b" in mode else "utf-8"
+    return open(path, mode, buffering, encoding, opener=lambda name, flags: open_handle(name, flags | os.O_NOFOLLOW))
+
+
+def open_regular(path: str | Path, limit: int = STREAM_BYTES) -> BinaryIO:
+    """Open a file of a run directory for reading, in binary.
+
+    Raises UserError for a pipe, a device, and a file of more than `limit` bytes; OSError where it cannot be opened.
+    """
+    return cast(BinaryIO, open(path, "rb", opener=lambda name, flags: _within(limit, name, open_handle(name, flags))))
+
+
+def read_regular(path: str | Path, limit: int = DOCUMENT_BYTES) -> bytes:
+    """Return the content of a file of a run directory; raises what `open_regular` does."""
+    with open_regular(path, limit) as file:
+        return file.read()
+
+
+def open_handle(path: str | Path, flags: int, mode: int = 0o666) -> int:
+    """Return the handle of a regular file, opened with these flags of `os.open`.
+
+    Raises UserError at once for all else, such as a named pipe, for which opening or reading it would wait for ever.
+    Raises OSError where it cannot be opened.
+    """
+    try:
+        handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a pipe that is opened for writing and has no reader, or a socket
+            raise special_file_error(path, os.stat(path).st_mode) from None
+        raise
+    kind = os.fstat(handle).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(handle)
+        raise special_file_error(path, kind)
+    os.set_blocking(handle, True)
+    return handle
+
+
+def open_lock(path: str | Path, mode: int = 0o644) -> int:
+    """Return the handle of a file to lock, created where it is missing.
+
+    Raises OSError where a symbolic link is in its place, and what `open_handle` raises.
+    """
+    return open_handle(path, _LOCK_FLAGS, mode)
+
+
+def lock_handle(handle: int, *, shared: bool = False, seconds: float | None = None) -> None:
+    """Lock an open file or folder until all copies of the handle are closed; the system closes those of a dead process.
+
+    shared   with other shared holders; a lock that the handle holds already is converted
+    seconds  how long to wait for other holders; None: without limit
+
+    Raises BlockingIOError where others still hold it, and another OSError where the file system has no locks.
+    """
+    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    if seconds is None:
+        fcntl.flock(handle, how)
+        return
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(handle, how | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(LOOK_SECONDS)
+
+
+@contextmanager
+def lock_file(
+    path: str | Path, *, seconds: float | None = None, required: bool = True, mode: int = 0o644
+) -> Iterator[None]:
+    """Hold the exclusive lock of a file, created where it is missing.
+
+    seconds   how long to wait for other holders; None: without limit
+    required  False: continue without the lock on a file system that has no locks
+
+    Raises what `open_lock` and `lock_handle` raise.
+    """
+    with _hold_lock(open_lock(path, mode), seconds, required):
+        yield
+
+
+@contextmanager
+def lock_folder(path: str | Path, *, seconds: float | None = None, required: bool = True) -> Iterator[None]:
+    """Hold the exclusive lock of a folder, as `lock_file`. Raises OSError where a symbolic link is in its place."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with _hold_lock(handle, seconds, required):
+        yield
+
+
+@contextmanager
+def _hold_lock(handle: int, seconds: float | None, required: bool) -> Iterator[None]:
+    """Lock a handle, and close it in the end."""
+    try:
+        try:
+            lock_handle(handle, seconds=seconds)
+        except OSError as error:
+            if required or isinstance(error, BlockingIOError):
+                raise
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def open_replacement(
+    path: Path, *, mode: int = 0o666, durable: bool = True, replace: bool = True, temporary: str = ""
+) -> Iterator[BinaryIO]:
+    """Open a new file beside `path` that takes its name when the context ends, and is deleted on an error.
+
+    A reader sees the old content or the new, complete. A symbolic link at `path` is replaced, not followed.
+
+    mode       permissions of the new file, less the umask
+    durable    wait until the content and then the name are on the disk
+    replace    False: raise FileExistsError where `path` exists
+    temporary  name of the file until then; a file of that name is deleted. Empty: a unique name
+    """
+    # A pid would not make it unique: nodes share the folder, and containers have equal pids and names.
+    new = path.with_name(temporary or f".{path.name}.{secrets.token_hex(6)}")
+    if temporary:
+        new.unlink(missing_ok=True)
+    try:
+        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with open(handle, "wb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        if replace:
+            os.replace(new, path)
+        else:
+            _link(new, path)
+            new.unlink()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def write_whole(
+    path: Path,
+    content: str | bytes,
+    *,
+    mode: int = 0o666,
+    durable: bool = True,
+    replace: bool = True,
+    temporary: str = "",
+) -> None:
+    """Write a complete file at once; the options are those of `open_replacement`."""
+    with open_replacement(path, mode=mode, durable=durable, replace=replace, temporary=temporary) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def sync_folder(folder: str | Path) -> None:
+    """Make the names in a folder durable, where its file system supports that. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+    finally:
+        os.close(handle)
+
+
+def _link(new: Path, path: Path) -> None:
+    """Give a file a second name. Raises FileExistsError: unlike a rename, a link never replaces a file."""
+    try:
+        os.link(new, path)
+    except FileExistsError as error:
+        if new.stat().st_nlink != 2:  # NFS asks again when an answer is lost, and then finds its own link
+            raise FileExistsError(error.errno, error.strerror, str(path)) from None
+
+
+def _within(limit: int, path: str, handle: int) -> int:
+    if (size := os.fstat(handle).st_size) > limit:
+        os.close(handle)
+        raise UserError(
+            f"{path} has {size:,} bytes, and a run writes at most {limit:,} into it.",
+            "Reading it would take the memory of this machine.",
+            f"Find out what wrote it, and move it away:  mv {shlex.quote(path)} ELSEWHERE",
+        )
+    return handle
+
+
+def special_file_error(path: str | Path, kind: int) -> UserError:
+    """Return the error for a file of this kind (`st_mode`) where a regular file should be."""
+    why = "Reading it would wait for the program that writes into it."
+    if stat.S_ISDIR(kind):
+        why = "There should be a file of this name."
+    return UserError(
+        f"{path} is a {_KINDS.get(stat.S_IFMT(kind), 'special file')}, not a regular file.",
+        why,
+        f"Find out who put it there, and move it away:  mv {shlex.quote(str(path))} ELSEWHERE",
+    )
