@@ -140,7 +140,7 @@ def test_a_line_that_cannot_be_written_is_an_error(tmp_path):
     """The load that a line announces must not happen without it."""
     code = (
         "import resource, signal, sys\n"
-        "from gangline import attempts\n"
+        "from gangline.run import attempts\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
         "attempts.append(sys.argv[1], attempts.Attempt(1, None))\n"

@@ -11,6 +11,7 @@ from gangline.errors import UserError
 from gangline.model import rope
 from gangline.record import read_records
 from gangline.train import loop, peaks, rank
+from gangline_basics.sampling import show
 from gangline_testkit.sessions import session
 
 
@@ -40,8 +41,8 @@ def test_a_sample_that_fails_does_not_fail_a_run_that_is_done(monkeypatch, capsy
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(rank, "Sampler", full)
-    rank.show_sample("out", 20)
+    monkeypatch.setattr(show, "Sampler", full)
+    show.show_sample("out", 20)
     assert "no sample: OutOfMemoryError: CUDA out of memory" in capsys.readouterr().err
 
 

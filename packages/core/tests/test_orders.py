@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from gangline import pulse
 from gangline.errors import BadCheckpoint, UserError
 from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
 from gangline.launch.failures import RestartWanted
+from gangline.pulse import layout, memory, write
 from gangline.record import read_records
 from gangline.run import attempts, events
 from gangline.run.attempts import Attempt
@@ -402,8 +402,8 @@ def test_what_a_check_raises_on_another_rank_is_told(tmp_path, where):
 
 
 def member_in_pulse(run_dir) -> str:
-    (path,) = pulse.list_pulses(run_dir)
-    return path.read_bytes()[8 * pulse.layout.MEMBER : 8 * pulse.layout.WORDS].rstrip(b"\0").decode()
+    (path,) = memory.list_pulses(run_dir)
+    return path.read_bytes()[8 * layout.MEMBER : 8 * layout.WORDS].rstrip(b"\0").decode()
 
 
 class Looks(Scripted):
@@ -415,9 +415,9 @@ class Looks(Scripted):
 
 
 def test_the_pulse_names_the_check_that_has_been_called(tmp_path):
-    before = pulse.current()
+    before = write.current()
     try:
-        pulse.use(pulse.Pulse.open(tmp_path, 0, 1, 0, os.getpid()))
+        write.use(write.Pulse.open(tmp_path, 0, 1, 0, os.getpid()))
         s = session(tmp_path / "out", "run.steps=1")
         check = Looks({})
         check.run_dir = tmp_path
@@ -426,8 +426,8 @@ def test_the_pulse_names_the_check_that_has_been_called(tmp_path):
         assert check.seen == "health/scripted"
         assert member_in_pulse(tmp_path) == ""
     finally:
-        pulse.use(before)
-        pulse.remove(os.getpid())
+        write.use(before)
+        memory.remove(os.getpid())
 
 
 def test_a_full_disk_under_the_events_ends_no_run(tmp_path):

@@ -88,7 +88,7 @@ def test_two_plugins_of_one_name_are_refused_with_both_named(strangers):
     found = ask(strangers, "checkpoint=torch")
     said = found["said"]["checkpoint=torch"]
     assert "two installed packages claim the plugin name 'deep': gangline-one 1.0, gangline-two 2.0." in said
-    assert "GANGLINE_PLUGINS=gangline-one" in said
+    assert "GANGLINE_PLUGINS=basics,testkit,gangline-one" in said
     assert not {"one", "two"} & set(found["offers"]["checkpoint"])
 
 
@@ -118,14 +118,14 @@ def test_two_parts_of_one_name_are_refused_with_both_named(strangers):
 def test_a_part_that_core_has_is_refused_too(strangers):
     strangers.add("gangline-one", checkpointer("torch", "gangline_one"))
     said = ask(strangers, "checkpoint=torch")["said"]["checkpoint=torch"]
-    assert "offer checkpoint=torch: gangline 0" in said
+    assert "offer checkpoint=torch: gangline-basics 0" in said
     assert "gangline-one 0.1.0" in said
 
 
 def test_a_broken_plugin_harms_nobody_until_it_is_chosen(strangers):
     strangers.add("gangline-ckpt-zarr", "import no_such_module\n", requires="no-such-module>=3.1 ; extra == 'x'")
     found = ask(strangers, "checkpoint=torch", "checkpoint=zarr")
-    assert found["said"]["checkpoint=torch"].startswith("gangline ")
+    assert found["said"]["checkpoint=torch"].startswith("gangline-basics ")
     said = found["said"]["checkpoint=zarr"]
     assert said.splitlines()[0] == "checkpoint=zarr is not available here."
     assert "gangline-ckpt-zarr 0.1.0 is installed but failed to import: ModuleNotFoundError" in said
@@ -318,7 +318,7 @@ def test_core_has_a_default_for_every_group():
     assert set(DEFAULTS) == set(GROUPS)
     for group, choice in DEFAULTS.items():
         for name in choice if isinstance(choice, list) else [choice]:
-            assert installed().find(group, name).distribution == "gangline-core"
+            assert installed().find(group, name).distribution in ("gangline-core", "gangline-basics")
 
 
 def test_every_hook_of_core_is_filled_and_every_part_says_what_it_does():
@@ -377,5 +377,5 @@ def test_the_catalogue_names_parts_by_group():
     assert catalogue.supplier("moe", "mixtral_8x7b") == "gangline-moe"
     assert catalogue.supplier("moe", "nothing") is None
     assert {"on", "deepseek_v3"} <= set(catalogue.names("moe"))
-    assert catalogue.suppliers("checkpoint") == {"gangline-ckpt-zarr": "zarr"}
+    assert catalogue.suppliers("checkpoint") == {"gangline-basics": "torch, off", "gangline-ckpt-zarr": "zarr"}
     assert catalogue.edit_groups() == {"dpo", "lora", "moe", "mtp", "mup"}

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from gangline import pulse
 from gangline.comm.pulsed import Pulsed
 from gangline.comm.transport import connect
 from gangline.launch import guard
@@ -56,24 +55,24 @@ def launcher(run_dir: Path) -> subprocess.Popen:
 def test_pulse_of_a_killed_rank_stays_until_its_launcher_is_dead(tmp_path):
     dead, living = launcher(tmp_path / "dead"), launcher(tmp_path / "living")
     try:
-        (path,) = pulse.list_pulses(tmp_path / "dead")
+        (path,) = memory.list_pulses(tmp_path / "dead")
         words = memoryview(path.read_bytes()).cast("q")
         assert (words[layout.RANK], words[layout.PHASE]) == (3, NUMBER["backward"])
-        assert pulse.owner_of(path) == dead.pid
+        assert memory.owner_of(path) == dead.pid
         os.killpg(dead.pid, signal.SIGKILL)
         dead.wait()
-        assert pulse.list_pulses(tmp_path / "dead") == [], "its launcher is dead"
+        assert memory.list_pulses(tmp_path / "dead") == [], "its launcher is dead"
         foreign = memory.ROOT / "gangline-pulse-of-somebody-else"
         foreign.write_bytes(b"")
-        pulse.sweep()
+        memory.sweep()
         assert not path.exists()
-        assert len(pulse.list_pulses(tmp_path / "living")) == 1
+        assert len(memory.list_pulses(tmp_path / "living")) == 1
         assert foreign.exists()
         foreign.unlink()
-        pulse.remove(living.pid)
-        assert pulse.list_pulses(tmp_path / "living") == []
+        memory.remove(living.pid)
+        assert memory.list_pulses(tmp_path / "living") == []
     finally:
-        pulse.remove(living.pid)
+        memory.remove(living.pid)
         for process in (dead, living):
             if process.poll() is None:
                 process.communicate("")

@@ -277,7 +277,9 @@ def test_other_versions_of_parts_are_told(directory):
     version = parts["optimizer"]["version"]
     parts["optimizer"]["version"] = "0.0.1"
     directory.parts.write_text(json.dumps(parts))
-    assert directory.changed_parts() == [f"optimizer=adamw: gangline 0.0.1 when the run began, gangline {version} now"]
+    basics = "gangline-basics"
+    (said,) = directory.changed_parts()
+    assert said == f"optimizer=adamw: {basics} 0.0.1 when the run began, {basics} {version} now"
 
 
 # --- provenance ------------------------------------------------------------------------------------------------------

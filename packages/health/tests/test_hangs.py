@@ -16,8 +16,8 @@ from socketserver import StreamRequestHandler, TCPServer
 
 import pytest
 
-from gangline import pulse
 from gangline.launch.failures import first
+from gangline.pulse import memory
 from gangline.pulse.write import Pulse
 from gangline.run.events import read_events
 from gangline_health.hangs import flight
@@ -239,7 +239,7 @@ def test_ranks_of_an_earlier_start_do_not_hide_one_that_is_stopped(
         assert (found.why, found.ranks) == ("stopped", (0,))
         assert [one.rank for one in watcher.watched()] == [0]
     finally:
-        pulse.remove(os.getpid())
+        memory.remove(os.getpid())
 
 
 @contextmanager

@@ -16,7 +16,7 @@
 #SBATCH --no-kill
 #SBATCH --reservation=night
 
-# run, by gangline VERSION. Slurm starts one agent on each node; the agents meet in
+# run, by gangline VERSION. Slurm starts one agent a node; the agents meet in
 # the run directory, start the ranks, and go on with the nodes that are left when one is lost.
 run_dir=/shared/runs/one
 mkdir -p "$run_dir/launch"

@@ -9,7 +9,7 @@
 #SBATCH --requeue
 #SBATCH --array=0-15%3
 
-# run, by gangline VERSION. Slurm starts one agent on each node; the agents meet in
+# run, by gangline VERSION. Slurm starts one agent a node; the agents meet in
 # the run directory, start the ranks, and go on with the nodes that are left when one is lost.
 run_dir=/shared/runs/one
 run_dir=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$run_dir/launch/runs")

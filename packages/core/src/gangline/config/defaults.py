@@ -25,6 +25,13 @@ DEFAULTS: dict[str, str | list[str]] = {
 }
 
 
+def default_suppliers() -> set[str]:
+    """The distributions whose parts a run is made of where nothing is chosen."""
+    named = [(group, name) for group, choice in DEFAULTS.items() for name in _listed(choice)]
+    offers = [installed().offers(group).get(name) for group, name in named]
+    return {offer.distribution for offer in offers if offer is not None}
+
+
 def default_run(**given: Any) -> Run:
     """A whole run, where `given` names only what differs from the defaults.
 

@@ -136,11 +136,12 @@ def needs(run: Run) -> set[str]:
 
 
 def of_run(run: Run) -> set[str]:
-    """`needs`, and the modules of those of core's own parts that the run has chosen."""
+    """`needs`, and the modules of the parts that the run has chosen of those beside the default ones."""
+    from gangline.config.defaults import default_suppliers
     from gangline.plugin.registry import installed
 
-    built = {installed().part_of(config).part.build.partition(":")[0] for _, config in run.parts()}
-    return {*needs(run), *(name for name in built if name.partition(".")[0] == "gangline")}
+    usual, offers = default_suppliers(), [installed().part_of(config) for _, config in run.parts()]
+    return {*needs(run), *(offer.part.build.partition(":")[0] for offer in offers if offer.distribution in usual)}
 
 
 def set_environment() -> None:

@@ -84,6 +84,8 @@ def discover(environ: Mapping[str, str]) -> Found:
     _add(found, DISTRIBUTION, own, _collect(manager, builtin, PROJECT, DISTRIBUTION, own))
     every = entry_points()
     ours = [entry for entry in every.select(group=ENTRY_POINTS) if normal(owner(entry)) != DISTRIBUTION]
+    known = {entry.distribution for entry in catalogue.ENTRIES}
+    ours.sort(key=lambda entry: normal(owner(entry)) not in known)  # who comes late is told of a clash
     by_name: dict[str, list[EntryPoint]] = {}
     wanted = _wanted(environ)
     for entry in ours:
@@ -107,8 +109,8 @@ def discover(environ: Mapping[str, str]) -> Found:
         for entry in every.select(group=group) if contract else ():
             if contract and normal(owner(entry)) not in ours_speak:
                 _other_contract(found, entry, int(contract[1]))
-    known = {normal(name) for entry in ours for name in (entry.name, owner(entry))} | {PROJECT, DISTRIBUTION}
-    for name in sorted((wanted or set()) - known):
+    there = {normal(name) for entry in ours for name in (entry.name, owner(entry))} | {PROJECT, DISTRIBUTION}
+    for name in sorted((wanted or set()) - there):
         found.failures.append(BrokenPlugin(name, name, "", f"is named by {VARIABLE}, but is not installed"))
     return found
 

@@ -23,7 +23,7 @@ def render(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int = 0) -> str:
     lines = ["#!/bin/bash", *(f"#SBATCH {word}" for word in options(config, run, run_dir, tasks))]
     lines += [
         "",
-        f"# {run.run.name}, by gangline {version(DISTRIBUTION)}. Slurm starts an agent on each node; the agents meet in",
+        f"# {run.run.name}, by gangline {version(DISTRIBUTION)}. Slurm starts one agent a node; the agents meet in",
         "# the run directory, start the ranks, and go on with the nodes that are left when one is lost.",
         f"run_dir={shlex.quote(str(run_dir))}",
     ]
