@@ -112,7 +112,7 @@ def test_plugins_is_a_table_with_suppliers_and_what_could_be_installed(capsys):
                 re.MULTILINE,
             )
     assert re.search(
-        r"Known, not installed\n.*parallel=3d +.* +pip install (gangline|-e .*/parallel)-megatron-style", page
+        r"Known, not installed\n(.*\n)*.*parallel=3d +.* +pip install (gangline|-e .*/parallel)-megatron-style", page
     )
     assert "Cannot be used" not in page
 
