@@ -121,7 +121,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(allow_parallel=True)
 def types(session: nox.Session) -> None:
     """Static types of every package, and of the benchmarks: a rename that breaks one is seen."""
-    install(session, "mypy", "pytest", *editable(*PACKAGES))
+    install(session, "mypy", "pytest", "matplotlib", *editable(*PACKAGES))
     session.run("mypy", *map(str, [*sorted(ROOT.glob("packages/*/src/*")), *sorted(ROOT.glob("benchmarks/*.py"))]))
 
 
@@ -136,7 +136,7 @@ def together(session: nox.Session) -> None:
 @nox.session(allow_parallel=True)
 def docs(session: nox.Session) -> None:
     """Every example in the documentation runs; every hook and option is in it."""
-    install(session, *editable(*PACKAGES), *SPREADING)
+    install(session, *editable(*PACKAGES), "matplotlib", *SPREADING)
     one_thread(session)
     session.run(*PYTEST, *SPREAD[:-1], "worksteal", "docs", *session.posargs)
 

@@ -26,5 +26,5 @@ def test_every_package_carries_the_licence_and_says_its_version(folder: Path) ->
 
 def test_the_extra_all_takes_every_package() -> None:
     lines = [*WHOLE["dependencies"], *WHOLE["optional-dependencies"]["all"]]
-    wanted = {re.split(r"[<>=~! ]", line)[0] for line in lines}
+    wanted = {re.split(r"[\[<>=~! ]", line)[0] for line in lines}
     assert wanted == {project["name"] for project in PACKAGES.values()} - {WHOLE["name"]}

@@ -81,6 +81,7 @@ TORCH_FREE = [
     ["gangline.cli.train", "--complete", "parallel="],
     ["gangline.cli.main", "plugins"],
     ["gangline.cli.main", "--help"],
+    ["gangline.cli.main", "compare", "--help"],
 ]
 
 
@@ -101,9 +102,9 @@ def loaded(words: list[str], tmp_path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("words", TORCH_FREE, ids=" ".join)
-def test_a_command_imports_no_torch(tmp_path, words):
+def test_command_imports_no_torch_and_no_matplotlib(tmp_path, words):
     modules = loaded(words, tmp_path)
-    assert "torch" not in modules
+    assert not {"torch", "matplotlib"} & modules
     if "--cfg" not in words:
         assert not {"hydra", "omegaconf", "numpy"} & modules
 

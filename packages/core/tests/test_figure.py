@@ -1,67 +1,137 @@
-"""Pictures: what is drawn can be read, whichever way it is written; what cannot be read is found."""
+"""Figures: readable, the same bytes for the same data, written whole; a figure that cannot be read is found."""
 
 from __future__ import annotations
 
 import io
-import re
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from matplotlib import rc_context, rcParams
 from PIL import Image
 
-from gangline.figure import GAP, INK, PALETTE, Figure, PlotArea, diverging, number_ticks, room_left
-from gangline_testkit import readable
+from gangline.errors import UserError
+from gangline.figure import INK, PALETTE, bars, integers, legend, render, style, subplots, tip, write_figure
+from gangline_testkit import readable, tips_of, words_of
 
 
-def drawn(title: str = "A run, steps 1 to 20", rows: int = 40) -> Figure:
-    ticks = [((row + 0.5) / rows, f"layer {row}") for row in range(rows)]
-    figure = Figure(title, "what it shows\nand how", 480)
-    frame = PlotArea(GAP + room_left(ticks), figure.bottom, 330, 200)
-    figure.rect(frame.left, frame.top, 100, 50, PALETTE[0], "a <tip> & more")
-    figure.axis_left(frame, "layer", ticks)
-    figure.axis_below(frame, "seconds (s)", number_ticks(1234, 20))
-    figure.legend(frame.left, figure.bottom + GAP, [(fill, f"number {fill}") for fill in PALETTE])
-    figure.colour_bar(PlotArea(frame.left, figure.bottom + GAP, 200, 12), "share", [(0, "0"), (1, "1")], diverging)
+@style()
+def drawn(title="A run, steps 1 to 20"):
+    """Two plots of all that the module offers."""
+    figure, (above, below) = subplots(title, "what it shows\nand how", heights=[2.5, 1])
+    for number in range(9):
+        above.plot([1, 2, 3], [1, 2, 3 + number], label=f"run {number}")
+    above.set(xlabel="step", ylabel="loss (nats)")
+    legend(above)
+    (dot,) = above.plot(1.5, 1, "o")
+    tip(dot, 'a <tip> & "more"')
+    bars(below, {"compute": 3.0, "waits": 1.0}, PALETTE)
+    below.set(xlabel="seconds")
     return figure
 
 
-@pytest.mark.parametrize("title", ["short", "one & <two> " * 20, "x" * 200])
-def test_what_is_drawn_can_be_read(title):
-    words = readable(drawn(title).svg())
-    assert re.sub(r"\s", "", "".join(words)).startswith(re.sub(r"\s", "", title) + "whatitshowsandhow")
-    assert {"layer", "seconds (s)", "share", *(f"number {fill}" for fill in PALETTE)} <= set(words)
-    assert len([word for word in words if word.startswith("layer ")]) == 14  # every 3rd
+@pytest.mark.parametrize("title", ["short", "one & <two> $3$ " * 20, "x" * 200])
+def test_figure_is_readable(title):
+    words = readable(drawn(title))
+    lines = words.index("what it shows")
+    assert "".join("".join(words[:lines]).split()) == "".join(title.split())
+    assert words[lines + 1] == "and how"
+    assert {"step", "loss (nats)", "seconds", *(f"run {number}" for number in range(9))} <= set(words)
+    assert {"3 s, 75.0%", "1 s, 25.0%"} <= set(words)
 
 
-def test_both_ways_of_writing_show_the_same():
-    figure = drawn()
-    wide, high, file = figure.png()
-    image = Image.open(io.BytesIO(file)).convert("RGB")
-    assert image.size == (wide, high) == (480, int(re.search(r'height="(\d+)"', figure.svg())[1]))
-    colours = {"#{:02x}{:02x}{:02x}".format(*rgb) for _, rgb in image.getcolors(1 << 16)}
-    assert {INK, *PALETTE, diverging(0.5 / 40)} <= colours
+def test_plots_have_the_heights_asked_for():
+    figure = drawn("x " * 300)
+    render(figure, ".svg")
+    above, below = (axes.get_position().height * figure.get_figheight() for axes in figure.axes)
+    assert above == pytest.approx(2.5, abs=0.05)
+    assert below == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("ending", [".svg", ".png"])
+def test_same_data_gives_the_same_bytes(ending):
+    first, before = render(drawn(), ending), dict(rcParams)
+    with rc_context({"font.size": 20, "axes.facecolor": "red", "svg.hashsalt": "mine"}):
+        assert render(drawn(), ending) == first
+    assert dict(rcParams) == before
+
+
+def test_svg_and_png_show_the_same():
+    svg, png = (render(drawn(), ending) for ending in (".svg", ".png"))
+    assert sorted(words_of(svg.decode())) == sorted(readable(drawn()))
+    assert tips_of(svg.decode()) == ['a <tip> & "more"']
+    colours = {
+        "#{:02x}{:02x}{:02x}".format(*rgb) for _, rgb in Image.open(io.BytesIO(png)).convert("RGB").getcolors(1 << 20)
+    }
+    assert {INK, *PALETTE} <= colours
+
+
+def test_axis_of_ranks_has_ticks_at_integers():
+    figure, (axes,) = subplots("Ranks")
+    axes.plot([0, 1, 2], [0, 1, 2])
+    integers(axes.xaxis, axes.yaxis)
+    axes.grid(False)
+    assert [word for word in readable(figure) if word != "Ranks"] == ["2", "1", "0", "0", "1", "2"]
 
 
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
-        (lambda figure: figure.text(470, 100, "too far right"), "ends at"),
-        (lambda figure: figure.text(2, 100, "too far left", anchor="end"), "begins left"),
-        (lambda figure: figure.text(12, 24, "over the title"), "touch"),
-        (lambda figure: figure.text(200, figure.bottom + 20, "small", size=8), "is small"),
-        (lambda figure: figure.rect(0, 0, 481, 5, INK, "wide"), "ends at"),
-        (lambda figure: figure.marks.clear(), "has words"),
+        (lambda figure: figure.text(0.98, 0.5, "too far right"), "ends at"),
+        (lambda figure: figure.text(0.01, 0.5, "too far left", ha="right"), "begins left"),
+        (lambda figure: figure.text(0.5, -0.01, "too low"), "begins below"),
+        (lambda figure: figure.text(0.01, 0.98, "over the title", va="top"), "touch"),
+        (lambda figure: figure.text(0.5, 0.03, "small", size=6), "is small"),
+        (lambda figure: figure.text(0.5, 0.03, "pale", color="#999999"), "is #999999"),
+        (lambda figure: figure.suptitle(""), "has a title"),
+        (lambda figure: figure.axes[0].legend(), "a legend covers"),
     ],
 )
-def test_what_cannot_be_read_is_found(spoil, complaint):
+def test_figure_that_cannot_be_read_is_found(spoil, complaint):
     figure = drawn()
-    spoil(figure)
+    with style():
+        spoil(figure)
     with pytest.raises(AssertionError, match=complaint):
-        readable(figure.svg())
+        readable(figure)
 
 
-@pytest.mark.parametrize("high", [0.003, 1, 7, 51, 1234.5, 1e6])
-def test_ticks_are_even_numbers(high):
-    ticks = number_ticks(high)
-    assert 4 <= len(ticks) <= 9
-    assert all(0 <= at <= 1 and float(number) == pytest.approx(at * high) for at, number in ticks)
-    assert {re.sub(r"[0.]|e[+-]\d+", "", ticks[1][1])} <= {"1", "2", "5"}
+def test_file_is_written_whole(tmp_path, monkeypatch):
+    path = tmp_path / "a.svg"
+    write_figure(drawn(), path)
+    assert path.read_bytes() == render(drawn(), ".svg")
+    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(UserError, match=r"--svg .*a\.svg cannot be written\.\n  No space left on device\."):
+        write_figure(drawn("another"), path)
+    assert path.read_bytes() == render(drawn(), ".svg")
+    assert os.listdir(tmp_path) == ["a.svg"]
+
+
+def test_file_of_another_ending_or_folder_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"--picture a\.gif must end with \.svg or \.png"):
+        write_figure(drawn(), "a.gif", "--picture", (".svg", ".png"))
+    with pytest.raises(UserError, match=r"--svg .*none/a\.svg cannot be written\.\n.*\n  Make its folder:  mkdir -p"):
+        write_figure(drawn(), tmp_path / "none" / "a.svg")
+
+
+def test_missing_matplotlib_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError, match=r'figures need matplotlib\.\n  pip install "gangline\[pictures\]"'):
+        drawn()
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "{}"])
+def test_figure_needs_no_home_and_no_window(tmp_path, home):
+    """A home that cannot be written is no matter, and nothing is said of it."""
+    code = (
+        "import sys; from gangline.figure import *; figure, (axes,) = subplots('Title'); axes.plot([1, 2])\n"
+        "write_figure(figure, 'a.svg'); write_figure(figure, 'a.png', '--picture', ['.png'])\n"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    gone = ("MPLCONFIGDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "DISPLAY")
+    environment = {name: value for name, value in os.environ.items() if name not in gone}
+    environment |= {"HOME": home.format(tmp_path), "MPLBACKEND": "TkAgg"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {"a.svg", "a.png"} <= {path.name for path in Path(tmp_path).iterdir()}

@@ -12,11 +12,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gangline.cli import run_figure
-from gangline.cli.compare import differences, main as compare
+from gangline.cli.compare import differences, main as compare, picture
 from gangline.cli.runs import main as runs
 from gangline.config.compose import compose
 from gangline.errors import UserError
@@ -27,8 +28,9 @@ from gangline.run.events import Events
 from gangline.run.generation import STEP
 from gangline.run.listing import summaries, summary
 from gangline.run.lock import RunLock
+from gangline.train.left_behind import figure_of
 from gangline_testkit import RealRuns
-from gangline_testkit.figures import readable
+from gangline_testkit.figures import readable, words_of
 
 
 def record(step: int, loss: float, **more) -> StepRecord:
@@ -272,16 +274,37 @@ def test_compare_draws(tmp_path: Path, kind: str) -> None:
     file = tmp_path / f"curves.{kind}"
     assert compare([str(one), str(two), "--picture", str(file)]) == 0
     if kind == "svg":
-        text = file.read_text()
-        assert text.count("<polyline") == 3, "two curves, one of them with a gap"
-        assert re.findall(r'text-anchor="end">([\d.]+)<', text) == ["3.1", "2.55", "2", "1.45", "0.9"], (
-            "the vertical axis"
-        )
+        words = words_of(file.read_text())
+        assert words[:5] == [*"1234", "step"]
+        assert words[-4:] == ["loss", "one", "two", "loss of one, two"]
+        assert {"1.00", "3.00"} <= set(words[5:-4]), "the vertical axis"
     else:
         from PIL import Image
 
-        colours = {colour for _, colour in Image.open(file).getcolors(100_000)}
-        assert {(0x56, 0xB4, 0xE9), (0, 0x9E, 0x73)} <= colours
+        colours = {colour for _, colour in Image.open(file).convert("RGB").getcolors(100_000)}
+        assert {(0, 0x72, 0xB2), (0xD5, 0x5E, 0)} <= colours
+
+
+def test_figure_of_two_runs_has_their_numbers_and_a_gap() -> None:
+    curves = [[(1.0, 3.0), (2.0, 2.0)], [(1.0, 3.0), (2.0, math.nan), (3.0, math.inf), (4.0, 1.5)]]
+    figure = picture(["one", "two"], curves, "loss", "hours")
+    lines = figure.axes[0].get_lines()
+    assert [line.get_label() for line in lines] == ["one", "two"]
+    assert [[*line.get_xdata()] for line in lines] == [[1, 2], [1, 2, 3, 4]]
+    assert str([[*map(float, line.get_ydata())] for line in lines]) == "[[3.0, 2.0], [3.0, nan, nan, 1.5]]"
+    assert readable(figure)[0] == "loss of one, two"
+    assert {"hours", "loss", "one", "two"} <= set(readable(figure))
+
+
+def test_figure_of_many_runs_is_readable() -> None:
+    names = [f"runs/{'a-long-name-' * (1 + number % 5)}{number}" for number in range(20)]
+    figure = picture(names, [[(1e9, 3.0 + number), (2e9, 2.0)] for number in range(20)], "loss", "tokens")
+    assert "".join(readable(figure)).count("runs/") == 2 * 20
+    assert len({(line.get_color(), line.get_linestyle()) for line in figure.axes[0].get_lines()}) == 20
+
+
+def test_figure_without_steps_says_so() -> None:
+    assert readable(picture(["one"], [[]], "loss", "step"))[1] == "No run has a step yet."
 
 
 def test_compare_draws_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,11 +316,25 @@ def test_compare_draws_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().out
     assert "Their configurations" not in said
     assert "best" in said
-    words = readable(file.read_text())
+    words = readable(run_figure.run_figure(run))
     assert words[0] == "Loss of one"
-    assert {"training", "validation", "learning rate", "step", "2.6"} <= set(words)
+    assert {"training", "validation", "learning rate", "loss (nats)", "step", "2.6"} <= set(words)
+    assert sorted(words_of(file.read_text())) == sorted(words)
     assert compare([str(run), "--metric", "grad_norm", "--picture", str(file)]) == 0
-    assert "learning rate" not in readable(file.read_text())
+    assert "learning rate" not in words_of(file.read_text())
+
+
+def test_run_that_ends_without_matplotlib_says_what_to_install(tmp_path, monkeypatch, capsys) -> None:
+    session = SimpleNamespace(
+        comms=SimpleNamespace(rank=0), step=3, directory=SimpleNamespace(path=made(tmp_path / "a"))
+    )
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert figure_of(session) == ""
+    said = 'train: no figure of the loss: figures need matplotlib. pip install "gangline-core[pictures]"\n'
+    assert capsys.readouterr().err == said
+    monkeypatch.undo()
+    assert figure_of(session) == str(tmp_path / "a" / "loss.svg")
+    assert capsys.readouterr().err == ""
 
 
 def test_run_figure_of_a_long_run_draws_means() -> None:

@@ -11,13 +11,14 @@ from hypothesis import given, settings, strategies as st
 
 from gangline import UserError
 from gangline.config.compose import compose_one
+from gangline.figure import render
 from gangline.run.directory import RunDirectory
 from gangline.train.rank import train
 from gangline_health.commands.report import run as report
 from gangline_health.ledger.picture import picture
 from gangline_health.ledger.report import Ledger, ledger
 from gangline_health.ledger.spans import KINDS, Span, partition, seconds
-from gangline_testkit import readable
+from gangline_testkit import readable, tips_of, words_of
 from gangline_testkit.sessions import session
 
 BEGAN = 1.7e9
@@ -210,7 +211,18 @@ def test_a_run_with_a_kill_step_by_step(tmp_path: Path) -> None:
     content = of.to_dict()
     assert set(content["seconds"]) == set(KINDS)
     assert content["young_daly"]["checkpoint_seconds"] > 0
-    assert readable(picture(of).svg())[0].startswith("Where the time went")
+    drawn = picture(of)
+    words = readable(drawn)
+    assert words[0].startswith("Where the time went")
+    assert {"the run", "faults", "seconds since the run began", "seconds", "lost work", "data wait"} <= set(words)
+    (tip,) = tips_of(render(drawn, ".svg").decode())
+    assert tip == "rank: rank 1 failed first: killed by SIGKILL, found after 3.06 s"
+    above, below = drawn.axes
+    (fault,) = above.get_lines()
+    assert fault.get_xydata()[0][0] == of.faults[0].at
+    shares = {collection.get_facecolor()[0].tobytes() for collection in above.collections}
+    assert len(shares) == len(below.patches) == len([sum_ for sum_ in spent.values() if sum_ > 0])
+    assert sorted(bar.get_width() for bar in below.patches) == sorted(filter(None, spent.values()))
 
 
 def typical() -> float:
@@ -279,7 +291,7 @@ def test_a_real_run_that_died_and_went_on(tmp_path: Path, capsys: pytest.Capture
     content = json.loads(capsys.readouterr().out)
     assert sum(content["seconds"].values()) == pytest.approx(content["wall_seconds"])
     assert content["seconds"]["compute"] > 0
-    readable((tmp_path / "run.svg").read_text())
+    assert "seconds since the run began" in words_of((tmp_path / "run.svg").read_text())
     assert report([str(out)]) == 0
     assert "where the time went" in capsys.readouterr().out
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import pairwise
-from xml.etree import ElementTree
 
 import pytest
 
-from gangline_parallel_megatron_style.pipeline.draw import Caption, as_svg, as_text
+from gangline.figure import render
+from gangline_parallel_megatron_style.pipeline.draw import Caption, as_text, schedule_figure
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_schedule
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline, simulate
-from gangline_testkit import readable
+from gangline_testkit import readable, tips_of
 
 RUN = Caption("Pipeline of a run, step 7", "recorded", "ms")
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def drawn(name, ranks, microbatches):
@@ -63,32 +61,31 @@ def test_recorded_times_need_not_begin_at_zero_nor_be_even():
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_svg_has_a_box_for_every_action(name):
+def test_figure_has_a_box_for_every_action(name):
     timeline = drawn(name, 3, 6)
-    root = ElementTree.fromstring(as_svg(timeline, RUN))
-    boxes = {rank: [] for rank in range(3)}
-    for box in root.iter(f"{SVG}rect"):
-        title = box.findtext(f"{SVG}title", "")
-        if ": " in title:
-            left, wide = float(box.get("x")), float(box.get("width"))
-            boxes[int(title[5])].append((left, left + wide, title))
-    for rank, found in boxes.items():
-        actions = Counter(title.split(", ", 1)[1].split(":")[0] for *_, title in found)
-        assert actions == Counter(map(str, timeline.schedule.actions[rank]))
-        found.sort()
-        assert all(one[1] <= other[0] + 0.02 for one, other in pairwise(found))
+    tips = tips_of(render(schedule_figure(timeline, RUN), ".svg").decode())
+    boxes = [box for box in schedule_figure(timeline, RUN).axes[0].patches if box.get_gid()]
+    assert len(boxes) == len(tips)
+    for rank, actions in enumerate(timeline.schedule.actions):
+        said = [tip.removeprefix(f"rank {rank}, ").split(":")[0] for tip in tips if tip.startswith(f"rank {rank}, ")]
+        assert said == list(map(str, actions))
+        found = [box for box in boxes if int(box.get_y() + 0.5) == rank]
+        assert [box.get_x() + timeline.start for box in found] == pytest.approx([at for at, _ in timeline.spans[rank]])
+        assert [box.get_width() for box in found] == pytest.approx([end - at for at, end in timeline.spans[rank]])
+        assert all(one[1] <= other[0] + 1e-9 for one, other in pairwise(timeline.spans[rank]))
 
 
 @pytest.mark.parametrize("width", [480, 960])
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_svg_says_whose_it_is_and_what_it_shows(name, width):
+def test_figure_says_whose_it_is_and_what_it_shows(name, width):
     timeline = drawn(name, 3, 6)
-    words = readable(as_svg(timeline, RUN, width))
+    figure = schedule_figure(timeline, RUN, width)
+    words = readable(figure)
+    assert figure.get_figwidth() * 96 == width
     assert words[:2] == ["Pipeline of a run, step 7", "recorded"]
     assert any(line.endswith("% of it") for line in words)
-    assert any(line.startswith("time (ms)") for line in words)
-    assert {"rank", "0", "1", "2", "waits"} <= set(words)
-    legend = " ".join(words[words.index("rank") :])
+    assert {"rank", "0", "1", "2", "time (ms)", "waits"} <= set(words)
+    legend = " ".join(words[words.index("time (ms)") :])
     assert "forward" in legend
     assert ("weight gradient" in legend) == timeline.schedule.splits_backward
     assert ("chunk 1" in legend) == (timeline.schedule.chunks > 1)

@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from stored import mlflow_history, trackio_history, wandb_history
 
-from gangline.figure import Figure
 from gangline.record import read_records
 from gangline_testkit import RealRuns, as_installed
 from gangline_testkit.processes import kill
@@ -36,9 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRuns]:
 
 def picture(path: Path) -> None:
     """A PNG, as a verb that draws leaves one."""
-    figure = Figure("load", "", 100)
-    figure.rect(10, 20, 50, 50, "#2166ac")
-    path.write_bytes(figure.png()[2])
+    Image.new("RGB", (50, 50), "#2166ac").save(path)
 
 
 def test_a_killed_run_goes_on_in_all_three(runs: RealRuns) -> None:

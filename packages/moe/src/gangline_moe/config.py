@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from math import gcd
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -171,3 +172,9 @@ class Heatmap(TrackConfig):
 
     every: PositiveInt = 50  # steps from one picture to the next; each is of all steps since the last
     path: str | None = None  # null: tensorboard/experts in the run directory
+
+    def check(self, run: Run) -> list[Problem]:
+        if find_spec("matplotlib") is None:
+            what = "track=experts draws figures with matplotlib, which is not installed."
+            return [Problem(what, "", "pip install 'gangline-moe[pictures]'   or another tracker")]
+        return []

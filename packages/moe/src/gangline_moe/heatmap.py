@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from gangline.figure import render
 from gangline.files import open_own
 from gangline.record import StepRecord
 from gangline.track.base import Start, Tracker
@@ -55,8 +57,9 @@ class HeatmapTracker(Tracker):
             self.file = None
 
     def _draw(self, step: int) -> None:
-        width, height, file = by_layer(self.steps, self.run).png()
-        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=file)
+        file = render(by_layer(self.steps, self.run), ".png")
+        width, height = struct.unpack(">II", file[16:24])
+        image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=file)
         summary = Summary(value=[Summary.Value(tag=TAG, image=image)])
         self._write(Event(wall_time=time.time(), step=step, summary=summary))
         self.file.flush()

@@ -1,104 +1,80 @@
-"""The experts' load as a picture: over the run, a panel for each layer; and at one time, a row for each layer.
+"""The experts' load as a figure: over the run, a plot for each layer; and at one time, a row for each layer.
 
 Torch-free. The colours stand for an expert's load over the mean load of its layer: blue below it, red above it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from gangline.figure import GAP, PALE, SIZE, Figure, PlotArea, diverging, room_left
+from gangline.figure import PALE, integers, style, subplots
 from gangline_moe.load_history import StepLoads, layers_of, shares, windows
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
 MOST = 2.0  # times the mean: the end of the colours
-BAR = 330  # pixels, of the colour scale
-TICKS = [(0.0, "0"), (0.25, "0.5"), (0.5, "1"), (0.75, "1.5"), (1.0, "2+")]
+SCALE = 0.12  # inches: the height of the colour scale
 
 
-def colour(load: float) -> str:
-    """Of a load over the mean."""
-    return diverging(load / MOST)
-
-
+@style()
 def over_time(steps: list[StepLoads], columns: int, run: str) -> Figure:
-    """Experts down and steps across, a panel for each layer; each cell is of one stretch of steps."""
-    parts = windows(steps, columns)
-    wide = max(4, 720 // len(parts))
-    experts = max(len(load) for step in steps for load in step.loads.values())
-    left = GAP + room_left([(0.0, str(experts - 1))])
-    figure = _figure(steps, run, left + max(wide * len(parts), BAR) + 6 * GAP, f"a cell is {_lengths(parts)}")
-    layers = layers_of(steps)
-    for layer in layers:
-        count = next(len(step.loads[layer]) for step in steps if layer in step.loads)
-        figure.text(left, figure.bottom + SIZE + GAP, layer, bold=True)
-        high = min(16.0, max(4.0, 96 / count))
-        frame = PlotArea(left, figure.bottom + GAP / 2, wide * len(parts), high * count)
-        for column, part in enumerate(parts):
-            there = any(layer in step.loads for step in part)
-            loads = shares(part, layer) if there else [None] * count
-            for expert, load in enumerate(loads):
-                tip = f"{layer}, expert {expert}, steps {part[0].step} to {part[-1].step}: {_said(load)}"
-                _cell(figure, frame.left + column * wide, frame.top + expert * high, wide, high, load, tip)
-        _edges(figure, frame)
-        figure.axis_left(frame, "expert", _numbers(count))
-        figure.axis_below(
-            frame,
-            "step" if layer == layers[-1] else "",
-            [((at + 0.5) / len(parts), str(part[-1].step)) for at, part in enumerate(parts)],
-        )
-    return _with_scale(figure, left)
-
-
-def by_layer(steps: list[StepLoads], run: str) -> Figure:
-    """Layers down and experts across, over all of `steps`."""
-    layers = layers_of(steps)
-    table = [shares(steps, layer) for layer in layers]
-    count = max(map(len, table))
-    wide, high = min(32, max(4, 720 // count)), max(16.0, 48 / len(layers))
-    rows = [((at + 0.5) / len(layers), layer) for at, layer in enumerate(layers)]
-    left = GAP + room_left(rows)
-    figure = _figure(steps, run, left + max(wide * count, BAR) + 6 * GAP)
-    frame = PlotArea(left, figure.bottom, wide * count, high * len(layers))
-    for row, (layer, loads) in enumerate(zip(layers, table, strict=True)):
-        for expert, load in enumerate(loads):
-            tip = f"{layer}, expert {expert}: {_said(load)}"
-            _cell(figure, left + expert * wide, frame.top + row * high, wide, high, load, tip)
-    _edges(figure, frame)
-    figure.axis_left(frame, "layer", rows)
-    figure.axis_below(frame, "expert", _numbers(count))
-    return _with_scale(figure, left)
-
-
-def _figure(steps: list[StepLoads], run: str, width: float, more: str = "") -> Figure:
-    first, last = steps[0].step, steps[-1].step
-    about = f"step {first}" if first == last else f"steps {first} to {last}"
-    return Figure(f"Load of the experts: {run}", f"{about}; {more}" if more else about, width)
-
-
-def _with_scale(figure: Figure, left: float) -> Figure:
-    bar = PlotArea(left, figure.bottom + 2 * GAP, BAR, 12)
-    figure.colour_bar(bar, "tokens of an expert over the mean of its layer", TICKS, lambda share: colour(share * MOST))
+    """Return experts down and steps across, a plot for each layer; each cell is of one stretch of steps."""
+    parts, layers = windows(steps, columns), layers_of(steps)
+    counts = {layer: len(load) for step in steps for layer, load in step.loads.items()}
+    heights = [min(2.0, max(0.5, 0.12 * counts[layer])) for layer in layers]
+    about = f"{_steps(steps)}; a cell is {_lengths(parts)}"
+    figure, (*plots, scale) = subplots(f"Load of the experts: {run}", about, [*heights, SCALE])
+    for axes, layer in zip(plots, layers, strict=True):
+        empty = [math.nan] * counts[layer]
+        loads = [shares(part, layer) if any(layer in step.loads for step in part) else empty for part in parts]
+        image = _cells(axes, list(zip(*loads, strict=True)))
+        axes.set(ylabel="expert", xlabel="step" if axes is plots[-1] else "")
+        axes.tick_params(labelbottom=axes is plots[-1])
+        axes.xaxis.set_major_formatter(lambda at, _: str(parts[int(at)][-1].step) if 0 <= at < len(parts) else "")
+        axes.annotate(layer, (1, 1), xycoords="axes fraction", ha="right", va="bottom")
+    _scale(scale, image)
     return figure
 
 
-def _cell(figure: Figure, left: float, top: float, wide: float, high: float, load: float | None, tip: str) -> None:
-    figure.rect(left, top, wide, high, PALE if load is None else colour(load), tip)
+@style()
+def by_layer(steps: list[StepLoads], run: str) -> Figure:
+    """Return layers down and experts across, over all of `steps`."""
+    layers = layers_of(steps)
+    heights = [max(0.8, 0.2 * len(layers)), SCALE]
+    figure, (axes, scale) = subplots(f"Load of the experts: {run}", _steps(steps), heights)
+    table = [shares(steps, layer) for layer in layers]
+    most = max(map(len, table))
+    image = _cells(axes, [row + [math.nan] * (most - len(row)) for row in table])
+    axes.set(xlabel="expert", ylabel="layer")
+    axes.set_yticks(range(len(layers)), layers)
+    _scale(scale, image)
+    return figure
 
 
-def _edges(figure: Figure, frame: PlotArea) -> None:
-    """Above and at the right, where there is no axis: an even load is almost white."""
-    figure.line(frame.left, frame.top, frame.right, frame.top)
-    figure.line(frame.right, frame.top, frame.right, frame.bottom)
+def _cells(axes: Axes, table: Sequence[Sequence[float]]) -> AxesImage:
+    """Add a row of cells for each of `table`; NaN is a cell without a value."""
+    from matplotlib import colormaps
+
+    colours = colormaps["RdBu_r"].with_extremes(bad=PALE)
+    axes.spines[:].set_visible(True)
+    integers(axes.xaxis, axes.yaxis)
+    axes.grid(False)
+    return axes.imshow(table, colours, vmin=0, vmax=MOST, aspect="auto", interpolation="nearest")
 
 
-def _said(load: float | None) -> str:
-    return "no token in the layer" if load is None else f"{load:.2f} times the mean"
+def _scale(axes: Axes, image: AxesImage) -> None:
+    label = "tokens of an expert over the mean of its layer"
+    axes.figure.colorbar(image, cax=axes, orientation="horizontal", label=label, extend="max")
 
 
-def _numbers(count: int) -> list[tuple[float, str]]:
-    """Where the numbers of `count` experts stand: all of them, or every 2nd, 4th, ..."""
-    every = next(2**power for power in range(32) if count / 2**power <= 16)
-    return [((expert + 0.5) / count, str(expert)) for expert in range(0, count, every)]
+def _steps(steps: Sequence[StepLoads]) -> str:
+    first, last = steps[0].step, steps[-1].step
+    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def _lengths(parts: Sequence[Sequence[StepLoads]]) -> str:

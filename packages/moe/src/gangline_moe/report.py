@@ -9,6 +9,7 @@ from pathlib import Path
 from gangline import UserError
 from gangline.cli import notes_by
 from gangline.cli.verbs import verb_of
+from gangline.figure import write_figure
 from gangline_moe.load_history import StepLoads, layers_of, load_history, shares, windows
 from gangline_moe.picture import over_time
 
@@ -37,10 +38,7 @@ def main(argv: Sequence[str]) -> int:
     steps, run = load_history(options.run_dir, notes_by("gangline moe report")), Path(options.run_dir).resolve().name
     print(as_text(steps, options.columns, run))
     if options.svg:
-        try:
-            Path(options.svg).write_text(over_time(steps, options.columns, run).svg(), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{options.svg} cannot be written.", error.strerror or str(error)) from error
+        write_figure(over_time(steps, options.columns, run), options.svg)
         print(f"\n{options.svg} written")
     return 0
 

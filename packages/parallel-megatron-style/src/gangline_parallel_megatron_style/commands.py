@@ -11,9 +11,10 @@ from gangline import UserError
 from gangline.cli.verbs import verb_of
 from gangline.config.suggest import near
 from gangline.explain.timeline import ActionTimes
+from gangline.figure import write_figure
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
-from gangline_parallel_megatron_style.pipeline.draw import Caption, as_svg, as_text
+from gangline_parallel_megatron_style.pipeline.draw import Caption, as_text, schedule_figure
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ def _draw(argv: Sequence[str]) -> int:
         timeline = simulate(schedule, times)
     width = whole("width", flags["width"]) if "width" in flags else None
     if "svg" in flags:
-        _write(flags["svg"], as_svg(timeline, caption, width or 960))
+        write_figure(schedule_figure(timeline, caption, width or 960), flags["svg"])
+        print(flags["svg"])
     else:
         print(as_text(timeline, caption, width or 100))
     return 0
@@ -172,14 +174,6 @@ def _of_run(words: Sequence[str]) -> tuple[Schedule, list[ActionTimes], Caption]
         "forward passes of the largest stage",
     )
     return schedule, [ActionTimes(time.F / most, time.I / most, time.W / most) for time in action_times(case)], caption
-
-
-def _write(path: str, picture: str) -> None:
-    try:
-        Path(path).write_text(picture, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}.") from error
-    print(path)
 
 
 def flags_of(argv: Sequence[str], known: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from gangline import UserError
 from gangline.cluster.file import Cluster, Quantity, load_cluster, shipped
 from gangline.config.suggest import near
-from gangline.figure import Figure
+from gangline.figure import write_figure
 
 USAGE = """\
 usage: gangline plan [--tokens N] [--budget DOLLARS] [--price DOLLARS] [--mtbf HOURS] [--json]
@@ -68,7 +68,7 @@ def _search(argv: Sequence[str]) -> int:
     case = planned(words)
     found = search(case, cluster)
     if "svg" in flags and found.fit:
-        write_picture(flags["svg"], figure(found, cluster))
+        write_figure(figure(found, cluster), flags["svg"])
     if "json" in flags:
         rows = [one.data() for one in (*found.fit, *found.large)]
         front = [one.data() for one in found.pareto]
@@ -109,7 +109,7 @@ def _plan(argv: Sequence[str]) -> int:
     if "svg" in flags:
         from gangline_planner.pictures.plan import plan_figure
 
-        write_picture(flags["svg"], plan_figure(plan))
+        write_figure(plan_figure(plan), flags["svg"])
     course = simulated(plan)
     if "json" in flags:
         budget = {"budget_dollars": given["budget"], "budget_tokens": bought.tokens} if bought else {}
@@ -174,17 +174,6 @@ def _compare(argv: Sequence[str]) -> int:
     found = compare(words[0], cluster)
     print(json.dumps(found.data(), indent=1) if "json" in flags else text(found))
     return 0
-
-
-def write_picture(path: str, picture: Figure) -> None:
-    """Raises UserError for a file that cannot be written."""
-    if not path.endswith(".svg"):
-        raise UserError(f"--svg {path}: pictures are written as SVG.", "The name of the file ends in .svg.")
-    try:
-        Path(path).write_text(picture.svg(), encoding="utf-8")
-    except OSError as error:
-        mend = "" if Path(path).parent.is_dir() else f"Make its folder:  mkdir -p {Path(path).parent}"
-        raise UserError(f"--svg {path} cannot be written.", f"{error.strerror}.", mend) from error
 
 
 def cluster_of(words: Sequence[str]) -> tuple[Cluster, list[str]]:

@@ -6,11 +6,10 @@ from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gangline import UserError
 from gangline.cluster.file import Cluster, shipped
-from gangline.figure import Figure
 from gangline_planner.alternatives import name_of
 from gangline_planner.assumed import Planned, refused
 from gangline_planner.bounds import Alternative, bounded
@@ -19,6 +18,9 @@ from gangline_planner.forecast import Forecast
 from gangline_planner.judge.calibrated import expected_error
 from gangline_planner.page import unknown
 from gangline_planner.pictures.terminal import plane
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SHOWN = 10
 DRAWN = 1.2  # of the seconds of the slowest of the front: what is behind is in no picture

@@ -39,7 +39,9 @@ _WHERE = {
     "needs": "claims",
     "pool": "pool",
     "readable": "figures",
+    "tips_of": "figures",
     "waived": "claims",
+    "words_of": "figures",
 }
 
 __all__ = [*_WHERE]

@@ -1,62 +1,92 @@
-"""Whether a picture can be read: for the tests of whoever draws with `gangline.figure`."""
+"""Checks of figures for the tests of what draws with `gangline.figure`: `readable` and `words_of`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import combinations
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from gangline.figure import INK, span
+from matplotlib.backends.backend_agg import RendererAgg
+from matplotlib.colors import to_hex
+
+from gangline.figure import INK, render, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SVG = "{http://www.w3.org/2000/svg}"
-Box = tuple[float, float, float, float]  # left, top, right, bottom
+SMALLEST = 8  # points
+Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 
-def readable(picture: str) -> list[str]:
-    """The words of an SVG that `Figure` wrote, in their order: the title's first.
+@dataclass(frozen=True)
+class Words:
+    """One line of text as it is drawn."""
 
-    Raises AssertionError where anything is outside of the picture, where words touch each other, for small or pale
-    letters, and where the first words are no title.
+    text: str
+    box: Box
+    points: float
+    colour: str
+    bold: bool
+
+
+class _Recorder(RendererAgg):
+    """Keeps each line of text with its place."""
+
+    def __init__(self, width: float, height: float, dpi: float) -> None:
+        super().__init__(width, height, dpi)
+        self.lines: list[Words] = []
+
+    def draw_text(self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, *_: Any, **__: Any) -> None:
+        wide, high, below = self.get_text_width_height_descent(s, prop, False)
+        y, high = self.height - y, high - below  # without what hangs below the base line
+        box = (x, y, x + wide, y + high) if angle == 0 else (x - high, y, x, y + wide)
+        if s.strip():
+            bold = prop.get_weight() == "bold"
+            self.lines.append(Words(s, box, prop.get_size_in_points(), to_hex(gc.get_rgb()), bold))
+
+
+@style()
+def readable(figure: Figure) -> list[str]:
+    """Return the lines of text of a figure as people read them: from top to bottom, from left to right.
+
+    Raises AssertionError where text is outside of the figure, touches other text, is small or pale, where the first
+    line is not the title, and where a legend covers a plot.
     """
-    root = ElementTree.fromstring(picture)
-    left, top, wide, high = map(float, root.attrib["viewBox"].split())
-    assert (left, top) == (0, 0)
-    words = list(root.iter(f"{SVG}text"))
-    boxes = {element: _of_text(element) for element in words}
-    for element, box in [*boxes.items(), *((rect, _of_rect(rect)) for rect in root.iter(f"{SVG}rect"))]:
-        assert box[0] >= -0.01, f"{_name(element)} begins left of the picture"
-        assert box[1] >= -0.01, f"{_name(element)} begins above the picture"
-        assert box[2] <= wide + 0.01, f"{_name(element)} ends at {box[2]:.0f}, the picture at {wide:.0f}"
-        assert box[3] <= high + 0.01, f"{_name(element)} ends at {box[3]:.0f}, the picture at {high:.0f}"
-    for one, other in combinations(words, 2):
-        assert not _touch(boxes[one], boxes[other]), f"{one.text!r} and {other.text!r} touch"
-    assert words, "a picture has words"
-    assert words[0].attrib.get("font-weight") == "bold", "a picture has a title"
-    assert root.findtext(f"{SVG}title", "").startswith(words[0].text or "")
-    assert root.attrib["fill"] == INK, "letters are dark"
-    assert not any("fill" in element.attrib for element in words), "letters are dark"
-    for element in words:
-        assert float(element.attrib["font-size"]) >= 11, f"{element.text!r} is small"
-    return [element.text or "" for element in words]
+    render(figure, ".svg")
+    wide, high = figure.bbox.size
+    recorder = _Recorder(wide, high, figure.dpi)
+    figure.draw(recorder)
+    lines = sorted(recorder.lines, key=lambda line: (-round(line.box[3], -1), line.box[0]))
+    for line in lines:
+        assert line.box[0] >= 0, f"{line.text!r} begins left of the figure"
+        assert line.box[1] >= 0, f"{line.text!r} begins below the figure"
+        assert line.box[2] <= wide, f"{line.text!r} ends at {line.box[2]:.0f}, the figure at {wide:.0f}"
+        assert line.box[3] <= high, f"{line.text!r} ends at {line.box[3]:.0f}, the figure at {high:.0f}"
+        assert line.points >= SMALLEST, f"{line.text!r} is small"
+        assert line.colour == INK, f"{line.text!r} is {line.colour}"
+    for one, other in combinations(lines, 2):
+        assert not _touch(one.box, other.box), f"{one.text!r} and {other.text!r} touch"
+    assert lines, "a figure has words"
+    assert lines[0].bold and figure.get_suptitle().startswith(lines[0].text), "a figure has a title"  # noqa: PT018
+    for axes in figure.axes:
+        if found := axes.get_legend():
+            box = found.get_window_extent(recorder).extents
+            assert not any(_touch(box, plot.bbox.extents) for plot in figure.axes), "a legend covers a plot"
+    return [line.text for line in lines]
 
 
-def _of_rect(rect: ElementTree.Element) -> Box:
-    left, top, wide, high = (float(rect.get(name, "0")) for name in ("x", "y", "width", "height"))
-    return left, top, left + wide, top + high
+def words_of(svg: str) -> list[str]:
+    """Return the lines of text of an SVG file, in the order of the file."""
+    return [text.text or "" for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
-def _of_text(text: ElementTree.Element) -> Box:
-    """Of letters, without what hangs below the base line."""
-    x, y, size = (float(text.attrib[name]) for name in ("x", "y", "font-size"))
-    wide = span(text.text or "", size, text.get("font-weight") == "bold")
-    before = wide * {"start": 0.0, "middle": 0.5, "end": 1.0}[text.attrib["text-anchor"]]
-    if "rotate" in text.get("transform", ""):
-        return x - 0.75 * size, y - wide + before, x, y + before
-    return x - before, y - 0.75 * size, x - before + wide, y
+def tips_of(svg: str) -> list[str]:
+    """Return what a browser shows under the pointer, in the order of the file."""
+    groups = ElementTree.fromstring(svg).iter(f"{SVG}g")
+    return [tip for group in groups if (tip := group.findtext(f"{SVG}title")) is not None]
 
 
-def _touch(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-
-
-def _name(element: ElementTree.Element) -> str:
-    return repr(element.text or element.findtext(f"{SVG}title") or element.attrib)
+def _touch(one: Any, other: Any) -> bool:
+    return bool(one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3])

@@ -49,6 +49,7 @@ LOADED = (
     "hydra",
     "yaml",
 )
+DRAWING = ("matplotlib.figure", "matplotlib.backends.backend_svg")  # a run that ends draws its loss; an extra
 MANY = 4096  # no file has a number as high
 CLIENT = str(Path(__file__).with_name("warm_client.py"))
 # What a command that was forked here starts as `python -m MODULE` is forked from here, too, where that takes torch.
@@ -82,6 +83,9 @@ def _load(more: Sequence[str]) -> None:
         except ModuleNotFoundError:
             if find_spec("torch") is not None:
                 raise
+    with contextlib.suppress(ImportError):
+        for name in DRAWING:
+            importlib.import_module(name)
     for plugin in entry_points(group=ENTRY_POINTS):  # each command looks for itself which of them there are
         with contextlib.suppress(Exception):
             importlib.import_module(plugin.module)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gangline.cli import notes_by, wide_open
 from gangline.config.suggest import near
 from gangline.errors import UserError, printable
-from gangline.figure import PALETTE, Figure, PlotArea, number_ticks, room_left
+from gangline.figure import integers, legend, style, subplots, write_figure
 from gangline.record import StepRecord, numbers, plain, read_records
 from gangline.run.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 ROWS = 12  # of the table of curves
 ASIDE = ("run.dir", "run.name")  # differ in any two runs
@@ -37,18 +42,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--picture", metavar="FILE", help="also write the curves as FILE.svg or FILE.png")
     parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
     options = parser.parse_args(list(argv))
-    if options.picture and Path(options.picture).suffix not in (".svg", ".png"):
-        raise UserError(f"--picture={options.picture} must end with .svg or .png.")
     alone, metric = len(options.runs) == 1, options.metric or "loss"
     names = _short(options.runs)
     different = differences([RunDirectory.open(path).content() for path in options.runs])
     found = [curve(path, metric, options.over) for path in options.runs]
-    if options.picture and alone and options.metric is None:
+    if options.picture:
         from gangline.cli.run_figure import run_figure
 
-        _write(Path(options.picture), run_figure(options.runs[0], options.over))
-    elif options.picture:
-        _write(Path(options.picture), picture(names, found, metric, options.over))
+        whole = alone and options.metric is None
+        drawn = run_figure(options.runs[0], options.over) if whole else picture(names, found, metric, options.over)
+        write_figure(drawn, options.picture, "--picture", (".svg", ".png"))
     if options.json:
         print(json.dumps(plain({"runs": options.runs, "options": different, metric: found}), allow_nan=False))
         return 0
@@ -58,13 +61,6 @@ def main(argv: Sequence[str]) -> int:
     if options.picture:
         print(f"\n{options.picture}")
     return 0
-
-
-def _write(file: Path, drawn: Figure) -> None:
-    try:
-        file.write_bytes(drawn.png()[2] if file.suffix == ".png" else drawn.svg().encode())
-    except OSError as error:
-        raise UserError(f"{file} cannot be written.", error.strerror or str(error)) from error
 
 
 def differences(contents: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -123,32 +119,26 @@ def _records(path: Path) -> list[StepRecord]:
     return records
 
 
+@style()
 def picture(names: Sequence[str], curves: Sequence[Curve], metric: str, over: str) -> Figure:
-    """The curves over each other, with axes and a legend; values that are not finite are gaps."""
-    figure = Figure(f"{metric} of {', '.join(names)}", "", width=800)
-    finite = [(x, y) for each in curves for x, y in each if math.isfinite(y)]
-    if not finite:
-        figure.text(20, figure.bottom + 20, "No run has a step yet.")
-        return figure
-    low, high = min(y for _, y in finite), max(y for _, y in finite)
-    margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
-    low, high = low - margin, high + margin
-    right = max(x for x, _ in finite) or 1.0
-    ticks = [(at, f"{high - at * (high - low):.4g}") for at in (0.0, 0.25, 0.5, 0.75, 1.0)]
-    left = 12 + room_left(ticks)
-    area = PlotArea(left, figure.bottom + 8, 800 - left - 20, 320)
-    for number, each in enumerate(curves):
-        points = [
-            (area.left + x / right * area.width, area.bottom - (y - low) / (high - low) * area.height)
-            if math.isfinite(y)
-            else None
-            for x, y in each
-        ]
-        figure.curve(points, PALETTE[number % len(PALETTE)])
-    figure.axis_left(area, metric, ticks)
-    figure.axis_below(area, over, number_ticks(right))
-    figure.legend(area.left, figure.bottom + 14, [(PALETTE[i % len(PALETTE)], name) for i, name in enumerate(names)])
+    """Return the figure of the curves over each other."""
+    labels = [textwrap.fill(name, 30) for name in names]
+    finite = any(math.isfinite(value) for points in curves for _, value in points)
+    about = "" if finite else "No run has a step yet."
+    high = max(3.5, 0.19 * sum(len(label.splitlines()) for label in labels) + 0.2)  # inches; the legend has room
+    figure, (axes,) = subplots(f"{metric} of {', '.join(names)}", about, [high])
+    for label, points in zip(labels, curves, strict=True):
+        draw_curve(axes, points, label)
+    axes.set(xlabel=over, ylabel=metric)
+    integers(*[axes.xaxis] * (over != "hours"))
+    legend(axes)
     return figure
+
+
+def draw_curve(axes: Axes, points: Curve, label: str) -> None:
+    """Add a curve to a plot; values that are not finite are gaps, and few points are marked."""
+    values = [value if math.isfinite(value) else math.nan for _, value in points]
+    axes.plot([place for place, _ in points], values, marker="." if len(points) <= 50 else "", label=label)
 
 
 def _print_differences(names: Sequence[str], different: dict[str, list[Any]]) -> None:

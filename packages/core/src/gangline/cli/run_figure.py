@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
+from typing import TYPE_CHECKING
 
-from gangline.cli.compare import Curve, curve
+from gangline.cli.compare import Curve, curve, draw_curve
 from gangline.errors import UserError
-from gangline.figure import PALETTE, Figure, PlotArea, number_ticks, room_left
+from gangline.figure import integers, legend, render, style, subplots
 from gangline.files import open_own
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FILE = "loss.svg"
 POINTS = 1000  # of a curve; a longer one is drawn as means of its neighbours
 LARGEST = 200_000_000  # bytes of metrics.jsonl that the end of a run reads: seconds
-LOSSES = {"loss": "training", "validation_loss": "validation"}
-WIDTH = 800
 
 
+@style()
 def run_figure(run_dir: str | Path, over: str = "step") -> Figure:
     """Return the figure of a run from its metrics.jsonl. Raises UserError for a file that cannot be read."""
-    curves = {"loss": curve(run_dir, "loss", over)}
-    for metric in ("validation_loss", "learning_rate"):
-        try:
-            curves[metric] = curve(run_dir, metric, over)
-        except UserError:  # no step has it
-            continue
-    curves = {metric: thin(each) for metric, each in curves.items()}
-    right = max((x for each in curves.values() for x, _ in each), default=0.0) or 1.0
-    figure = Figure(f"Loss of {Path(run_dir).resolve().name}", "", width=WIDTH)
-    losses = [metric for metric in LOSSES if metric in curves]
-    area = _plot(figure, "loss (nats)", [curves[metric] for metric in losses], right, 300)
-    if len(losses) > 1:
-        figure.legend(WIDTH - 220, area.top, [(PALETTE[i], LOSSES[metric]) for i, metric in enumerate(losses)])
-    if "learning_rate" in curves:
-        figure.line(area.left, area.bottom, area.right, area.bottom)
-        area = _plot(figure, "learning rate", [curves["learning_rate"]], right, 90)
-    figure.axis_below(area, over, number_ticks(right))
+    curves = {metric: thin(curve(run_dir, metric, over)) for metric in ("loss", "learning_rate")}
+    figure, (above, below) = subplots(f"Loss of {Path(run_dir).resolve().name}", heights=[3.2, 1], sharex=True)
+    draw_curve(above, curves["loss"], "training")
+    draw_curve(below, curves["learning_rate"], "")
+    with contextlib.suppress(UserError):  # no step has it
+        draw_curve(above, thin(curve(run_dir, "validation_loss", over)), "validation")
+        legend(above)
+    above.set(ylabel="loss (nats)")
+    below.set(xlabel=over, ylabel="learning rate")
+    integers(*[below.xaxis] * (over != "hours"))
     return figure
 
 
@@ -47,8 +44,8 @@ def write_run_figure(run_dir: str | Path) -> Path | None:
     if not metrics.exists() or not 0 < metrics.stat().st_size <= LARGEST:
         return None
     path = Path(run_dir) / FILE
-    figure = run_figure(run_dir).svg()
-    with open_own(path, "w") as file:
+    figure = render(run_figure(run_dir), ".svg")
+    with open_own(path, "wb") as file:
         file.write(figure)
     return path
 
@@ -62,34 +59,3 @@ def thin(each: Curve) -> Curve:
 
 def _mean(values: Sequence[float]) -> float:
     return mean(values) if values else math.nan
-
-
-_LEFT = 12 + room_left([(0.0, "0.0000")])  # of all plots, so that they share the axis below
-
-
-def _plot(figure: Figure, label: str, curves: Sequence[Curve], right: float, height: float) -> PlotArea:
-    """Add curves with a vertical axis below what the figure has."""
-    area = PlotArea(_LEFT, figure.bottom + 12, WIDTH - _LEFT - 20, height)
-    finite = [y for each in curves for _, y in each if math.isfinite(y)]
-    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
-    margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
-    low, high = low - margin, high + margin
-    for number, each in enumerate(curves):
-        points = [
-            (area.left + x / right * area.width, area.bottom - (y - low) / (high - low) * height)
-            if math.isfinite(y)
-            else None
-            for x, y in each
-        ]
-        figure.curve(points, PALETTE[number])
-    figure.axis_left(area, label, even_ticks(low, high, round(height / 60) + 1))
-    return area
-
-
-def even_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
-    """Return about `count` multiples of 1, 2 or 5 times a power of ten between two numbers, from above to below."""
-    least = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(least))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * 0.999)
-    numbers = [i * step for i in range(math.floor(high / step), math.ceil(low / step) - 1, -1)]
-    return [((high - number) / (high - low), f"{number:.6g}") for number in numbers]

@@ -6,6 +6,7 @@ import signal
 import sys
 
 from gangline.config.schema import Run
+from gangline.errors import UserError
 from gangline.train.session import Session
 
 
@@ -30,7 +31,8 @@ def figure_of(s: Session) -> str:
 
         return str(write_run_figure(s.directory.path) or "")
     except Exception as error:
-        print(f"train: no figure of the loss: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        print(f"train: no figure of the loss: {kind}{' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return ""
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from gangline import UserError
 from gangline.cli import notes_by
+from gangline.figure import write_figure
 from gangline_health.commands.watch import file_text
 from gangline_health.ledger.picture import picture, words
 from gangline_health.ledger.report import Ledger, ledger
@@ -28,10 +28,7 @@ def run(argv: Sequence[str]) -> int:
     asked = parser.parse_args(list(argv))
     of = ledger(Path(asked.run_dir).expanduser(), notes_by("gangline health report"))
     if asked.svg:
-        try:
-            Path(asked.svg).write_text(picture(of).svg(), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{asked.svg} cannot be written.", error.strerror or str(error)) from error
+        write_figure(picture(of), asked.svg)
     if asked.json:
         print(json.dumps(of.to_dict(), indent=1))
         return 0

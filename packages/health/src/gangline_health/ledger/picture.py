@@ -1,10 +1,15 @@
-"""A ledger as a picture: the run from left to right with its faults, and what each kind sums up to. Torch-free."""
+"""A ledger as a figure: the run from left to right with its faults, and what each kind sums up to. Torch-free."""
 
 from __future__ import annotations
 
-from gangline.figure import PALE, Figure, PlotArea
+from typing import TYPE_CHECKING
+
+from gangline.figure import INK, PALE, bars, style, subplots, tip
 from gangline_health.ledger.report import Ledger
 from gangline_health.ledger.spans import KINDS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLOURS = dict(
     zip(
@@ -16,8 +21,8 @@ COLOURS = dict(
         strict=True,
     )
 )  # fmt: skip
-WIDTH, LEFT, ROW = 900, 170, 26
-BINS = 700  # pixels of the run, where some piece is narrower than that
+ROW = 0.27  # inches
+BINS = 700  # of the run, where some piece is shorter than that
 
 
 def words(kind: str) -> str:
@@ -25,34 +30,25 @@ def words(kind: str) -> str:
     return kind.replace("_", " ")
 
 
+@style()
 def picture(of: Ledger) -> Figure:
-    """A timeline, the faults below it, and bars of seconds, the largest first."""
+    """Return a timeline with the faults below it, and bars of seconds, the largest first."""
     wall = of.wall_seconds or 1.0
     about = f"{wall:.1f} s, {len(of.faults)} faults, {of.ettr:.1%} of the time in steps that stand"
-    figure = Figure(f"Where the time went: {of.run_dir}", about, WIDTH)
-    time = PlotArea(LEFT, figure.bottom + 10, WIDTH - LEFT - 30, 46)
-    for left, right, kind in _drawn(of):
-        tip = f"{words(kind)}: {left * wall:.2f} to {right * wall:.2f} s"
-        figure.rect(
-            time.left + left * time.width, time.top, (right - left) * time.width, time.height, COLOURS[kind], tip
-        )
+    sums = {kind: sum_ for kind, sum_ in sorted(of.seconds.items(), key=lambda item: -item[1]) if sum_ > 0}
+    figure, (time, below) = subplots(f"Where the time went: {of.run_dir}", about, [0.8, ROW * max(3, len(sums))])
+    pieces = _drawn(of)
+    for kind in dict.fromkeys(kind for *_, kind in pieces):
+        spans = [(begin * wall, (end - begin) * wall) for begin, end, name in pieces if name == kind]
+        time.broken_barh(spans, (-0.4, 0.8), color=COLOURS[kind])
     for fault in of.faults:
-        x = time.left + fault.at / wall * time.width
-        tip = f"{fault.kind}: {fault.named}, found after {fault.found:.2f} s"
-        figure.rect(min(x, time.right - 4), time.bottom + 4, 4, 12, "#1a1a1a", tip)
-    figure.text(LEFT - 8, time.top + 28, "the run", anchor="end")
-    figure.text(LEFT - 8, time.bottom + 15, "faults", anchor="end")
-    below = PlotArea(time.left, time.top, time.width, time.height + 20)
-    figure.axis_below(below, "seconds since the run began", [(n / 5, f"{wall * n / 5:.4g}") for n in range(6)])
-    sums = sorted(((kind, sum_) for kind, sum_ in of.seconds.items() if sum_ > 0), key=lambda item: -item[1])
-    bars = PlotArea(LEFT, figure.bottom + 24, WIDTH - LEFT - 150, ROW * len(sums))
-    most = max((sum_ for _, sum_ in sums), default=1.0)
-    for row, (kind, sum_) in enumerate(sums):
-        top = bars.top + row * ROW
-        figure.rect(bars.left, top + 4, bars.width * sum_ / most, ROW - 8, COLOURS[kind])
-        figure.text(bars.left - 8, top + 18, words(kind), anchor="end")
-        figure.text(bars.left + bars.width * sum_ / most + 8, top + 18, f"{sum_:.4g} s, {sum_ / wall:.1%}")
-    figure.axis_below(bars, "seconds", [(0.0, "0"), (1.0, f"{most:.4g}")])
+        (mark,) = time.plot(fault.at, 1, "^", color=INK, clip_on=False)
+        tip(mark, f"{fault.kind}: {fault.named}, found after {fault.found:.2f} s")
+    time.set(xlim=(0, wall), xlabel="seconds since the run began", ylim=(1.4, -0.5))
+    time.set_yticks([0, 1], ["the run", "faults"])
+    time.grid(False)
+    bars(below, {words(kind): sum_ for kind, sum_ in sums.items()}, [COLOURS[kind] for kind in sums])
+    below.set(xlabel="seconds")
     return figure
 
 

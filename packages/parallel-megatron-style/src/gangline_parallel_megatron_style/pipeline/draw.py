@@ -1,18 +1,24 @@
-"""A schedule with its times as a picture, ranks down and time across: text for a terminal, SVG for a page."""
+"""A schedule with its times, ranks down and time across: text for a terminal, a figure for a page."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import floor, log10
 from statistics import mean
+from typing import TYPE_CHECKING
 
-from gangline.figure import GAP, PALE, PALETTE, Figure, PlotArea, mixed, number_ticks, room_left, span
+from gangline.figure import INK, PALE, PALETTE, integers, legend, style, subplots, tip
 from gangline_parallel_megatron_style.pipeline.actions import KINDS, Kind, PipelineAction
 from gangline_parallel_megatron_style.pipeline.simulate import Span, Timeline
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 COLOURS: dict[Kind, str] = dict(zip(("F", "B", "I", "W"), PALETTE, strict=False))  # of chunk 0; later ones paler
-ROW = 26  # pixels
+ROW = 0.28  # inches
+PIXELS, DIGIT = 96, 0.09  # of an inch; inches of a digit
 
 
 @dataclass(frozen=True)
@@ -52,44 +58,51 @@ def as_text(timeline: Timeline, caption: Caption, width: int = 100) -> str:
 
 def _ruler(timeline: Timeline, letters: int) -> str:
     """The axis of time: each number begins below the letter that begins at that time."""
+    least = timeline.makespan / max(2, letters // 12)
+    power = 10.0 ** floor(log10(least))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * 0.999)
     line = ""
-    for at, number in number_ticks(timeline.makespan, max(2, letters // 12)):
-        if round(at * letters) + len(number) <= letters:
-            line = line.ljust(round(at * letters)) + number
+    for place in range(int(timeline.makespan / step * 1.0001) + 1):
+        column, number = round(place * step / timeline.makespan * letters), f"{place * step:.6g}"
+        if column + len(number) <= letters:
+            line = line.ljust(column) + number
     return line
 
 
-def as_svg(timeline: Timeline, caption: Caption, width: int = 960) -> str:
-    """The same as a picture `width` pixels wide, of one self-contained SVG element."""
-    ranks = timeline.schedule.ranks
-    rows = [((rank + 0.5) / ranks, str(rank)) for rank in range(ranks)]
-    figure = Figure(caption.title, f"{caption.about}\n{_summary(timeline, caption)}", width)
-    left = GAP + room_left(rows)
-    frame = PlotArea(left, figure.bottom, width - left - 3 * GAP, ranks * ROW)
-    scale = frame.width / timeline.makespan
-    widest = span(str(timeline.schedule.microbatches - 1), 11)
-    numbered = {kind for kind, times in _durations(timeline).items() if min(times) * scale >= widest}
+@style()
+def schedule_figure(timeline: Timeline, caption: Caption, width: int = 960) -> Figure:
+    """Return the same as a figure of `width` pixels."""
+    from matplotlib.patches import Rectangle
+
+    ranks, wide = timeline.schedule.ranks, width / PIXELS
+    digits = len(str(timeline.schedule.microbatches - 1)) * DIGIT / (wide - 1) * timeline.makespan
+    numbered = {kind for kind, times in _durations(timeline).items() if min(times) >= digits}
+    about = [caption.about, _summary(timeline, caption), "The numbers are microbatches." if numbered else ""]
+    figure, (axes,) = subplots(caption.title, "\n".join(about), [ROW * max(ranks, 2)], wide)
+    entries = dict.fromkeys(_present(timeline))
     for rank in range(ranks):
-        top = frame.top + rank * ROW
-        figure.rect(left, top + 2, frame.width, ROW - 4, PALE, f"rank {rank} waits")
+        axes.barh(rank, timeline.makespan, 0.86, color=PALE)
         for action, (start, end) in _spans(timeline, rank):
-            place, wide = left + start * scale, (end - start) * scale
             fill = _colour(action.kind, action.chunk, timeline.schedule.chunks)
-            figure.rect(
-                place, top + 2, wide, ROW - 4, fill, f"rank {rank}, {action}: {start:.4g} to {end:.4g}", outline=True
-            )
+            box = Rectangle((start, rank - 0.43), end - start, 0.86, facecolor=fill, edgecolor=INK, linewidth=0.5)
+            tip(axes.add_artist(box), f"rank {rank}, {action}: {start:.4g} to {end:.4g}")
+            entries[action.kind, action.chunk] = box
             if action.kind in numbered:
-                figure.text(place + wide / 2, top + ROW / 2 + 4, str(action.microbatch), size=11, anchor="middle")
-    figure.axis_left(frame, "rank of the pipeline" if ranks > 5 else "rank", rows)
-    numbers = "; the numbers are microbatches" if numbered else ""
-    figure.axis_below(frame, f"time ({caption.unit}){numbers}", number_ticks(timeline.makespan))
-    entries = [(_colour(*pair, timeline.schedule.chunks), _words(timeline, *pair)) for pair in _present(timeline)]
-    figure.legend(left, figure.bottom + GAP, [*entries, (PALE, "waits")])
-    return figure.svg()
+                axes.text((start + end) / 2, rank, str(action.microbatch), fontsize=8, ha="center", va="center")
+    axes.set(xlabel=f"time ({caption.unit})", xlim=(0, timeline.makespan), ylabel="rank", ylim=(ranks - 0.5, -0.5))
+    integers(axes.yaxis)
+    axes.grid(False)
+    handles = [*entries.values(), Rectangle((0, 0), 1, 1, facecolor=PALE)]
+    words = [*(_words(timeline, *pair) for pair in entries), "waits"]
+    legend(axes, below=max(1, int(wide / 2.2)), handles=handles, labels=words)
+    return figure
 
 
-def _colour(kind: Kind, chunk: int, chunks: int) -> str:
-    return mixed(COLOURS[kind], "#ffffff", 0.55 * chunk / max(1, chunks - 1))
+def _colour(kind: Kind, chunk: int, chunks: int) -> tuple[float, ...]:
+    from matplotlib.colors import to_rgb
+
+    share = 0.55 * chunk / max(1, chunks - 1)
+    return tuple(part + (1 - part) * share for part in to_rgb(COLOURS[kind]))
 
 
 def _words(timeline: Timeline, kind: Kind, chunk: int) -> str:

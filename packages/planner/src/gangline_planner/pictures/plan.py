@@ -1,97 +1,69 @@
-"""A plan as SVG: the step as a stacked bar, the memory of each pipeline rank, and the pipeline's timeline."""
+"""A plan as a figure: the step by kinds of time, the memory of each pipeline rank, and the pipeline's timeline."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from gangline.explain.timeline import StepTimeline
-from gangline.figure import GAP, PALE, Figure, PlotArea, number_ticks, room_left
+from gangline.figure import INK, PALE, bars, integers, legend, style, subplots
 from gangline_planner.forecast import Forecast
 from gangline_planner.pictures.colours import ACTION_WORDS, ACTIONS, colour
 
-WIDTH, BAR, ROW = 960, 34, 14  # pixels
-LEAST = 1.0  # of a rectangle
-CELLS = 800  # of a row of the timeline, where it has more actions than that
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ROW = 0.18  # inches
+VECTORS = 2000  # actions; more are drawn as an image
 
 
+@style()
 def plan_figure(plan: Forecast) -> Figure:
-    """All three, one below the other."""
+    """Return all three, one below the other; one rank has no timeline."""
     axes = " x ".join(f"{axis} {size}" for axis, size in plan.explained.mesh.sizes if size > 1) or "one rank"
     about = f"{axes}; MFU {plan.mfu:.1%}, {plan.tokens_per_second:,.0f} tokens a second"
-    figure = Figure(f"A step of {plan.world} ranks of {plan.cluster.name}: {plan.step.seconds:.4g} s", about, WIDTH)
-    _step(figure, plan.step.kinds)
-    _memory(figure, [rank.bytes for rank in plan.explained.ranks], plan.cluster["memory.bytes"])
-    if len(plan.explained.ranks) > 1:
-        _timeline(figure, plan.step.timeline)
+    title = f"A step of {plan.world} ranks of {plan.cluster.name}: {plan.step.seconds:.4g} s"
+    kinds = {kind: seconds for kind, seconds in plan.step.kinds.items() if seconds > 1e-9}
+    ranks = [rank.bytes for rank in plan.explained.ranks]
+    high = ROW * max(len(ranks), 9)
+    heights = [ROW * len(kinds), high, high][: 3 if len(ranks) > 1 else 2]
+    figure, (step, memory, *timeline) = subplots(title, about, heights)
+    bars(step, kinds, [colour(place) for place in range(len(kinds))])
+    step.set(xlabel="seconds of the step")
+    _memory(memory, ranks, plan.cluster["memory.bytes"])
+    for plot in timeline:
+        _timeline(plot, plan.step.timeline)
     return figure
 
 
-def _step(figure: Figure, kinds: Mapping[str, float]) -> None:
-    frame = PlotArea(GAP, figure.bottom + GAP, WIDTH - 4 * GAP, BAR)
-    whole, at = sum(kinds.values()), 0.0
-    for place, (kind, seconds) in enumerate(kinds.items()):
-        wide = frame.width * seconds / whole
-        if wide >= LEAST:
-            figure.rect(frame.left + at, frame.top, wide, BAR, colour(place), f"{kind}: {seconds:.4g} s", outline=True)
-        at += wide
-    figure.axis_below(frame, "seconds of the step, by kind", number_ticks(whole))
-    entries = [(colour(n), f"{kind} {kinds[kind] / whole:.1%}") for n, kind in enumerate(kinds) if kinds[kind] > 1e-9]
-    figure.legend(GAP, figure.bottom + GAP, entries)
+def _memory(axes: Axes, ranks: Sequence[Mapping[str, int]], limit: float) -> None:
+    begins = [0.0] * len(ranks)
+    for place, kind in enumerate(dict.fromkeys(kind for held in ranks for kind, size in held.items() if size)):
+        sizes = [held.get(kind, 0) / 1e9 for held in ranks]
+        axes.barh(range(len(ranks)), sizes, left=begins, color=colour(place), label=kind)
+        begins = [begin + size for begin, size in zip(begins, sizes, strict=True)]
+    axes.axvline(limit / 1e9, color=INK, label="accelerator")
+    axes.set(xlabel="gigabytes of memory")
+    _rank_axis(axes, len(ranks))
 
 
-def _memory(figure: Figure, ranks: Sequence[Mapping[str, int]], limit: float) -> None:
-    kinds = list(dict.fromkeys(kind for held in ranks for kind, size in held.items() if size))
-    ticks = [((rank + 0.5) / len(ranks), str(rank)) for rank in range(len(ranks))]
-    left = GAP + room_left(ticks)
-    high = max(ROW * len(ranks), 6 * ROW)
-    frame = PlotArea(left, figure.bottom + 3 * GAP, WIDTH - left - 3 * GAP, high)
-    most, row = max(limit, *(sum(held.values()) for held in ranks)), high / len(ranks)
-    for rank, held in enumerate(ranks):
-        at = 0.0
-        for kind, size in held.items():
-            wide = frame.width * size / most
-            tip = f"rank {rank}, {kind}: {size / 1e9:.4g} GB"
-            if wide >= LEAST:
-                figure.rect(frame.left + at, frame.top + rank * row, wide, row - 1, colour(kinds.index(kind)), tip)
-            at += wide
-    mark = frame.left + frame.width * limit / most
-    figure.line(mark, frame.top, mark, frame.bottom)
-    figure.axis_left(frame, "pipeline rank", ticks)
-    figure.axis_below(frame, "gigabytes; the line is what an accelerator has", number_ticks(most / 1e9))
-    figure.legend(left, figure.bottom + GAP, [(colour(n), kind) for n, kind in enumerate(kinds)])
+def _timeline(axes: Axes, timeline: StepTimeline) -> None:
+    ranks = range(len(timeline.spans))
+    image = sum(map(len, timeline.spans)) > VECTORS
+    axes.barh(ranks, timeline.makespan, color=PALE, label="waits")
+    for kind, label in ACTION_WORDS.items():
+        for rank, spans in enumerate(timeline.spans):
+            times = [(start, end - start) for action, start, end in spans if action.kind == kind]
+            if times:
+                axes.broken_barh(times, (rank - 0.4, 0.8), color=ACTIONS[kind], label=label, rasterized=image)
+                label = ""
+    axes.set(xlabel="seconds of the passes", xlim=(0, timeline.makespan))
+    _rank_axis(axes, len(ranks))
 
 
-def _timeline(figure: Figure, found: StepTimeline) -> None:
-    ranks = len(found.spans)
-    ticks = [((rank + 0.5) / ranks, str(rank)) for rank in range(ranks)]
-    left = GAP + room_left(ticks)
-    high = max(ROW * ranks, 6 * ROW)
-    frame = PlotArea(left, figure.bottom + 3 * GAP, WIDTH - left - 3 * GAP, high)
-    row = high / ranks
-    for rank, spans in enumerate(found.spans):
-        top = frame.top + rank * row
-        figure.rect(frame.left, top, frame.width, row - 1, PALE, f"rank {rank} waits")
-        for kind, start, end, tip in drawn([(str(action.kind), a, b, str(action)) for action, a, b in spans]):
-            x, wide = start / found.makespan * frame.width, (end - start) / found.makespan * frame.width
-            figure.rect(frame.left + x, top, max(wide - 0.5, LEAST), row - 1, ACTIONS[kind], tip)
-    figure.axis_left(frame, "pipeline rank", ticks)
-    figure.axis_below(frame, "seconds of the passes", number_ticks(found.makespan))
-    kinds = dict.fromkeys(action.kind for spans in found.spans for action, _, _ in spans)
-    entries = [(ACTIONS[kind], ACTION_WORDS[kind]) for kind in ACTION_WORDS if kind in kinds]
-    figure.legend(left, figure.bottom + GAP, [*entries, (PALE, "waits")])
-
-
-Drawn = tuple[str, float, float, str]  # kind, start, end, what is said of it
-
-
-def drawn(spans: Sequence[Drawn]) -> list[Drawn]:
-    """The actions of a rank; where there are more than pixels, those of one kind that follow each other as one."""
-    if len(spans) <= CELLS:
-        return list(spans)
-    found: list[Drawn] = []
-    for kind, start, end, _ in spans:
-        if found and found[-1][0] == kind and start - found[-1][2] < 1e-3 * (end - start):
-            found[-1] = (kind, found[-1][1], end, ACTION_WORDS[kind])
-        else:
-            found.append((kind, start, end, ACTION_WORDS[kind]))
-    return found
+def _rank_axis(axes: Axes, ranks: int) -> None:
+    axes.set(ylabel="pipeline rank", ylim=(ranks - 0.5, -0.5))
+    integers(axes.yaxis)
+    axes.yaxis.grid(False)
+    legend(axes)
