@@ -117,7 +117,7 @@ def test_file_of_another_ending_or_folder_is_refused(tmp_path):
 
 def test_missing_matplotlib_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r'figures need matplotlib\.\n  pip install "gangline\[pictures\]"'):
+    with pytest.raises(UserError, match=r'figures need matplotlib\.\n  pip install "gangline-core\[pictures\]"'):
         drawn()
 
 
