@@ -10,9 +10,9 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard as OnDim
 
-from gangline.dtensor import to_dtensor
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry, Shard
+from gangline_testkit.dtensor import to_dtensor
 
 LAYERS, POSITIONS = 8, 1024
 

@@ -23,7 +23,7 @@ from gangline.mesh import Mesh
 from gangline.plugin.registry import build
 from gangline.record import StepRecord
 from gangline.run.directory import RunDirectory
-from gangline.track.base import Tracker
+from gangline.track import Tracker
 from gangline.train.build import build as build_session
 from gangline.train.loop import loop
 

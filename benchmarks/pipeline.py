@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from gangline import forward_context
 from gangline.mesh import Mesh
+from gangline.model import forward_context
 from gangline.model.decoder_nodes import LinearNode
 from gangline.model.linear import Linear
-from gangline.weight_grads import defer
+from gangline.model.weight_grads import defer
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.executor import Executor

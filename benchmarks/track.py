@@ -37,7 +37,7 @@ def main() -> None:
 
 def measure(run_dir: Path, rounds: int, steps: int) -> None:
     from gangline.plugin import registry
-    from gangline.track.base import Start
+    from gangline.track import Start
     from gangline.train import loop as training
     from gangline.train.report import Clock
     from gangline_testkit.runs import small_run

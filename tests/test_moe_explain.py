@@ -13,12 +13,12 @@ from fractions import Fraction
 import pytest
 import torch
 
-from gangline import forward_context
 from gangline.comm.fake import FakeComms
 from gangline.config.compose import compose_one
 from gangline.config.defaults import default_run
 from gangline.errors import UserError
 from gangline.mesh import Mesh
+from gangline.model import forward_context
 from gangline.model.build import construct, model_of
 from gangline.model.decoder_nodes import FeedForwardNode, LinearNode
 from gangline.model.gating import Gating

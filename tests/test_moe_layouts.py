@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from gangline import forward_context
+from gangline.model import forward_context
 from gangline_moe.dispatch import dispatcher
 from gangline_testkit import StrategySuite
 from gangline_testkit.scenarios import FLOAT64, Layout, Scenario

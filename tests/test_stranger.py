@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from gangline import Part, hookimpl
 from gangline.config.schema import PartConfig, TrackConfig
 from gangline.plugin.registry import build
-from gangline.track.base import Tracker
+from gangline.track import Tracker
 
 
 @dataclass

@@ -18,7 +18,7 @@ from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise
 from gangline.model.plan import plan_decoder
 from gangline.parallel.storage import WholeStorage
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.optimizer.adamw import build as build_adamw
 from gangline_basics.optimizer.config import Adamw

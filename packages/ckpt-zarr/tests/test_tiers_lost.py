@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline import Part, hookimpl
-from gangline.callback.base import Callback
+from gangline.callback import Callback
 from gangline.config.schema import CallbackConfig
 
 

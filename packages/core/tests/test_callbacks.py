@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from gangline.callback.base import Callback
+from gangline.callback import Callback
 from gangline.errors import UserError
 from gangline.health import Action, HealthCheck, Verdict
 from gangline.train.rank import train

@@ -38,7 +38,7 @@ import time
 from dataclasses import dataclass
 
 from gangline import Part, hookimpl
-from gangline.callback.base import Callback
+from gangline.callback import Callback
 from gangline.config.schema import CallbackConfig
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gangline import forward_context
-from gangline.forward_context import (
+from gangline.model import forward_context
+from gangline.model.forward_context import (
     Collected,
     Frame,
     at,
@@ -19,7 +19,7 @@ from gangline.forward_context import (
     frame,
     over_sequence,
 )
-from gangline.weight_grads import deferring, is_deferring
+from gangline.model.weight_grads import deferring, is_deferring
 
 
 class Noisy(nn.Module):

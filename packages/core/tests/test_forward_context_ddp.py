@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from gangline.batch import Batch
 from gangline.config.sections import Recompute
-from gangline.forward_context import draw, emit_loss, emit_metric
 from gangline.mesh import Mesh
 from gangline.model.build import materialise
 from gangline.model.decoder_nodes import LinearNode
+from gangline.model.forward_context import draw, emit_loss, emit_metric
 from gangline.model.init import shards_of
 from gangline.model.linear import Linear
 from gangline.plan import Cut, Fold, Init, Plan

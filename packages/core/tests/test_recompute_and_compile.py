@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from gangline import forward_context
 from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
+from gangline.model import forward_context
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
 from gangline.train.recompute_and_compile import finisher

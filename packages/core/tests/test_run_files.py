@@ -19,8 +19,8 @@ from gangline.run.attempts import Attempt
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
 from gangline.run.events import Events, read_events
-from gangline.run_files import refuse_planted
-from gangline.track.base import Start
+from gangline.run.files import refuse_planted
+from gangline.track import Start
 from gangline_basics.track.jsonl import JsonLinesTracker
 
 SOMEBODY, OTHER = 61001, 61002

@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
-from gangline import forward_context
 from gangline.config.check import meaningless
 from gangline.config.defaults import default_run
-from gangline.forward_context import Collected, Frame
+from gangline.model import forward_context
 from gangline.model.attention import plain
 from gangline.model.calls import AttentionCall, LossCall
 from gangline.model.config import DecoderConfig
 from gangline.model.decoder_nodes import AttentionNode
 from gangline.model.flex import block_mask, flex
+from gangline.model.forward_context import Collected, Frame
 from gangline.model.init import whole_model
 from gangline.model.loss import CrossEntropy
 from gangline.model.plan import plan_decoder

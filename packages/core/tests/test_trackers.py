@@ -20,7 +20,7 @@ from rich.console import Console as Terminal
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gangline.record import StepRecord, read_records
-from gangline.track.base import Start, Tracker
+from gangline.track import Start, Tracker
 from gangline.train.report import Reporter
 from gangline_basics.track.console import ConsoleTracker, duration, quantity
 from gangline_basics.track.jsonl import JsonLinesTracker

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gangline.record import StepRecord
-from gangline.track.base import Tracker
+from gangline.track import Tracker
 from gangline.train.rank import train
 from gangline_testkit.sessions import session
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gangline import forward_context
 from gangline.config.compose import compose_one
+from gangline.model import forward_context
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
 from gangline_finetune.lora.modules import DroppedLowRank

@@ -20,9 +20,9 @@ from gangline.batch import Batch
 from gangline.config import Recompute
 from gangline.config.check import check
 from gangline.config.compose import compose, compose_one
-from gangline.forward_context import Collected, Frame, frame
 from gangline.interop.config import edited_config_from
 from gangline.model.compose import compose_model
+from gangline.model.forward_context import Collected, Frame, frame
 from gangline.model.init import whole_model
 from gangline.parallel.prepare import finish_head
 from gangline.train.recompute_and_compile import finisher

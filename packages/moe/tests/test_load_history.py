@@ -17,7 +17,7 @@ from gangline.errors import UserError
 from gangline.figure import INK, PALE
 from gangline.health import Action
 from gangline.record import StepRecord
-from gangline.track.base import Start
+from gangline.track import Start
 from gangline_moe.config import ExpertsHealth
 from gangline_moe.health import ExpertsCheck
 from gangline_moe.heatmap import HeatmapTracker

@@ -13,7 +13,7 @@ from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.model.init import initialise
 from gangline.plugin import registry
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 from gangline.train.recompute_and_compile import finisher
 from gangline_testkit import rank
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.callback.base import Callback
+from gangline.callback import Callback
 from gangline.train.rank import train
 from gangline_testkit.pool import pool
 from gangline_testkit.sessions import lines, session

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gangline import forward_context
 from gangline.mesh import Mesh
+from gangline.model import forward_context
 from gangline.model.compose import compose_model
 from gangline.parallel.microbatch import frame_of
 from gangline_testkit import strategy_ranks

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from gangline import forward_context
 from gangline.comm.solo import Done
 from gangline.comm.wrap import Wrapped
 from gangline.explain.timeline import ActionTimes
 from gangline.mesh import Mesh
+from gangline.model import forward_context
 from gangline.model.decoder_nodes import LinearNode
 from gangline.model.linear import Linear
 from gangline_basics.precision.plain import Plain

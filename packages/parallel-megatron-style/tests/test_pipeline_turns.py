@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from gangline import forward_context
+from gangline.model import forward_context
 from gangline_parallel_megatron_style.pipeline.turns import TurnTaking
 
 

@@ -8,14 +8,13 @@ import pytest
 import torch
 from tensor_ranks import Case, tp, whole_of
 
-from gangline import forward_context
 from gangline.comm.solo import Solo
 from gangline.comm.wrap import Wrapped
-from gangline.forward_context import Collected, Frame
 from gangline.mesh import Mesh
-from gangline.model import loss as loss_module
+from gangline.model import forward_context, loss as loss_module
 from gangline.model.calls import LossCall
 from gangline.model.decoder_nodes import LinearNode
+from gangline.model.forward_context import Collected, Frame
 from gangline.model.linear import Linear
 from gangline.model.loss import CrossEntropy
 from gangline.plan import Cut, Plan

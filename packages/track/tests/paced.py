@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangline import Part, hookimpl
-from gangline.callback.base import Callback
+from gangline.callback import Callback
 from gangline.config import CallbackConfig
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gangline.record import StepRecord
-from gangline.track.base import Start
+from gangline.track import Start
 from gangline.train.report import Reporter
 from gangline_testkit.health import healthy
 from gangline_track.background import BackgroundTracker, Connection, TrackingFailed, lists

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from stored import mlflow_history, trackio_history, wandb_ended, wandb_history
 
-from gangline.track.base import Tracker
+from gangline.track import Tracker
 from gangline_testkit import TrackerSuite
 from gangline_track.to_mlflow import local
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from gangline.callback.base import Callback
+from gangline.callback import Callback
 from gangline.errors import RAISED
 from gangline.pulse.write import current
 

@@ -30,9 +30,9 @@ def main(argv: list[str]) -> int:
     for signum in (signal.SIGUSR1, signal.SIGUSR2):  # before there is anything to save a notice means nothing
         signal.signal(signum, signal.SIG_IGN)
     asked = parse(argv)
-    from gangline.launch.forked import fork_agent
     from gangline.run.directory import RunDirectory
     from gangline_launch import clocks
+    from gangline_launch.forked import fork_agent
     from gangline_launch.kubernetes.tries import refuse_more
     from gangline_launch.nodes import this_node
 

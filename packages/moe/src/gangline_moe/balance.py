@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gangline.forward_context import emit_loss, emit_metric, loss_mask, over_sequence, padding
+from gangline.model.forward_context import emit_loss, emit_metric, loss_mask, over_sequence, padding
 from gangline_moe.routers.base import Choice, Router
 
 

@@ -14,7 +14,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from gangline.figure import render
 from gangline.files import open_own
 from gangline.record import StepRecord
-from gangline.track.base import Start, Tracker
+from gangline.track import Start, Tracker
 from gangline_moe.config import Heatmap
 from gangline_moe.load_history import StepLoads, loads_of
 from gangline_moe.picture import by_layer

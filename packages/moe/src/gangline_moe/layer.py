@@ -7,8 +7,8 @@ import math
 from torch import Tensor, nn
 
 from gangline.comm.base import Comm
-from gangline.forward_context import emit_metric
 from gangline.model.build import construct
+from gangline.model.forward_context import emit_metric
 from gangline_moe.balance import balanced
 from gangline_moe.dispatch.dispatcher import TokenDispatcher
 from gangline_moe.dispatch.permute import Combine, Permutation, Permute, drop_over_capacity, permutation

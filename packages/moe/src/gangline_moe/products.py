@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 
 
 class Products(ABC):

@@ -18,7 +18,7 @@ from gangline.model.seams import calls, recomputed
 from gangline.model.tree import Node, by_path
 from gangline.parallel.prepare import Finish, bind_folds, finish_head, set_products
 from gangline.plan import Plan
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 from gangline.shard import dtype_name, model_array
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.config import Composed

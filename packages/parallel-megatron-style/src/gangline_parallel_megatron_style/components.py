@@ -11,7 +11,7 @@ from gangline.batch import Batch
 from gangline.comm.base import Comms
 from gangline.mesh import Mesh
 from gangline.model.contracts import StepListener
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 from gangline_parallel_megatron_style.data_parallel.storage import Storage
 from gangline_parallel_megatron_style.pipeline.executor import Executor
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages

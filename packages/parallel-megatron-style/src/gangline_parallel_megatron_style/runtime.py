@@ -15,10 +15,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gangline import forward_context
 from gangline.batch import Batch
-from gangline.forward_context import Collected
 from gangline.mesh import AXES, DATA_AXES
+from gangline.model import forward_context
+from gangline.model.forward_context import Collected
 from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
 from gangline.parallel.microbatch import count_tokens, frame_of

@@ -8,7 +8,7 @@ from typing import Any
 from gangline import UserError
 from gangline.cluster.file import Cluster
 from gangline.explain.explained import Explained
-from gangline.reliability import DAY, Reliability
+from gangline.explain.reliability import DAY, Reliability
 from gangline_planner.price.step import Pieces, StepTime, step_time
 
 STATE = ("master weights", "optimizer state", "callbacks")  # what a checkpoint holds of a rank, beside its weights

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 from torch import Tensor
 
-from gangline.callback.base import Callback
+from gangline.callback import Callback
 from gangline.plugin.registry import installed
 from gangline.record import StepRecord
 from gangline.shard import in_model

@@ -13,7 +13,7 @@ from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.plugin.registry import load
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 from gangline_testkit import strategy_ranks as ranks
 from gangline_testkit.claims import needs
 from gangline_testkit.compare import assemble

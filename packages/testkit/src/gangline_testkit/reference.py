@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from gangline import forward_context
 from gangline.batch import Batch
-from gangline.forward_context import Collected, Frame
+from gangline.model import forward_context
 from gangline.model.buffers import buffers_of, listeners, put
 from gangline.model.build import construct
+from gangline.model.forward_context import Collected, Frame
 from gangline.model.init import initialise
 from gangline.model.tree import Node
 from gangline.plan import Plan

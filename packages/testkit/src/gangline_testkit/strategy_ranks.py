@@ -18,7 +18,7 @@ from gangline.model.tree import Node
 from gangline.parallel.owners import MatrixId
 from gangline.plan import Plan
 from gangline.plugin.registry import load
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 from gangline.runtime import Runtime
 from gangline.shard import Registry, dtype_name, model_array, parameter_of
 from gangline.train.recompute_and_compile import finisher

@@ -12,7 +12,7 @@ import pytest
 
 from gangline.config.serial import to_dict
 from gangline.record import StepRecord
-from gangline.track.base import Start, Tracker
+from gangline.track import Start, Tracker
 from gangline_testkit.claims import needs
 from gangline_testkit.health import healthy
 from gangline_testkit.suite import PartSuite

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gangline import forward_context
+from gangline.model import forward_context
 from gangline.model.attention import Attention
 from gangline.model.feed_forward import FeedForward
 from gangline_testkit.toys.lanes import LanesModule

@@ -130,7 +130,7 @@ def backwards(part, gradient):
 class EvaluatesAlone(Broken):
     @torch.no_grad()
     def evaluate(self, microbatches):
-        from gangline import forward_context
+        from gangline.model import forward_context
 
         self._refresh()
         loss = 0.0

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangline.record import StepRecord, numbers, read_records
-from gangline.track.base import Start, Tracker
+from gangline.track import Start, Tracker
 from gangline_track.config import Service
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from gangline.record import StepRecord
-from gangline.track.base import Start
+from gangline.track import Start
 from gangline_track.background import Connection, flat, scalars
 from gangline_track.config import Mlflow
 from gangline_track.run_id import RunId

@@ -9,7 +9,7 @@ from typing import Any
 import trackio
 
 from gangline.record import StepRecord
-from gangline.track.base import Start
+from gangline.track import Start
 from gangline_track.background import Connection, lists, scalars
 from gangline_track.config import Trackio
 from gangline_track.run_id import RunId

@@ -13,7 +13,7 @@ from urllib.request import getproxies
 import wandb
 
 from gangline.record import StepRecord
-from gangline.track.base import Start
+from gangline.track import Start
 from gangline_track.background import Connection, lists, scalars
 from gangline_track.config import Wandb
 from gangline_track.run_id import RunId

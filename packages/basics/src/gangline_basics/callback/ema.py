@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gangline.callback.base import Callback, like_parameters
+from gangline.callback import Callback, like_parameters
 from gangline.comm.base import Comms, Store
 from gangline.config.schema import Run
 from gangline.record import StepRecord

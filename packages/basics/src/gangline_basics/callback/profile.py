@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.profiler import profile, record_function
 
-from gangline.callback.base import Callback
+from gangline.callback import Callback
 from gangline.comm.base import Comms, Store
 from gangline.config.schema import Run
 from gangline.record import StepRecord

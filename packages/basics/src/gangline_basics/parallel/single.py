@@ -9,7 +9,7 @@ from gangline.comm.base import Comms
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.plan import Plan
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 from gangline_basics.parallel.config import Single
 from gangline_basics.parallel.whole_runtime import Finish, WholeRuntime
 

@@ -10,14 +10,14 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from gangline import forward_context
 from gangline.batch import Batch
 from gangline.comm.base import Comm, Comms
 from gangline.comm.solo import Solo
 from gangline.config.schema import Run
-from gangline.forward_context import Collected
 from gangline.mesh import DATA_AXES, Mesh
+from gangline.model import forward_context
 from gangline.model.buffers import listeners
+from gangline.model.forward_context import Collected
 from gangline.parallel import norm
 from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
@@ -27,7 +27,7 @@ from gangline.parallel.prepare import Finish, bind_folds, finish_blocks, set_pro
 from gangline.parallel.sample_losses import check_share, evaluated, in_global_order
 from gangline.parallel.storage import WholeStorage
 from gangline.plan import Plan
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 from gangline.runtime import ParamShard, Runtime, ShardedParam, StepResult
 from gangline.sampling.decode import Stop
 from gangline.sampling.on_ranks import keeps, shared, writing

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gangline.config.schema import PrecisionConfig, Run
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 
 
 class CastPrecision(Precision, ABC):

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from gangline.cli.terminal import quantity
 from gangline.record import StepRecord
-from gangline.track.base import Start, Tracker
+from gangline.track import Start, Tracker
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 from gangline.files import open_own
 from gangline.record import StepRecord
 from gangline.run.events import end_line
-from gangline.track.base import Start, Tracker
+from gangline.track import Start, Tracker
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

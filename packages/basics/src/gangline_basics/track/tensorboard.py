@@ -15,7 +15,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from gangline.files import open_own
 from gangline.record import StepRecord, numbers
-from gangline.track.base import Start, Tracker
+from gangline.track import Start, Tracker
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

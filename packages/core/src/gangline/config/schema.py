@@ -218,7 +218,7 @@ class ParallelConfig(PartConfig):
 
 @dataclass
 class PrecisionConfig(PartConfig):
-    """`build(config, run) -> gangline.precision.base.Precision`."""
+    """`build(config, run) -> gangline.precision.Precision`."""
 
     def sizes(self) -> ItemSizes:
         """Bytes of its numbers, for who plans memory and traffic."""
@@ -283,7 +283,7 @@ class DataConfig(PartConfig):
 
 @dataclass
 class CallbackConfig(PartConfig):
-    """`build(config, run) -> gangline.callback.base.Callback`."""
+    """`build(config, run) -> gangline.callback.Callback`."""
 
     def copies(self, run: Run) -> int:
         """Arrays cut like each trained parameter that it keeps (`like_parameters`), for who plans memory."""
@@ -297,7 +297,7 @@ class HealthConfig(PartConfig):
 
 @dataclass
 class TrackConfig(PartConfig):
-    """`build(config, run) -> gangline.track.base.Tracker`, on global rank 0 alone."""
+    """`build(config, run) -> gangline.track.Tracker`, on global rank 0 alone."""
 
 
 @dataclass

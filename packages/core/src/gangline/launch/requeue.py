@@ -16,7 +16,7 @@ from pathlib import Path
 from gangline.errors import UserError
 from gangline.files import read_regular, write_whole
 from gangline.run.directory import RunDirectory
-from gangline.run_files import refuse_others
+from gangline.run.files import refuse_others
 
 NOTES = Path("runs", f".jobs-{os.geteuid()}")  # of this user; a file for each job and command line: its run directory
 

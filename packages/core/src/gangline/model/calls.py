@@ -61,7 +61,7 @@ class LossCall:
     """What `loss(hidden, weight, targets, loss_mask) -> sum` computes: cross-entropy of the logits hidden · weightᵀ.
 
     z         weight of log²Z, Z the sum of a token's exp(logits) (PaLM, arXiv 2204.02311, section 5): a term that joins
-              the gradients by `gangline.forward_context.emit_loss` under the name "z_loss", and not the sum that is
+              the gradients by `forward_context.emit_loss` under the name "z_loss", and not the sum that is
               returned
     soft_cap  bounds the logits to cap · tanh(logits / cap) (Gemma 2, arXiv 2408.00118, section 2); None: they are not
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from gangline.comm.base import Comm
-    from gangline.precision.base import Precision
+    from gangline.precision import Precision
 
 
 @runtime_checkable

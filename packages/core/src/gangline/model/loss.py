@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gangline.forward_context import emit_loss
 from gangline.model.calls import LOSS_CHUNK as CHUNK, LossCall
+from gangline.model.forward_context import emit_loss
 from gangline.model.kernels import takes_kernels
 
 

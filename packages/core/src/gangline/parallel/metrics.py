@@ -17,7 +17,7 @@ from torch import Tensor
 from gangline.comm.base import Comm, Pending
 from gangline.comm.objects import gather_json
 from gangline.comm.ordered import sum_rows
-from gangline.forward_context import Collected
+from gangline.model.forward_context import Collected
 
 Key = tuple[str, str, str, tuple[int, ...]]  # path, name, "loss" | "sum" | "mean" | "max", shape
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gangline.batch import Batch
-from gangline.forward_context import Collected, Frame
+from gangline.model.forward_context import Collected, Frame
 from gangline.plan import Plan
 
 

@@ -12,7 +12,7 @@ from gangline.errors import UserError
 from gangline.model.contracts import OwnProducts, bind_around
 from gangline.model.linear import Linear
 from gangline.plan import Plan, matches
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 
 Finish = Callable[[nn.Module, str], None]  # (block, its path): recomputation and compilation, in place
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from gangline.model.buffers import filled_buffers_of, put
 from gangline.plan import Plan
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 from gangline.shard import dtype_name
 
 

@@ -105,7 +105,7 @@ def gangline_precisions() -> Iterable[Part]:
         def build(config, run):
             import torch
 
-            from gangline.precision.base import Precision
+            from gangline.precision import Precision
 
             class CoarsePrecision(Precision):
                 param_dtype = compute_dtype = reduce_dtype = grad_dtype = torch.float32
@@ -319,7 +319,7 @@ def gangline_kinds() -> Iterable[Kind]:
             from dataclasses import dataclass
             from gangline import Part, hookimpl
             from gangline.config import TrackConfig
-            from gangline.track.base import Tracker
+            from gangline.track import Tracker
 
             @dataclass
             class Whisper(TrackConfig):

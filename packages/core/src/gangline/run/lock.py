@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gangline.errors import UserError
 from gangline.files import lock_handle, open_lock
-from gangline.run_files import refuse_planted
+from gangline.run.files import refuse_planted
 
 OVER_SECONDS = 60.0  # how long a node that comes to a job that is over waits for its last nodes to go
 _OVER = " over"

@@ -27,7 +27,7 @@ from gangline.model.init import initialise, shards_of
 from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline.plugin import registry
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 from gangline.run.directory import RunDirectory
 from gangline.run.events import Events
 from gangline.run.generation import generation

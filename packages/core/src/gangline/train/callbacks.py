@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from gangline.callback.base import Callback
+from gangline.callback import Callback
 from gangline.comm.objects import gather_json
 from gangline.config.schema import Run
 from gangline.errors import RAISED, UserError

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gangline import forward_context
 from gangline.config.sections import Recompute
-from gangline.model import documents
+from gangline.model import documents, forward_context
 from gangline.model.contracts import seam_function, seam_module
 from gangline.parallel.prepare import Finish
 from gangline.plan import Seam, block_number, matches

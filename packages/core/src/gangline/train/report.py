@@ -20,10 +20,10 @@ from gangline.model.flops import flops_per_token, parameter_count, trained_count
 from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline.plugin import registry
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 from gangline.pulse.write import current
 from gangline.record import StepRecord
-from gangline.track.base import Start, Tracker
+from gangline.track import Start, Tracker
 from gangline.train.peaks import peak_flops
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk: it passes

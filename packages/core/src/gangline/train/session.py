@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gangline.callback.base import Callback
+from gangline.callback import Callback
 from gangline.checkpoint.base import Checkpointer, Handle
 from gangline.comm.base import Comms
 from gangline.config.schema import Run
@@ -17,7 +17,7 @@ from gangline.data.base import DataSource
 from gangline.health import HealthCheck
 from gangline.mesh import Mesh
 from gangline.optimizer.base import Optimizer
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 from gangline.record import StepRecord
 from gangline.run.attempts import Attempt
 from gangline.run.directory import RunDirectory

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gangline.batch import Batch
-from gangline.forward_context import emit_metric, over_sequence
 from gangline.model.build import Wrapper
+from gangline.model.forward_context import emit_metric, over_sequence
 from gangline_finetune.dpo.nodes import DpoHeadNode
 
 ROUNDING = 256  # machine epsilons of a log-likelihood that a sum over an answer may be off by

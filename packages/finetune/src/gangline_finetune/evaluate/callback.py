@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gangline import UserError
-from gangline.callback.base import Callback, Metrics
+from gangline.callback import Callback, Metrics
 from gangline.comm.base import Comms, Store
 from gangline.comm.objects import gather_json
 from gangline.config import Run

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from gangline.comm.base import Comm
-from gangline.forward_context import draw
 from gangline.model.build import Wrapper, construct
+from gangline.model.forward_context import draw
 from gangline_finetune.lora.nodes import DoraNode, DroppedLoraNode, LengthsNode, LoraNode
 
 

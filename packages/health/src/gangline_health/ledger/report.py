@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline import UserError
-from gangline.reliability import Reliability
+from gangline.explain.reliability import Reliability
 from gangline.run.directory import RunDirectory
 from gangline.run.events import read_events
 from gangline_health.ledger.account import FAULTS, Bubble, follows, found, spans

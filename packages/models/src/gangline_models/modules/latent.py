@@ -29,10 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gangline.batch import Batch
-from gangline.forward_context import for_all_heads
 from gangline.model.attention import plain
 from gangline.model.build import construct
 from gangline.model.cache import KeptTokens, KeyValues, one_query
+from gangline.model.forward_context import for_all_heads
 from gangline.model.linear import Linear
 from gangline.model.rope import rotated
 from gangline.model.rope_rates import frequencies

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from gangline.batch import Batch
-from gangline.forward_context import at, emit_loss, emit_metric
 from gangline.model.build import Wrapper, construct
+from gangline.model.forward_context import at, emit_loss, emit_metric
 from gangline_models.mtp.nodes import MtpHeadNode, MtpNode
 
 

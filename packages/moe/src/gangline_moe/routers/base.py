@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gangline.forward_context import draw
 from gangline.model.build import construct
+from gangline.model.forward_context import draw
 from gangline_moe.nodes import RouterNode
 
 

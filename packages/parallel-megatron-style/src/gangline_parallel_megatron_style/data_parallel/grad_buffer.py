@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from gangline.comm.base import Pending
+from gangline.model.weight_grads import when_accumulated
 from gangline.runtime import ParamShard
-from gangline.weight_grads import when_accumulated
 from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
 from gangline_parallel_megatron_style.data_parallel.options import BufferOptions
 from gangline_parallel_megatron_style.data_parallel.views import BufferViews

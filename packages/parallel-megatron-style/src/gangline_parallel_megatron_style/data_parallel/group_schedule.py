@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gangline.weight_grads import is_deferring
+from gangline.model.weight_grads import is_deferring
 from gangline_parallel_megatron_style.data_parallel.storage import Storage
 from gangline_parallel_megatron_style.pipeline.stage import Segment
 

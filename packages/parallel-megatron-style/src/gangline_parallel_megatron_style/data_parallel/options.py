@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 from gangline_parallel_megatron_style.data_parallel.grad_codec import GradCodec
 
 

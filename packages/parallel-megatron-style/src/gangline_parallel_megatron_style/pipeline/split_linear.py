@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gangline.precision.base import Precision
-from gangline.weight_grads import accumulate_grad, defer
+from gangline.model.weight_grads import accumulate_grad, defer
+from gangline.precision import Precision
 
 
 class SplitProduct(torch.autograd.Function):

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from gangline import forward_context
+from gangline.model import forward_context
 
 
 class Abandoned(Exception):

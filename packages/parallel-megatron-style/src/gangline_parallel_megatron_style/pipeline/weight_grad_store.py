@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gangline.weight_grads import Closure, deferring
+from gangline.model.weight_grads import Closure, deferring
 
 
 class WeightGradStore:

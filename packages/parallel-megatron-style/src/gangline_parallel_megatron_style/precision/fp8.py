@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gangline.config import Run
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 from gangline_parallel_megatron_style.precision.config import Fp8
 from gangline_parallel_megatron_style.precision.device import refuse
 from gangline_parallel_megatron_style.precision.multiply import multiply

@@ -18,7 +18,7 @@ from gangline.model.loss import CrossEntropy
 from gangline.model.seams import call_at
 from gangline.parallel.prepare import full_product, refuse_own
 from gangline.plan import Plan, matches
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 from gangline_parallel_megatron_style.tensor.embedding import Lookup
 from gangline_parallel_megatron_style.tensor.loss import VocabularyLoss
 from gangline_parallel_megatron_style.tensor.region import Region

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gangline.comm.base import Pending
-from gangline.weight_grads import accumulate_grad, defer
+from gangline.model.weight_grads import accumulate_grad, defer
 from gangline_parallel_megatron_style.tensor.setting import Setting, wants
 from gangline_parallel_megatron_style.tensor.visit import Visit, input_gradient
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gangline.weight_grads import accumulate_grad, defer
+from gangline.model.weight_grads import accumulate_grad, defer
 from gangline_parallel_megatron_style.tensor.rows import from_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting, anchor
 

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gangline.forward_context import emit_loss
 from gangline.model.calls import LossCall
+from gangline.model.forward_context import emit_loss
 from gangline.model.loss import (
     by_chunks,
     cap_logits_,
@@ -33,7 +33,7 @@ from gangline.model.loss import (
     uncapped_gradient_,
     wide,
 )
-from gangline.weight_grads import accumulate_grad, defer
+from gangline.model.weight_grads import accumulate_grad, defer
 from gangline_parallel_megatron_style.tensor.rows import to_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting, anchor, wants
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gangline.comm.base import Comm
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 
 
 @dataclass

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gangline.weight_grads import accumulate_grad
+from gangline.model.weight_grads import accumulate_grad
 from gangline_parallel_megatron_style.tensor.setting import Setting, wants
 
 

@@ -2,7 +2,7 @@
 from dataclasses import dataclass
 
 from gangline import Part, hookimpl
-from gangline.reliability import DAY, FailureSimulator, SimulatedTime, SimulatorConfig
+from gangline.explain.reliability import DAY, FailureSimulator, SimulatedTime, SimulatorConfig
 
 
 @dataclass

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from gangline import Part, hookimpl
 from gangline.config import PartConfig, TrackConfig
 from gangline.plugin.registry import build
-from gangline.track.base import Tracker
+from gangline.track import Tracker
 
 
 @dataclass

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 from gangline import Part, hookimpl
 from gangline.config import TrackConfig
-from gangline.track.base import Tracker
+from gangline.track import Tracker
 
 
 @dataclass

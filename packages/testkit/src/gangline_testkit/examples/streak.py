@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gangline import Part, hookimpl
-from gangline.callback.base import Callback
+from gangline.callback import Callback
 from gangline.config import CallbackConfig, PositiveInt
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gangline.config.schema import Run
 from gangline.record import StepRecord
-from gangline.track.base import Start, Tracker
+from gangline.track import Start, Tracker
 from gangline_testkit.toys.plugin import Lines
 
 

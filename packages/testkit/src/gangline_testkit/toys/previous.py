@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gangline.callback.base import Callback, Metrics, like_parameters
+from gangline.callback import Callback, Metrics, like_parameters
 from gangline.comm.base import Comms, Store
 from gangline.config.schema import Run
 from gangline.record import StepRecord

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from gangline import forward_context
 from gangline.batch import Batch
 from gangline.comm.base import Comms
 from gangline.config.schema import Run
-from gangline.forward_context import Collected, Frame
 from gangline.mesh import DATA_AXES, Mesh
+from gangline.model import forward_context
 from gangline.model.buffers import listeners
+from gangline.model.forward_context import Collected, Frame
 from gangline.parallel import norm
 from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
@@ -27,7 +27,7 @@ from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
 from gangline.parallel.sample_losses import check_share, evaluated, in_global_order
 from gangline.parallel.storage import kept_dtype
 from gangline.plan import Plan
-from gangline.precision.base import Precision
+from gangline.precision import Precision
 from gangline.runtime import ParamShard, Runtime, ShardedParam, StepResult
 from gangline.shard import Layout, Registry, Shard, dtype_name, model_array
 from gangline_testkit.toys.axes import Axes

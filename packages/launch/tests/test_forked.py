@@ -17,14 +17,14 @@ CODE = """
 import sys
 from gangline.config.defaults import default_run
 from gangline.launch import forkserver
-from gangline.launch.forked import fork_agent
+from gangline_launch.forked import fork_agent
 """
 RANKS = """
 forkserver.PRELOAD = forkserver.PRELOAD[:4]
 """
 # An agent that starts no rank needs no torch: what the server loads takes its time, and no processor's.
 NO_RANKS = """
-import gangline.launch.forked as forked
+import gangline_launch.forked as forked
 forked.OF_AN_AGENT, forkserver.of_run = (), lambda run: set()
 forkserver.PRELOAD = (forkserver.PRELOAD[0], "slow_to_load")
 """
@@ -93,7 +93,7 @@ def test_a_notice_before_there_is_anything_to_save_ends_nothing(tmp_path):
 
 
 EARLY = """
-import os, signal, gangline.launch.forked as forked
+import os, signal, gangline_launch.forked as forked
 wait = forked._wait
 def stopped(ready):
     os.kill(os.getpid(), signal.SIGTERM)
@@ -122,7 +122,7 @@ def test_a_stop_of_an_agent_that_has_just_begun_ends_it(tmp_path, before):
 def test_an_agent_that_nobody_waits_for_ends_without_a_traceback(tmp_path):
     code = """
 import multiprocessing, sys
-from gangline.launch import forked
+from gangline_launch import forked
 ready, tell = multiprocessing.Pipe(duplex=False)
 ready.close()
 forked._enter("forked_agent:seven", (".",), 0, set(), tell)

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from gangline.draws import uniforms
+from gangline.model.weight_grads import accumulate_grad, defer, is_deferring
 from gangline.pulse.layout import NUMBER
 from gangline.pulse.write import current as current_pulse
-from gangline.weight_grads import accumulate_grad, defer, is_deferring
 
 MetricReduce = Literal["sum", "mean", "max"]
 _FORWARD, _BACKWARD = NUMBER["forward"], NUMBER["backward"]

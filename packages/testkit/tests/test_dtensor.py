@@ -7,8 +7,8 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard as OnDim, distribute_tensor
 
-from gangline.dtensor import to_dtensor, to_shard
 from gangline_testkit import rank
+from gangline_testkit.dtensor import to_dtensor, to_shard
 from gangline_testkit.pool import pool
 
 PLACEMENTS = [

@@ -1,1 +1,0 @@
-"""What acts while a run lives, on every rank: what a callback imports."""

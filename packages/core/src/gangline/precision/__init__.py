@@ -1,1 +1,0 @@
-"""Which numbers a run computes with: what a precision imports."""

@@ -1,1 +1,0 @@
-"""Where a run's records go: what a tracker imports. Torch-free."""
