@@ -4,13 +4,13 @@
 
 Few numbers, each with a meaning (`gangline.cluster.file.NUMBERS`), none of them of a table: those of software and
 network are one for all machines, those of products one for each generation of accelerators. All rows that can be judged
-are fitted on, and judge/calibrated.json lists them; every table weighs as the root of its rows, so that no large one
-drowns the others. Reweighted Gauss-Newton steps on the mean absolute logarithm of predicted over published, where an
-error above e^0.5 counts as that: a row that is not what it seems must not pull. Numbers that few rows show stay near
+are fitted on, and published/calibrated.json lists them. Every table weighs as the root of its rows, so that no large
+one drowns the others. Reweighted Gauss-Newton steps on the mean absolute logarithm of predicted over published, where
+an error above e^0.5 counts as that: a row that is not what it seems must not pull. Numbers that few rows show stay near
 their first guess: its distance, in quarters of the range, costs `PRIOR`.
 
 How far off the numbers are where nothing was fitted, --cross says: each table is judged by a fit on the others, and
-judge/calibrated.json keeps what came out of all of them.
+`gangline plan` prints the spread of all (accuracy.json of gangline-planner).
 
 No other planner is run beside ours on these rows: Calculon (Isaev et al., SC 2023, doi 10.1145/3581784.3607102) is on
 no package index. A predictor by operators that were sampled on the machine reports mean errors of 4.98 % on A100 and
@@ -36,11 +36,13 @@ from gangline import UserError
 from gangline.cluster.file import SHIPPED, Cluster, Quantity, load_cluster, shipped
 from gangline.explain.explained import Explained
 from gangline.explain.work import StageWork
-from gangline_planner.judge.calibrated import FILE, identity
-from gangline_planner.judge.report import rows_of
-from gangline_planner.judge.rows import Judgeable, Row, Unjudged, judgeable
-from gangline_planner.judge.summary import Judged, Spread, slope, slope_interval
+from gangline_planner import accuracy
 from gangline_planner.price.step import Pieces, estimate, step_time
+from published import calibrated
+from published.case import Case, case_of
+from published.report import read_rows
+from published.row import Row, Unjudged
+from published.summary import Judged, Spread, slope, slope_interval
 
 GENERATIONS = {"ampere": r"[av]100", "hopper": r"h[12]00|mi300x|v5p", "blackwell": r"g?b200", "ultra": r"g?b300"}
 SOURCE = "fitted on published step times by benchmarks/planner_fit.py"
@@ -231,9 +233,9 @@ def write(fit: Fit) -> None:
         path.write_text(text)
 
 
-def points_of(cases: Iterable[Judgeable]) -> list[Point]:
+def points_of(cases: Iterable[Case]) -> list[Point]:
     """Rows that are the same run, published more than once, are one."""
-    same: dict[object, list[Judgeable]] = {}
+    same: dict[object, list[Case]] = {}
     for case in cases:
         found = case.explained
         key = (case.row.get("table"), case.cluster.name, found.mesh, found.tokens, found.microbatches, found.products)
@@ -243,7 +245,7 @@ def points_of(cases: Iterable[Judgeable]) -> list[Point]:
     points = []
     for alike in same.values():
         explained, cluster = interned(alike[0].explained), alike[0].cluster
-        each, table = tuple(case.seconds for case in alike), str(alike[0].row["table"])
+        each, table = tuple(case.seconds for case in alike), str(alike[0].row.get("table"))
         points.append(Point(table, cluster.name, explained, each, stretch(explained, cluster)))
     return points
 
@@ -259,11 +261,11 @@ def interned(explained: Explained) -> Explained:
     return replace(explained, work=tuple(known.setdefault(key(work), work) for work in explained.work))
 
 
-def cases_of(path: str) -> Iterator[tuple[Row, Judgeable]]:
+def cases_of(path: str) -> Iterator[tuple[Row, Case]]:
     """All rows of a file that can be judged."""
-    for row in rows_of(path):
+    for row in read_rows(path):
         try:
-            yield row, judgeable(row)
+            yield row, case_of(row)
         except (Unjudged, UserError):
             continue
 
@@ -297,7 +299,7 @@ def cross(problem: Problem, at: Vector) -> list[Judged]:
 
 
 def elsewhere(judged: list[Judged]) -> dict[str, float]:
-    """What judge/calibrated.json says of rows that nothing was fitted on."""
+    """Return the spread and the drift of the errors."""
     low, high = slope_interval(judged)
     drift = {"slope": slope(judged), "slope_low": low, "slope_high": high}
     found = asdict(Spread.of([one.error for one in judged])) | {"tables": len({one.table for one in judged})} | drift
@@ -313,12 +315,12 @@ def main() -> int:
     cases = list(cases_of(asked.rows))
     problem, at = descend(points_of(case for _, case in cases), asked.rounds)
     fit = problem.fit(at)
-    kept = json.loads(FILE.read_text())
-    kept["rows"] = {str(row["id"]): identity(row) for row, _ in cases}
+    rows = {str(row.get("id")): calibrated.identity(row) for row, _ in cases}
+    calibrated.FILE.write_text(json.dumps(rows, indent=1) + "\n")
     if asked.cross:
-        kept["elsewhere"] = elsewhere(cross(problem, at))
-        print(kept["elsewhere"])
-    FILE.write_text(json.dumps(kept, indent=1) + "\n")
+        found = elsewhere(cross(problem, at))
+        print(found)
+        accuracy.FILE.write_text(json.dumps(found, indent=1) + "\n")
     write(fit)
     for (own, name), value in fit.items():
         print(f"{own:10} {name:24} {value:.4g}")

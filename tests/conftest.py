@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "docs")]
 sys.path.append(str(ROOT / "packages/models/tests"))  # small models of families
 sys.path.append(str(ROOT / "packages/parallel-megatron-style/tests"))  # what ranks do that write
+sys.path.append(str(ROOT / "benchmarks"))  # published measurements
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from gangline.cli.main import main
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry
-from gangline_ckpt_zarr.commands import copying
+from gangline_ckpt_zarr.commands import copy
 from gangline_ckpt_zarr.commands.where import one
 from gangline_ckpt_zarr.format import native, zarr_json
 from gangline_ckpt_zarr.format.grid import stored_dtype
@@ -355,7 +355,7 @@ def test_refs_of_an_open_copy_are_not_needed(source, tmp_path, capsys):
 def test_whatever_the_layout(tmp_path_factory, registry: Registry) -> None:
     place = tmp_path_factory.mktemp("any")
     meta = save(str(place / "a"), registry)
-    copying._openly(one([str(place / "a")]).copy(), open_store(str(place / "open")))
+    copy._openly(one([str(place / "a")]).copy(), open_store(str(place / "open")))
     made = zarr_json.read((place / "open" / "zarr.json").read_bytes(), "zarr.json")
     assert isinstance(made, NativeMeta)
     assert made.shapes == meta.shapes

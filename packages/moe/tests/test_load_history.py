@@ -118,7 +118,7 @@ def test_colours_are_blue_below_the_mean_and_red_above_it():
     ("words", "message"),
     [
         (["report", "nowhere"], "holds no metrics.jsonl"),
-        (["report", "{}", "--columns", "0"], "leaves no room"),
+        (["report", "{}", "--columns", "0"], "--columns 0: expected a number above 0"),
         (["reprot", "{}"], "there is no gangline moe reprot"),
         (["report", "{}", "--svg", "/nowhere/picture.svg"], "cannot be written"),
     ],

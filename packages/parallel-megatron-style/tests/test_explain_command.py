@@ -152,7 +152,7 @@ def test_a_good_layout_has_no_notes(say):
         ("explain parallel=3dd", ["parallel=3dd is not available here."]),
         ("explain --gpu-memory", ["--gpu-memory needs a value."]),
         ("explain --gpu-memory much", ["--gpu-memory much: expected a number above 0."]),
-        ("explain --gpu-mem=2", ["there is no flag --gpu-mem=2.", "Did you mean gpu-memory?"]),
+        ("explain --gpu-mem=2", ["there is no flag --gpu-mem=2.", "Did you mean --gpu-memory?"]),
         ("explian", ["there is no gangline parallel explian.", "Did you mean explain?", "Choices: explain, draw."]),
         ("draw --schedule zb", ["--schedule zb does not exist.", "Choices: gpipe, 1f1b"]),
         ("draw --stages 2.5", ["--stages 2.5: expected a whole number."]),

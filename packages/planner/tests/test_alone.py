@@ -7,7 +7,6 @@ import json
 import pytest
 
 from gangline.cli.main import main
-from gangline.plugin.registry import installed
 
 EIGHT = (
     "parallel=ddp",
@@ -40,26 +39,3 @@ def test_search_ranks_what_is_installed(capsys):
     assert len(lines) > 1
     assert seconds == sorted(seconds)
     assert all("parallel=ddp" in line for line in lines)
-
-
-@pytest.fixture
-def alone(monkeypatch):
-    """No plugin but the planner, whatever else is installed."""
-    with monkeypatch.context() as patch:
-        patch.setenv("GANGLINE_PLUGINS", "planner")
-        installed.cache_clear()
-        yield
-    installed.cache_clear()
-
-
-def test_rows_whose_layout_nobody_here_supplies_are_named(tmp_path, capsys, alone):
-    row = {
-        "id": "gpt-1b", "table": "t", "model": "GPT-1.7B", "hidden": 2304, "heads": 24, "layers": 24, "seq": 2048,
-        "vocab": 51200, "gpu": "A100-80GB", "n_gpus": 32, "tp": 2, "pp": 1, "micro_batch": 8, "global_batch": 512,
-        "step_time_s": 1.0,
-    }  # fmt: skip
-    (tmp_path / "rows.json").write_text(json.dumps({"rows": [row]}))
-    assert main(["plan", "judge", str(tmp_path / "rows.json")]) == 0
-    printed = capsys.readouterr().out
-    assert "not judged: 1 of 1" in printed
-    assert "it takes gangline-parallel-megatron-style (gpt-1b)" in printed

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from gangline import UserError
 from gangline.cli import notes_by
-from gangline.cli.verbs import usage_of, verb_of
+from gangline.cli.flags import Flags
+from gangline.cli.verbs import run_verb
 from gangline.record import read_records
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
@@ -75,18 +77,16 @@ VERBS: dict[str, tuple[Callable[[Path], int], str]] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command. Raises UserError for words that it does not know."""
-    usage = usage_of("launch", {verb: text for verb, (_, text) in VERBS.items()})
-    asked = verb_of("launch", VERBS, argv, usage)
-    if asked is None:
-        return 0
-    verb, rest = asked
-    if rest[:1] in (["-h"], ["--help"]):
-        print(f"usage: gangline launch {verb} RUN_DIR\n\n{VERBS[verb][1]}")
-        return 0
-    if len(rest) != 1 or rest[0].startswith("-"):
-        raise UserError(f"gangline launch {verb} takes a run directory.", f"gangline launch {verb} RUN_DIR")
+    """Run a verb of `gangline launch`. Raises UserError."""
+    texts, runs = {verb: text for verb, (_, text) in VERBS.items()}, {verb: partial(_run, verb) for verb in VERBS}
+    return run_verb("launch", texts, runs, argv)
+
+
+def _run(verb: str, argv: Sequence[str]) -> int:
+    run, text = VERBS[verb]
+    flags = Flags(f"launch {verb}", text)
+    flags.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     try:
-        return VERBS[verb][0](Path(rest[0]))
+        return run(flags.read(argv).run_dir)
     except SchedulerError as error:
         raise UserError(f"gangline launch {verb}: {error}.", "The job is as it was. Try again.") from error

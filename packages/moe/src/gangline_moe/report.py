@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangline import UserError
 from gangline.cli import notes_by
-from gangline.cli.verbs import verb_of
+from gangline.cli.flags import Flags
+from gangline.cli.verbs import run_verb
 from gangline.figure import write_figure
 from gangline_moe.load_history import StepLoads, layers_of, load_history, shares, windows
 from gangline_moe.picture import over_time
 
-USAGE = """\
-usage: gangline moe report RUN_DIR [--svg FILE] [--columns N]
-
-  report   how evenly the experts of each layer were used, over the run: a column for each stretch of steps, a row for
-           each expert. With --svg FILE as a picture, too"""
-
+VERBS = {"report": "how evenly the experts of each layer were used over a run"}
 SHADES = " .:-+*#%@"  # of the load over the mean: nothing to SHADED times the mean and more
 SHADED = 2.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """The verb `gangline moe`. Raises UserError for a run without experts, and where the picture cannot be written."""
-    asked = verb_of("moe", ["report"], argv, USAGE)
-    if asked is None:
-        return 0
-    parser = argparse.ArgumentParser(prog="gangline moe report", usage=USAGE.removeprefix("usage: "))
-    parser.add_argument("run_dir")
-    parser.add_argument("--svg", metavar="FILE")
-    parser.add_argument("--columns", type=int, default=60)
-    options = parser.parse_args(asked[1])
-    if options.columns < 1:
-        raise UserError(f"--columns {options.columns} leaves no room for a picture.", "", "--columns 60")
+    """Run a verb of `gangline moe`."""
+    return run_verb("moe", VERBS, {"report": report}, argv)
+
+
+def report(argv: Sequence[str]) -> int:
+    """Print the loads of experts. Raises UserError for a run without experts, or a picture that cannot be written."""
+    flags = Flags("moe report", "Show the load of experts: a column for each stretch of steps, a row for each expert.")
+    flags.add_argument("run_dir", metavar="RUN_DIR")
+    flags.add_argument("--svg", metavar="FILE", help="the report as a picture, too")
+    flags.add_number("--columns", "60", "columns at most (60)", integer=True, default=60)
+    options = flags.read(argv)
     steps, run = load_history(options.run_dir, notes_by("gangline moe report")), Path(options.run_dir).resolve().name
     print(as_text(steps, options.columns, run))
     if options.svg:

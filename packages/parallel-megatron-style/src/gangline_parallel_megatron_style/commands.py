@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline import UserError
-from gangline.cli.verbs import verb_of
+from gangline.cli.flags import Flags
+from gangline.cli.verbs import run_verb
 from gangline.config.suggest import near
 from gangline.explain.timeline import ActionTimes
 from gangline.figure import write_figure
@@ -21,36 +23,20 @@ if TYPE_CHECKING:
     from gangline.cluster.given import GivenNodes
     from gangline.config import Run
 
-USAGE = """\
-usage: gangline parallel explain [--gpu-memory GB] [--trace] [WORDS OF train ...]
-       gangline parallel explain [--gpu-memory GB] [--trace] RUN_DIR
-       gangline parallel draw [--schedule NAME --stages N --microbatches N [--chunks N]] [--svg FILE] [--width N]
-       gangline parallel draw [--svg FILE] [--width N] WORDS OF train ...
-       gangline parallel draw [--svg FILE] [--width N] RUN_DIR
-
-  explain   what a layout sends, keeps and waits for; nothing is started, and no GPU is needed. With --trace the rank
-            that needs most memory is run through its real operators, without their memory, and measured. Of a run
-            directory: on the nodes that its newest start was given, by their places in the network
-  draw      a pipeline's schedule as a picture: of the numbers given, of a run as it should be, or of the last step
-            that a run with parallel.record=true has recorded
-
-  gangline parallel explain parallel=3d model=llama3-8b launch.processes=64 batch.global_size=512 precision=bf16
-  gangline parallel draw --schedule zb_h1 --stages 4 --microbatches 8"""
-
-NUMBERS = {"stages", "microbatches", "chunks"}  # flags of `draw` that make a schedule
+VERBS = {
+    "explain": "what a layout sends, keeps and waits for; nothing is started, and no GPU is needed",
+    "draw": "a pipeline's schedule as a picture",
+}
+EXAMPLES = """\
+gangline parallel explain parallel=3d model=llama3-8b launch.processes=64 batch.global_size=512 precision=bf16
+gangline parallel draw --schedule zb_h1 --stages 4 --microbatches 8
+"""
+OVERRIDES = "overrides of `train`, or the directory of a run"
 
 
 def main(argv: Sequence[str]) -> int:
-    """The verb `gangline parallel`. Raises UserError for words that it does not know."""
-    verbs = {"explain": _explain, "draw": _draw}
-    asked = verb_of("parallel", verbs, argv, USAGE)
-    if asked is None:
-        return 0
-    verb, rest = asked
-    if {"-h", "--help"} & set(rest):
-        print(USAGE)
-        return 0
-    return verbs[verb](rest)
+    """Run a verb of `gangline parallel`."""
+    return run_verb("parallel", VERBS, {"explain": _explain, "draw": _draw}, argv, EXAMPLES)
 
 
 def _explain(argv: Sequence[str]) -> int:
@@ -58,17 +44,28 @@ def _explain(argv: Sequence[str]) -> int:
     from gangline_parallel_megatron_style.explain.page import text, traced
     from gangline_parallel_megatron_style.layout.fits import untraceable
 
-    flags, words = flags_of([word for word in argv if word != "--trace"], ("gpu-memory",))
-    gpu = number("gpu-memory", flags.get("gpu-memory", "80"))
-    run, given = _asked(words)
+    flags = Flags(
+        "parallel explain",
+        "Print what a layout sends, keeps and waits for. Of the directory of a run: on the nodes that its newest\n"
+        "start was given, by their places in the network.",
+    )
+    flags.add_argument("words", nargs="*", metavar="OVERRIDE", help=OVERRIDES)
+    flags.add_number("--gpu-memory", "80", "memory of a GPU in GB (80)", default=80.0)
+    flags.add_argument(
+        "--trace",
+        action="store_true",
+        help="run the rank that needs most memory through its real operators, without their memory, and measure it",
+    )
+    asked = flags.read(argv)
+    run, given = _asked(asked.words)
     case = case_of(run)
     if given is not None:  # the layout is that of the run's options; its links are those of the nodes
         case = replace(case, config=replace(case.config, topology=given.topology(case.config.topology)))
     found = of_case(case, run.run.device != "cpu", run.precision.products())
-    if "--trace" in argv and (problems := list(untraceable(case.tree, case.plan))):
+    if asked.trace and (problems := list(untraceable(case.tree, case.plan))):
         raise UserError.of(problems)
-    print(text(case, found, gpu))
-    if "--trace" in argv:
+    print(text(case, found, asked.gpu_memory))
+    if asked.trace:
         from gangline_parallel_megatron_style.explain.trace import trace
 
         print(traced(found, trace(run, case, found.fullest)))
@@ -90,39 +87,49 @@ def _asked(words: Sequence[str]) -> tuple[Run, GivenNodes | None]:
 
 
 def _draw(argv: Sequence[str]) -> int:
+    from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
     from gangline_parallel_megatron_style.pipeline.simulate import simulate
 
-    flags, words = flags_of(argv, ("schedule", *sorted(NUMBERS), "svg", "width"))
-    if words and flags.keys() & {"schedule", *NUMBERS}:
+    flags = Flags(
+        "parallel draw",
+        "Draw the schedule of a pipeline: of the numbers given; of a run as it should be; or of the last step that a\n"
+        "run with parallel.record=true has recorded.",
+    )
+    flags.add_argument("words", nargs="*", metavar="OVERRIDE", help=OVERRIDES)
+    flags.add_argument("--schedule", metavar="NAME", help=f"one of {', '.join(SCHEDULES)} (1f1b)")
+    flags.add_number("--stages", "4", "number of pipeline ranks (4)", integer=True)
+    flags.add_number("--microbatches", "8", "number of microbatches (8)", integer=True)
+    flags.add_number("--chunks", "2", "number of model chunks of a rank", integer=True)
+    flags.add_argument("--svg", metavar="FILE", help="write a picture instead of text")
+    flags.add_number("--width", "100", "width in letters (100), or in pixels of a picture (960)", integer=True)
+    asked = flags.read(argv)
+    words = asked.words
+    if words and (asked.schedule or asked.stages or asked.microbatches or asked.chunks):
         raise UserError("a schedule is drawn of the numbers given, or of a run.", "Leave out the flags, or the words.")
     if len(words) == 1 and Path(words[0], "metrics.jsonl").exists():
         timeline, caption = _recorded(Path(words[0]))
     else:
-        schedule, times, caption = _of_run(words) if words else _of_flags(flags)
+        schedule, times, caption = _of_run(words) if words else _of_flags(asked)
         timeline = simulate(schedule, times)
-    width = whole("width", flags["width"]) if "width" in flags else None
-    if "svg" in flags:
-        write_figure(schedule_figure(timeline, caption, width or 960), flags["svg"])
-        print(flags["svg"])
+    if asked.svg:
+        write_figure(schedule_figure(timeline, caption, asked.width or 960), asked.svg)
+        print(asked.svg)
     else:
-        print(as_text(timeline, caption, width or 100))
+        print(as_text(timeline, caption, asked.width or 100))
     return 0
 
 
-def _of_flags(flags: dict[str, str]) -> tuple[Schedule, ActionTimes, Caption]:
+def _of_flags(asked: Namespace) -> tuple[Schedule, ActionTimes, Caption]:
     """The schedule that the flags name; its stages cost the same, a backward pass twice a forward pass."""
     from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_schedule
 
-    name = flags.get("schedule", "1f1b")
+    name = asked.schedule or "1f1b"
     if name not in SCHEDULES:
         raise UserError(
             f"--schedule {name} does not exist.", near(name, SCHEDULES), f"Choices: {', '.join(SCHEDULES)}."
         )
-    sizes = {"stages": 4, "microbatches": 8} | {flag: whole(flag, flags[flag]) for flag in flags.keys() & NUMBERS}
     try:
-        made = make_schedule(
-            name, ranks=sizes["stages"], microbatches=sizes["microbatches"], chunks=sizes.get("chunks")
-        )
+        made = make_schedule(name, ranks=asked.stages or 4, microbatches=asked.microbatches or 8, chunks=asked.chunks)
     except ValueError as error:
         raise UserError(f"{error}.") from error
     return made, UNIFORM, Caption(_title(name, made))
@@ -174,40 +181,3 @@ def _of_run(words: Sequence[str]) -> tuple[Schedule, list[ActionTimes], Caption]
         "forward passes of the largest stage",
     )
     return schedule, [ActionTimes(time.F / most, time.I / most, time.W / most) for time in action_times(case)], caption
-
-
-def flags_of(argv: Sequence[str], known: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Flags with a value, `--name value` or `--name=value`, and the other words. Raises UserError."""
-    flags, words, rest = {}, [], list(argv)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("-"):
-            words.append(word)
-            continue
-        name, sign, value = word.removeprefix("--").partition("=")
-        if name not in known:
-            listed = ", ".join(f"--{flag}" for flag in known)
-            raise UserError(f"there is no flag {word}.", near(name, known), f"Flags: {listed}.")
-        if not sign and not rest:
-            raise UserError(f"{word} needs a value.")
-        flags[name] = value if sign else rest.pop(0)
-    return flags, words
-
-
-def number(name: str, value: str) -> float:
-    """A positive number. Raises UserError."""
-    try:
-        found = float(value)
-    except ValueError:
-        found = 0.0
-    if found <= 0:
-        raise UserError(f"--{name} {value}: expected a number above 0.")
-    return found
-
-
-def whole(name: str, value: str) -> int:
-    """A positive whole number. Raises UserError."""
-    found = number(name, value)
-    if found != int(found):
-        raise UserError(f"--{name} {value}: expected a whole number.")
-    return int(found)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from gangline.cluster.file import shipped
 from gangline.config import Run
 from gangline.plugin.registry import installed
+from gangline_planner.accuracy import expected_error
 from gangline_planner.forecast import Forecast
-from gangline_planner.judge.calibrated import expected_error
 from gangline_planner.pictures.terminal import memory_bars, step_bar, timeline
 
 GB = 1e9

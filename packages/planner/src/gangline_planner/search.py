@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from gangline import UserError
 from gangline.cluster.file import Cluster, shipped
+from gangline_planner.accuracy import expected_error
 from gangline_planner.alternatives import name_of
 from gangline_planner.assumed import Planned, refused
 from gangline_planner.bounds import Alternative, bounded
 from gangline_planner.choose import Beaten, all_words, planned_as, uncollected
 from gangline_planner.forecast import Forecast
-from gangline_planner.judge.calibrated import expected_error
 from gangline_planner.page import unknown
 from gangline_planner.pictures.terminal import plane
 

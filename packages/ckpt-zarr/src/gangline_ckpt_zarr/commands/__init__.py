@@ -6,10 +6,9 @@ Each verb is a module that is imported when it is asked for, so that looking tak
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 
 from gangline import BadCheckpoint, UserError
-from gangline.cli.verbs import usage_of, verb_of
+from gangline.cli.verbs import run_verb
 
 VERBS = {
     "ls": "checkpoints with step, size, age, tiers and state",
@@ -23,7 +22,6 @@ VERBS = {
     "average": "the mean of several checkpoints' weights as one to start from",
     "import": "a Hugging Face directory as a checkpoint to start from",
 }
-MODULES = {"import": "import_", "copy": "copying"}  # where a verb's own name will not do
 
 NAMED = (
     "A checkpoint is named by its run, RUN_DIR (the newest) or RUN_DIR step-00000012, by its directory, or by a URL."
@@ -32,13 +30,8 @@ NAMED = (
 
 def main(argv: Sequence[str]) -> int:
     """The verb `gangline ckpt`; 0 where all is well, 1 where something is damaged or differs. Raises UserError."""
-    asked = verb_of("ckpt", VERBS, argv, usage_of("ckpt", VERBS, NAMED))
-    if asked is None:
-        return 0
-    verb, rest = asked
-    run = import_module(f"{__name__}.{MODULES.get(verb, verb)}").run
     try:
-        return run(rest)
+        return run_verb("ckpt", VERBS, __name__, argv, NAMED)
     except BadCheckpoint as bad:
         print(bad)
         return 1

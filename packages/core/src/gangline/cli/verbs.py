@@ -1,30 +1,41 @@
-"""A command with verbs of its own, such as `gangline data prepare`: which one is meant, and the page of all of them."""
+"""A command with verbs of its own, such as `gangline data prepare`: its page, and the verb that is meant."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from keyword import iskeyword
 
 from gangline.config.suggest import near
 from gangline.errors import UserError
 
+HELP = ("-h", "--help", "help")
+Run = Callable[[Sequence[str]], int]
 
-def usage_of(command: str, verbs: Mapping[str, str], more: str = "") -> str:
-    """The page that lists them. verbs: each with a line about it. more: a paragraph to stand below."""
+
+def run_verb(
+    command: str, verbs: Mapping[str, str], runs: Mapping[str, Run] | str, argv: Sequence[str], more: str = ""
+) -> int:
+    """Run the verb that the arguments begin with and return its exit code; print the page of all verbs for --help.
+
+    verbs: each with a line about it. runs: the function of each verb, or the package that has a module of each, with a
+    function `run`: `burn_in` of the verb burn-in, `import_` of the verb import. It is imported when it is asked for.
+    more: a paragraph below the verbs. Raises UserError for a verb that does not exist.
+    """
+    if not argv or argv[0] in HELP:
+        print(_page(command, verbs, more))
+        return 0
+    verb, *rest = argv
+    if verb not in verbs:
+        raise UserError(f"there is no gangline {command} {verb}.", near(verb, verbs), f"Choices: {', '.join(verbs)}.")
+    if isinstance(runs, str):
+        module = verb.replace("-", "_") + "_" * iskeyword(verb)
+        return int(import_module(f"{runs}.{module}").run(rest))
+    return runs[verb](rest)
+
+
+def _page(command: str, verbs: Mapping[str, str], more: str) -> str:
     width = max(map(len, verbs))
     lines = [f"  {verb:{width}} {text}" for verb, text in verbs.items()]
     below = [*([more] if more else []), f"gangline {command} VERB --help  says more."]
     return "\n".join([f"usage: gangline {command} VERB ...", "", *lines, "", *below])
-
-
-def verb_of(command: str, verbs: Collection[str], argv: Sequence[str], usage: str) -> tuple[str, Sequence[str]] | None:
-    """(the verb, what is behind it); None where help was asked for, and `usage` was printed.
-
-    Raises UserError for a verb that does not exist.
-    """
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(usage)
-        return None
-    verb, *rest = argv
-    if verb not in verbs:
-        raise UserError(f"there is no gangline {command} {verb}.", near(verb, verbs), f"Choices: {', '.join(verbs)}.")
-    return verb, rest

@@ -6,10 +6,9 @@ Each verb is a module that is imported when it is asked for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 
 from gangline import UserError
-from gangline.cli.verbs import usage_of, verb_of
+from gangline.cli.verbs import run_verb
 
 VERBS = {
     "prepare": "text, JSONL or Parquet -> clean, without doubles, as tokens",
@@ -23,8 +22,7 @@ VERBS = {
 
 def main(argv: Sequence[str]) -> int:
     """The verb `gangline data`; 0 where all is well, 1 where something is damaged."""
-    asked = verb_of("data", VERBS, argv, usage_of("data", VERBS))
-    return 0 if asked is None else int(import_module(f"{__name__}.{asked[0]}").run(asked[1]))
+    return run_verb("data", VERBS, __name__, argv)
 
 
 def check_out(out: str) -> None:

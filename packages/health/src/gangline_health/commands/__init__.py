@@ -6,9 +6,8 @@ Each verb is a module that is imported when it is asked for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 
-from gangline.cli.verbs import usage_of, verb_of
+from gangline.cli.verbs import run_verb
 
 VERBS = {
     "report": "where every second of a run went, its faults, and the best that could be had",
@@ -20,5 +19,4 @@ VERBS = {
 
 def main(argv: Sequence[str]) -> int:
     """The verb `gangline health`."""
-    asked = verb_of("health", VERBS, argv, usage_of("health", VERBS))
-    return 0 if asked is None else int(import_module(f"{__name__}.{asked[0].replace('-', '_')}").run(asked[1]))
+    return run_verb("health", VERBS, __name__, argv)

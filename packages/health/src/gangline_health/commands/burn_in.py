@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import subprocess
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gangline import UserError
+from gangline.cli.flags import Flags
 from gangline.files import read_regular
 from gangline.launch.config import ElasticLaunch
 from gangline.launch.nodes import fewest_and_most
@@ -35,13 +35,14 @@ MOST_SAMPLES = 4096  # of the one step
 
 def run(argv: Sequence[str]) -> int:
     """Print it; the exit code is that of the run: 0, or 3 where a rank is bad."""
-    parser = argparse.ArgumentParser(
-        prog="gangline health burn-in",
-        description="Measures products, memory and links of every rank, and names those far below the median (exit "
-        "code 3). All other words are those of train: launch.processes=8, health.burn_in.seconds=2.",
+    flags = Flags(
+        "health burn-in",
+        "Measure products, memory and links of every rank, and name those far below the median (exit code 3).",
     )
-    parser.add_argument("--json", action="store_true", help="what was measured as JSON, for scripts")
-    asked, words = parser.parse_known_args(list(argv))
+    flags.add_argument("--json", action="store_true", help="what was measured as JSON, for scripts")
+    flags.add_argument("words", nargs="*", metavar="OVERRIDE", help="of train: launch.processes=8")
+    asked = flags.read(argv)
+    words = asked.words
     name = next((word.partition("=")[2] for word in words if word.startswith("run.dir=")), "")
     run_dir = Path(name or f"runs/burn-in-{time.strftime('%Y%m%d-%H%M%S')}")
     own = [*MODEL, "health=[burn_in]"]

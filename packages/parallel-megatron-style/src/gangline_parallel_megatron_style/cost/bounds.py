@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from gangline.plan import Plan
 from gangline_parallel_megatron_style.cost import activations, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import together, transfer
+from gangline_parallel_megatron_style.layout.alike import alike_blocks
 from gangline_parallel_megatron_style.layout.stages import partition
 from gangline_parallel_megatron_style.pipeline.actions import stage_of
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
@@ -45,10 +45,6 @@ class Whole:
     head: int
     largest: int
     logits: int
-
-
-_WHOLE: OrderedDict[tuple, tuple[object, Whole | None]] = OrderedDict()
-_BLOCKS: OrderedDict[tuple, tuple[object, list[tuple[int, int, int]]]] = OrderedDict()
 
 
 def bounds_of(
@@ -180,21 +176,22 @@ def _whole(
     config: Composed, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None, micro: int
 ) -> Whole | None:
     """None: it cannot be."""
-    tree, plan = model
     network = topology or config.topology
     key = (
-        *(id(tree), id(plan), mesh.size("tp"), mesh.size("cp"), micro, config.sequence_parallel, config.context),
+        *(mesh.size("tp"), mesh.size("cp"), micro, config.sequence_parallel, config.context),
         *(run.batch.sequence_length, run.run.recompute, run.run.recompute_every, run.run.device, run.precision.sizes()),
         network.domains,
-        mesh.sizes[1:] + (config.schedule, config.overlap) if plan.folds else (),
+        mesh.sizes[1:] + (config.schedule, config.overlap) if model[1].folds else (),
     )
-    if key not in _WHOLE:
+
+    def counted() -> Whole | None:
         try:
-            found = _counted(config, run, mesh, model, network, micro)
+            return _counted(config, run, mesh, model, network, micro)
         except ValueError:  # heads, or another dimension, that these ranks do not share evenly
-            found = None
-        _remember(_WHOLE, key, (model, found), 1024)
-    return _WHOLE[key][1]
+            return None
+
+    found: Whole | None = alike_blocks(*model).microbatches.get(key, counted)
+    return found
 
 
 def _counted(config: Composed, run: Run, mesh: Mesh, model: tuple[Node, Plan], network: Topology, micro: int) -> Whole:
@@ -230,20 +227,16 @@ def _blocks(config: Composed, run: Run, mesh: Mesh, model: tuple[Node, Plan]) ->
     if pp == 1:
         return [(0, model[1].layers, model[1].layers)]
     stages = config.stages and tuple(config.stages)
-    key = (id(model[0]), id(model[1]), pp, chunks, placement, stages, run.batch.sequence_length)
-    if key not in _BLOCKS:
+    key = (pp, chunks, placement, stages, run.batch.sequence_length)
+
+    def counted() -> list[tuple[int, int, int]]:
         sizes = list(map(len, partition(config, mesh, *model, run.batch.sequence_length)))
-        found: dict[object, tuple[int, int, int]] = {}
+        kinds: dict[object, tuple[int, int, int]] = {}
         for rank in range(pp):
             own = [sizes[stage_of(pp, placement, rank, chunk)] for chunk in range(chunks)]
             kind = (sum(own), min(own))
-            found.setdefault((kind, rank == pp - 1), (rank, *kind))
-        _remember(_BLOCKS, key, (model, list(found.values())), 1024)
-    return _BLOCKS[key][1]
+            kinds.setdefault((kind, rank == pp - 1), (rank, *kind))
+        return list(kinds.values())
 
-
-def _remember(known: OrderedDict, key: tuple, value: object, most: int) -> None:
-    """With the model, so that its identity stays its own."""
-    if len(known) >= most:
-        known.popitem(last=False)
-    known[key] = value
+    found: list[tuple[int, int, int]] = alike_blocks(*model).partitions.get(key, counted)
+    return found

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from gangline_parallel_megatron_style.config import Composed
 
 
-# What layouts that are compared share: the arrays of a model on a mesh, its pipeline aside.
-_ARRAYS: dict[tuple, ModelArrays] = {}
-
-
 @dataclass(frozen=True)
 class Case:
     """Sizes are those of one rank where their name does not say otherwise; every rank of a stage has the same."""
@@ -172,12 +168,10 @@ class Case:
     @cached_property
     def _arrays(self) -> ModelArrays:
         mesh = Mesh(tuple((axis, 1 if axis == "pp" else size) for axis, size in self.mesh.sizes))
-        key = (id(self.model), mesh, self.sequence_parallel)
-        if key not in _ARRAYS:
-            if len(_ARRAYS) >= 64:
-                del _ARRAYS[next(iter(_ARRAYS))]
-            _ARRAYS[key] = ModelArrays(self.model, mesh, self.sequence_parallel)
-        return _ARRAYS[key]
+        found: ModelArrays = self.model.arrays.get(
+            (mesh, self.sequence_parallel), lambda: ModelArrays(self.model, mesh, self.sequence_parallel)
+        )
+        return found
 
     @cached_property
     def stage_of(self) -> list[int]:

@@ -18,9 +18,7 @@ from gangline_parallel_megatron_style.layout import check
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline_parallel_megatron_style.pipeline.actions import Schedule
-
-Turns = tuple[tuple[StepAction, ...], ...]
+    from gangline_parallel_megatron_style.pipeline.actions import Schedule, StepTurns
 
 
 def explained(run: Run) -> Explained:
@@ -120,25 +118,11 @@ def _ranks(case: Case, schedule: Schedule | None, gpu: bool) -> Iterator[RankExp
         )
 
 
-_TURNS: dict[int, tuple[Schedule, list[Turns]]] = {}  # by the schedule's identity, which it keeps alive
-
-
-def _turns(case: Case, schedule: Schedule | None) -> list[Turns]:
-    """The actions of every pipeline rank, once for all layouts that share a schedule."""
+def _turns(case: Case, schedule: Schedule | None) -> list[StepTurns]:
+    """Return the actions of every pipeline rank."""
     if schedule is None:
         return [tuple((StepAction(kind, 0, number),) for number in range(case.microbatches) for kind in ("F", "B"))]
-    if id(schedule) not in _TURNS:
-        found = [
-            tuple(
-                tuple(StepAction(kind, stages[chunk], microbatch) for kind, chunk, microbatch in turn)
-                for turn in schedule.turns(rank)
-            )
-            for rank, stages in enumerate(map(case.stages_of, range(case.pp)))
-        ]
-        if len(_TURNS) >= 64:
-            del _TURNS[next(iter(_TURNS))]
-        _TURNS[id(schedule)] = (schedule, found)
-    return _TURNS[id(schedule)][1]
+    return schedule.step_turns
 
 
 def _ours(config: type) -> bool:

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from functools import cached_property
+from typing import Any
 
 from gangline.model.flops import flops_per_token, parameter_count
 from gangline.model.tree import Node, by_path, nodes, parameter_shapes
 from gangline.plan import Plan
 
-REMEMBERED = 8  # models; a search over folds has one for each size of them
+REMEMBERED = 32  # models; a search over folds has one for each size of them
+
+
+class Memo:
+    """Results by key, the newest `most` of them."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._known: dict[Hashable, Any] = {}
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the result of a key; make it the first time."""
+        if key not in self._known:
+            found = make()
+            if len(self._known) >= self.most:
+                del self._known[next(iter(self._known))]
+            self._known[key] = found
+        return self._known[key]
 
 
 class AlikeBlocks:
-    """A model's nodes and shapes, and the kind of each block."""
+    """A model's nodes and shapes, and the kind of each block.
+
+    arrays, microbatches, partitions: results for layouts of this model, each by the options that it depends on
+    """
 
     def __init__(self, tree: Node, plan: Plan) -> None:
         self.tree, self.plan = tree, plan
+        self.arrays, self.microbatches, self.partitions = Memo(64), Memo(1024), Memo(1024)
         self._flops: dict[int, tuple[list[int], int, int]] = {}
         self._token_flops: dict[int, int] = {}
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
+
+from gangline.explain.explained import StepAction
 
 Kind = Literal["F", "B", "I", "W"]
 Placement = Literal["loop", "v"]
@@ -33,6 +36,7 @@ class PipelineAction(NamedTuple):
 
 
 Orders = tuple[tuple[PipelineAction, ...], ...]  # one for each rank
+StepTurns = tuple[tuple[StepAction, ...], ...]  # the pieces of work of a rank
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,17 @@ class Schedule:
         order = iter(self.actions[rank])
         for action in order:
             yield (action, next(order)) if (rank, action) in self.pairs else (action,)
+
+    @cached_property
+    def step_turns(self) -> list[StepTurns]:
+        """The turns of every rank by stage, once for all layouts that share the schedule."""
+        return [
+            tuple(
+                tuple(StepAction(kind, self.stage(rank, chunk), microbatch) for kind, chunk, microbatch in turn)
+                for turn in self.turns(rank)
+            )
+            for rank in range(self.ranks)
+        ]
 
     def stage(self, rank: int, chunk: int) -> int:
         """The stage that a rank holds as its chunk."""

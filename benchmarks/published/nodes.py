@@ -1,4 +1,4 @@
-"""Modules of other systems, as far as their cost goes. Torch-free; nothing is built of them."""
+"""Costs of modules that only other systems have, without torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct, MatrixProduct, Product
 from gangline.model.tree import Node, Shape
 
-NOWHERE = "gangline_planner.judge.nodes:nothing_is_built"
+NOWHERE = "published.nodes:nothing_is_built"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeluNode(Node):
-    """Two products with a GELU between them: GPT's feed-forward. Keeps its input, what goes into GELU and comes out."""
+    """Two products with a GELU between them: GPT's feed-forward. Keeps its input, and the input and output of GELU."""
 
     module: ClassVar[str] = NOWHERE
     dim: int
@@ -54,7 +54,7 @@ class LatentAttentionNode(Node):
         }
 
     def flops(self, sequence_length: int) -> int:
-        """Products of a token, and scores and their sums over all keys."""
+        """Return operations of a token: products, and scores and their sums over all keys."""
         attention = 2 * self.heads * sequence_length * (self.nope + self.rope + self.value)
         return super().flops(sequence_length) + attention
 

@@ -1,4 +1,4 @@
-"""How far off predictions are: medians, tails, and whether they drift with the number of GPUs."""
+"""Errors of predictions: medians, tails, and their drift with the number of GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statistics import mean, median
 
 @dataclass(frozen=True)
 class Judged:
-    """A row beside its prediction, seconds of a step and bytes of the fullest rank."""
+    """A row next to its prediction: seconds of a step, bytes of the fullest rank."""
 
     id: str
     table: str
@@ -37,7 +37,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Spread:
-    """Of the absolute errors: median, 90th percentile; mean of the signed ones."""
+    """Median and 90th percentile of absolute errors; mean of the signed errors."""
 
     rows: int
     median: float
@@ -49,9 +49,14 @@ class Spread:
         sizes = sorted(map(abs, errors))
         return cls(len(sizes), median(sizes), sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))], mean(errors))
 
+    @classmethod
+    def of_rows(cls, rows: Sequence[Judged]) -> Spread:
+        """Return the spread of errors of step times."""
+        return cls.of([row.error for row in rows])
+
 
 def slope(rows: Sequence[Judged]) -> float:
-    """How much the signed error grows with each factor e in GPUs, by least squares; 0 where the numbers are all one."""
+    """Return the growth of the signed error with each factor e in GPUs, by least squares; 0 for a single number."""
     xs, ys = [log(row.world) for row in rows], [row.error for row in rows]
     x, y = mean(xs), mean(ys)
     spread = sum((one - x) ** 2 for one in xs)
@@ -59,10 +64,8 @@ def slope(rows: Sequence[Judged]) -> float:
 
 
 def slope_interval(rows: Sequence[Judged], draws: int = 1000, seed: int = 0) -> tuple[float, float]:
-    """95 % of the slopes of a bootstrap over tables."""
-    tables: dict[str, list[Judged]] = {}
-    for row in rows:
-        tables.setdefault(row.table, []).append(row)
+    """Return the middle 95 % of the slopes of a bootstrap over tables."""
+    tables = _tables(rows)
     chance, names = random.Random(seed), sorted(tables)
     found = sorted(
         slope([row for name in chance.choices(names, k=len(names)) for row in tables[name]]) for _ in range(draws)
@@ -71,8 +74,12 @@ def slope_interval(rows: Sequence[Judged], draws: int = 1000, seed: int = 0) -> 
 
 
 def by_table(rows: Sequence[Judged]) -> Mapping[str, Spread]:
-    """The spread of step times of each table, in the order of the tables."""
-    tables: dict[str, list[float]] = {}
+    """Return the spread of step times of each table, in the order of the tables."""
+    return {name: Spread.of_rows(own) for name, own in _tables(rows).items()}
+
+
+def _tables(rows: Sequence[Judged]) -> dict[str, list[Judged]]:
+    tables: dict[str, list[Judged]] = {}
     for row in rows:
-        tables.setdefault(row.table, []).append(row.error)
-    return {name: Spread.of(errors) for name, errors in tables.items()}
+        tables.setdefault(row.table, []).append(row)
+    return tables

@@ -1,20 +1,27 @@
-"""`gangline plan judge`: rows in, predictions beside them, reasons for those that cannot be judged."""
+"""`benchmarks/published`: predictions next to published rows, and reasons for rows that cannot be judged."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from gangline.cli.main import main
 from gangline.cluster.file import Quantity
 from gangline.model.products import AttentionProduct, MatrixProduct
+from gangline.plugin.registry import installed
+from gangline_planner.accuracy import accuracy
 from gangline_planner.forecast import forecast
-from gangline_planner.judge import report as report_module, software
-from gangline_planner.judge.calibrated import elsewhere, identity
-from gangline_planner.judge.report import as_data, as_text, judge
-from gangline_planner.judge.rows import Unjudged, judgeable
+from published import report as report_module, work
+from published.calibrated import identity
+from published.case import case_of
+from published.report import as_data, as_text, judge
+from published.row import Row, Unjudged
+
+BENCHMARK = Path(__file__).resolve().parent.parent / "benchmarks" / "published"
 
 # arXiv 2104.04473, table 1, with layouts of NVIDIA/Megatron-LM examples/academic_paper_scripts/sc21/run_table_1.sh
 GPT_18B = {
@@ -72,14 +79,18 @@ LLAMA_B200 = {
 }
 
 
+def judgeable(fields):
+    return case_of(Row(fields))
+
+
 @pytest.mark.parametrize("row", [GPT_18B, GPT_530B, LLAMA_B200], ids=lambda row: row["id"])
 def test_published_steps_are_predicted(row):
-    (judged,) = judge([row]).judged
+    (judged,) = judge([Row(row)]).judged
     assert abs(judged.error) < 0.15
 
 
 def test_published_memory_is_predicted():
-    (judged,) = judge([LLAMA_B200]).judged
+    (judged,) = judge([Row(LLAMA_B200)]).judged
     assert judged.published_bytes == 52.89 * 2**30
     assert abs(judged.memory_error) < 0.05
 
@@ -131,7 +142,7 @@ def test_tflops_are_taken_by_the_models_own_operations():
 def test_what_cannot_be_judged_is_named(change, reason):
     with pytest.raises(Unjudged, match=reason):
         judgeable(GPT_18B | change)
-    report = judge([GPT_18B | change, GPT_530B])
+    report = judge([Row(GPT_18B | change), Row(GPT_530B)])
     assert [name for name, _ in report.left_out] == ["gpt-18b"]
     assert len(report.judged) == 1
 
@@ -196,40 +207,83 @@ def test_out_of_memory_is_told_right_on_either_side_of_a_measured_peak(room, fit
         assert forecast(case.explained, limit).fits is fits
 
 
-def test_the_command(tmp_path, capsys):
+def run_benchmark(*words):
+    command = [sys.executable, str(BENCHMARK), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_benchmark_prints_predictions_and_reasons(tmp_path):
     path = tmp_path / "rows.json"
-    path.write_text(json.dumps([GPT_18B, LLAMA_B200, {"id": "failures", "count": 3}]))
-    assert main(["plan", "judge", str(path)]) == 0
-    text = capsys.readouterr().out
-    assert "not judged: 1 of 3" in text
-    assert "gpt-18b" in text
-    assert main(["plan", "judge", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    path.write_text(json.dumps({"rows": [GPT_18B, LLAMA_B200, {"id": "failures", "count": 3}]}))
+    ran = run_benchmark(path)
+    assert ran.returncode == 0, ran.stderr
+    assert "not judged: 1 of 3" in ran.stdout
+    assert "gpt-18b" in ran.stdout
+    found = json.loads(run_benchmark(path, "--json").stdout)
     assert (found["judged"], found["total"]) == (2, 3)
     assert found["rows"][0]["predicted"] > 0
     assert found["left_out"] == [{"id": "failures", "reason": "no step time, tokens a second or TFLOP/s are published"}]
 
 
+def test_benchmark_refuses_a_missing_file(tmp_path):
+    ran = run_benchmark(tmp_path / "rows.json")
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("benchmarks/published: cannot read ")
+
+
+@pytest.fixture
+def planner_alone(monkeypatch):
+    """No plugin but the planner, whatever else is installed."""
+    with monkeypatch.context() as patch:
+        patch.setenv("GANGLINE_PLUGINS", "planner")
+        installed.cache_clear()
+        yield
+    installed.cache_clear()
+
+
+def test_row_without_its_strategy_installed_is_left_out(planner_alone):
+    row = {
+        "id": "gpt-1b", "table": "t", "model": "GPT-1.7B", "hidden": 2304, "heads": 24, "layers": 24, "seq": 2048,
+        "vocab": 51200, "gpu": "A100-80GB", "n_gpus": 32, "tp": 2, "pp": 1, "micro_batch": 8, "global_batch": 512,
+        "step_time_s": 1.0,
+    }  # fmt: skip
+    assert judge([Row(row)]).left_out == (("gpt-1b", "it takes gangline-parallel-megatron-style"),)
+
+
 def test_errors_on_rows_that_were_fitted_on_are_apart(monkeypatch):
-    monkeypatch.setattr(report_module, "calibrated_rows", lambda: {identity(GPT_530B)})
-    report = judge([GPT_18B, GPT_530B])
+    monkeypatch.setattr(report_module, "calibrated_rows", lambda: {identity(Row(GPT_530B))})
+    report = judge([Row(GPT_18B), Row(GPT_530B)])
     assert [one.calibrated for one in report.judged] == [False, True]
     assert report.fresh == [replace(report.judged[0])]
     assert "all that nothing was fitted on" in as_text(report)
 
 
 def test_where_all_rows_were_fitted_on_the_fits_without_their_tables_are_quoted(monkeypatch):
-    monkeypatch.setattr(report_module, "calibrated_rows", lambda: {identity(GPT_530B)})
-    report = judge([GPT_530B])
+    monkeypatch.setattr(report_module, "calibrated_rows", lambda: {identity(Row(GPT_530B))})
+    report = judge([Row(GPT_530B)])
     assert "No row is left that nothing was fitted on" in as_text(report)
-    assert as_data(report)["elsewhere"] == dict(elsewhere())
-    assert elsewhere()["rows"] > 300
+    assert as_data(report)["elsewhere"] == dict(accuracy())
+    assert accuracy()["rows"] > 300
 
 
 def test_a_row_is_the_same_one_under_another_number_and_another_one_with_another_time():
-    assert identity(GPT_18B | {"id": "other", "notes": "torch DDP"}) == identity(GPT_18B)
-    assert identity(GPT_18B | {"n_gpus": 256.0}) == identity(GPT_18B)
-    assert identity(GPT_18B | {"step_time_s": 9.4}) != identity(GPT_18B)
+    assert identity(Row(GPT_18B | {"id": "other", "notes": "torch DDP"})) == identity(Row(GPT_18B))
+    assert identity(Row(GPT_18B | {"n_gpus": 256.0})) == identity(Row(GPT_18B))
+    assert identity(Row(GPT_18B | {"step_time_s": 9.4})) != identity(Row(GPT_18B))
+
+
+def test_row_keeps_its_identity_where_fields_are_assumed():
+    row = {name: value for name, value in GPT_18B.items() if name not in ("seq", "recompute")}
+    row["source"] = "NVIDIA/Megatron-LM images/tables.tex"
+    case = judgeable(row)
+    assert case.assumed == ("seq 1024", "recompute full")
+    assert identity(case.row) == identity(Row(row))
+
+
+def test_stages_filled_in_turn_leave_none_empty():
+    row = {"model": "DeepSeekV3", "gpu": "DGX-H100", "n_gpus": 64, "pp": 4, "vp": 4, "ep": 16, "global_batch": 64}
+    with pytest.raises(Unjudged):
+        of_container("26.02", **row, layers=4, precision="FP8")
 
 
 def test_hybrids_have_the_parameters_and_operations_that_are_published():
@@ -354,7 +408,7 @@ def test_a_pipeline_of_llama_70b_has_five_chunks_where_a_row_says_none():
 def test_biases_behind_experts_are_added_in_32_bits(monkeypatch):
     row = {"model": "GPT OSS 20B", "gpu": "DGX-GB300", "n_gpus": 8, "ep": 8, "global_batch": 8, "precision": "BF16"}
     kept = of_container("26.02", **row).work[0].kept
-    monkeypatch.setattr(software, "with_biases", lambda work: work)
+    monkeypatch.setattr(work, "with_biases", lambda stage: stage)
     tokens, top_k, layers, dim = 4096, 4, 24, 2880
     assert kept - of_container("26.02", **row).work[0].kept == 17 * tokens * top_k * layers * dim
 

@@ -1,6 +1,6 @@
-"""Hybrids of Mamba-2, attention and experts (Nemotron 3), as far as their cost goes. Torch-free; nothing is built.
+"""Costs of hybrids of Mamba-2, attention and experts (Nemotron 3), without torch.
 
-Their layers are mixers and experts by turns: each block here is a layer of experts with the mixers before it.
+Their layers are mixers and experts in turn: each block here is a layer of experts with the mixers before it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from gangline.model.decoder_nodes import AttentionNode
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.tree import Node, Shape, by_path, replaced
 from gangline.plan import Cut, Plan
-from gangline_planner.judge.nodes import NOWHERE
+from published.nodes import NOWHERE
 
 CHUNK = 128  # tokens that leave a state behind (Mamba-2, arXiv 2405.21060, section 6)
 
 
 @dataclass(frozen=True)
 class Hybrid:
-    """What its blocks hold beside what `Shapes` says.
+    """Contents of blocks in addition to `Shapes`.
 
-    mixers     of its blocks that have a Mamba-2 mixer, the first ones
-    attention  of its blocks that have attention
-    heads, width, groups, state  of a Mamba-2 mixer
-    latent     width in which experts compute, 0: the model's own
-    further    tokens that are predicted beyond the next, each by a head of its own
+    mixers     number of blocks with a Mamba-2 mixer, the first ones
+    attention  number of blocks with attention, the last ones
+    heads, width, groups, state  sizes of a Mamba-2 mixer
+    latent     width in which experts compute, 0: the width of the model
+    further    number of tokens predicted after the next, each by a head of its own
     """
 
     mixers: int
@@ -40,7 +40,7 @@ class Hybrid:
 
 @dataclass(frozen=True, kw_only=True)
 class MambaNode(Node):
-    """Mamba-2: a product in, a scan in chunks, a product out. `beside`: what else the block mixes tokens with."""
+    """Mamba-2: a product in, a scan in chunks, a product out. `beside`: attention of the same block."""
 
     module: ClassVar[str] = NOWHERE
     dim: int
@@ -76,7 +76,7 @@ class MambaNode(Node):
 
 
 def as_hybrid(tree: Node, plan: Plan, hybrid: Hybrid) -> tuple[Node, Plan]:
-    """A decoder whose blocks have experts, with the mixers of a hybrid."""
+    """Put the mixers of a hybrid into a decoder whose blocks have experts."""
     at, known = f"{plan.blocks}.*.attention", by_path(tree)
     cuts = [Cut.colwise(f"{at}.w_in"), Cut.rowwise(f"{at}.w_out")]
     cuts += [Cut.colwise(f"{at}.beside.*.{name}") for name in ("wq", "wk", "wv")] + [Cut.rowwise(f"{at}.beside.*.wo")]

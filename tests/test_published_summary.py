@@ -1,22 +1,30 @@
-"""Files of rows that are none, and what is said of many errors together."""
+"""Statistics of errors over many rows, and files without rows."""
 
 from __future__ import annotations
 
 import pytest
 
-from gangline.cli.main import main
-from gangline_planner.judge.summary import Judged, Spread, by_table, slope, slope_interval
+from gangline import UserError
+from published.report import read_rows
+from published.summary import Judged, Spread, by_table, slope, slope_interval
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("{", "is no JSON"), ('{"a": 1}', "holds no rows"), (None, "cannot read")]
+    ("content", "message"),
+    [
+        ("{", "is no JSON"),
+        ('{"a": 1}', "holds no rows"),
+        ("[]", "holds no rows"),
+        ('["8 GPUs"]', "holds no rows"),
+        (None, "cannot read"),
+    ],
 )
-def test_files_that_are_none(tmp_path, capsys, content, message):
+def test_file_without_rows_is_refused(tmp_path, content, message):
     path = tmp_path / "rows.json"
     if content is not None:
         path.write_text(content)
-    assert main(["plan", "judge", str(path)]) == 2
-    assert message in capsys.readouterr().err
+    with pytest.raises(UserError, match=message):
+        read_rows(str(path))
 
 
 def row(world: int, error: float, table: str = "a", calibrated: bool = False) -> Judged:

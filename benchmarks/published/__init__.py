@@ -1,0 +1,1 @@
+"""Published step times next to the planner's predictions."""

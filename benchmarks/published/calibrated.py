@@ -1,0 +1,29 @@
+"""Published rows on which the numbers of the shipped cluster files were fitted."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from published.row import Row
+
+FILE = Path(__file__).parent / "calibrated.json"  # id of a row -> its identity
+IDENTIFYING = (  # fields that name a run, and its measured values
+    *("table", "model", "params_b", "gpu", "n_gpus", "tp", "pp", "cp", "ep", "vp", "fsdp"),
+    *("micro_batch", "global_batch", "local_batch", "seq", "precision", "technique", "recompute"),
+    *("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu"),
+)
+
+
+def identity(row: Row) -> str:
+    """Return a hash of a row that depends neither on its file nor on its id."""
+    fields = {name: float(value) if isinstance(value := row.get(name), int) else value for name in IDENTIFYING}
+    return sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+@cache
+def calibrated_rows() -> frozenset[str]:
+    """Return the identities of the fitted rows; errors on them say little."""
+    return frozenset(json.loads(FILE.read_text(encoding="utf-8")).values())

@@ -1,0 +1,302 @@
+"""From a published row to a layout that explains itself, or the reason why the row cannot be judged."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gangline import UserError
+from gangline.cluster.file import Cluster, load_cluster
+from gangline.config import Recompute
+from gangline.config.defaults import default_run
+from gangline.explain.explained import Explained
+from gangline.mesh import Mesh
+from gangline.model.config import DecoderConfig
+from gangline.plugin.registry import installed
+from gangline_planner.price.step import step_time
+from published.model import experts_of, model_of, modules_of
+from published.recipes import Recipe
+from published.row import Row, Unjudged
+from published.software import as_its_software
+from published.work import with_second_head, without_end_blocks
+
+CLUSTERS = [  # pattern of a row's `gpu` -> the cluster file
+    (r"500w", "h100_500w_ib"),
+    (r"h100|h800", "h100_ib"),
+    (r"a[18]00.*800 gb", "a100_800g"),
+    (r"a[18]00", "a100_ib"),
+    (r"gb300", "gb300_nvl72"),
+    (r"gb200", "gb200_nvl72"),
+    (r"b300", "b300_ib"),
+    (r"b200", "b200_ib"),
+    (r"h200", "h200_ib"),
+    (r"mi300x", "mi300x_roce"),
+    (r"v5p", "v5p"),
+    (r"v100", "v100_ib"),
+]
+PRODUCTS = [  # pattern of a row's `precision` -> the format of products
+    (r"fp4", "fp4"),
+    (r"fp8|float8|e4m3|mx8", "fp8"),
+    (r"fp16|(?<!b)float16|half", "fp16"),
+    (r"fp32|tf32|float32", "fp32"),
+]
+DEFAULTS: list[tuple[str, dict[str, Any]]] = [  # pattern of a source without sequence lengths -> fields of its runs
+    (r"torchtitan", {"seq": 8192}),  # the default of its configurations of Llama 3
+    (r"tables\.tex", {"seq": 1024, "recompute": "full"}),  # its TFLOP/s come out so (arXiv 2104.04473, 3)
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row's layout, the machine that it ran on, and its published values."""
+
+    row: Row
+    explained: Explained
+    cluster: Cluster
+    assumed: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        """The published step time; a rate is converted by the row's own count of tokens or operations of a step."""
+        found = self.explained
+        if time := self.row.number("step_time_s"):
+            return time
+        if rate := self.row.number("tokens_per_s_per_gpu"):
+            return found.tokens / rate / found.mesh.world
+        rate = self.row.number("tflops_per_gpu")
+        assert rate is not None
+        return found.token_flops * found.tokens / (rate * 1e12 * found.mesh.world)
+
+    @property
+    def memory(self) -> float | None:
+        """Published bytes of the fullest rank."""
+        if gib := self.row.number("memory_gib"):
+            return gib * 2**30
+        gb = self.row.number("peak_memory_gb")
+        return None if gb is None else gb * 1e9
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Ranks by axis; sequences of a step and of a microbatch."""
+
+    tp: int
+    pp: int
+    cp: int
+    data: int
+    batch: int
+    micro: int
+
+
+def case_of(row: Row) -> Case:
+    """Return a row with its layout. Raises Unjudged."""
+    if not any(row.number(name) for name in ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu")):
+        raise Unjudged("no step time, tokens a second or TFLOP/s are published")
+    row.check_counts()
+    name = next((name for pattern, name in CLUSTERS if row.matches("gpu", pattern)), None)
+    if name is None:
+        raise Unjudged(f"no cluster file for {row.get('gpu') or 'an accelerator that is not named'}")
+    try:
+        cluster = load_cluster(name)
+        if any(row.number(name) for name in ("micro_batch", "local_batch", "grad_acc")):
+            return _case(row, cluster)
+        return _fastest(row, cluster)
+    except UserError as error:
+        raise Unjudged(error.what) from error
+    except ValueError as error:
+        raise Unjudged(f"its layout does not divide: {error}") from error
+
+
+def _fastest(row: Row, cluster: Cluster) -> Case:
+    """Take the microbatches that make a layout fastest where the row has none: its author has tried."""
+    found = _case(row, cluster)
+    best = step_time(found.explained, cluster).seconds
+    for micro in (2, 4, 8, 16):
+        try:
+            other = _case(Row({**row.fields, "micro_batch": micro}), cluster)
+        except (Unjudged, ValueError):
+            break
+        seconds = step_time(other.explained, cluster).seconds
+        if other.explained.ranks[other.explained.fullest].memory > cluster["memory.bytes"]:
+            break
+        if seconds < best:
+            best, found = seconds, replace(other, row=row, assumed=(f"micro_batch {micro}", *other.assumed))
+    return found
+
+
+def _case(row: Row, cluster: Cluster) -> Case:
+    assumed: list[str] = []
+    sizes = _sizes(row, assumed)
+    published, row = row, _with_defaults(row, assumed)
+    recipe, shapes, products = Recipe.of(row), model_of(row), _products(row)
+    model = DecoderConfig(**shapes.model)
+    chunks = _chunks(row, recipe, sizes.pp, model.layers, assumed)
+    stages = chunks * sizes.pp
+    ends = stages - model.layers  # Megatron lets embedding and head count as a block each
+    if 0 < ends <= 2:
+        assumed.append(f"{stages} blocks for {model.layers}")
+        model = replace(model, layers=stages)
+    if recipe.mtp:
+        model = replace(model, layers=model.layers + 1)
+    run = default_run(
+        model=model,
+        parallel=_parallel(row, sizes, chunks, _stages(row, recipe, model.layers, stages), cluster),
+        precision=products if products in ("fp16", "fp32") else "bf16",
+        batch={
+            "global_size": sizes.batch,
+            "micro_size": sizes.micro,
+            "sequence_length": int(row.number("seq") or 0),
+        },
+        run=_recompute(row),
+        **({"moe": experts_of(shapes.moe, row)} if shapes.moe else {}),
+    )
+    tree, plan = modules_of(run, shapes)
+    if "lora" in row.text("table", "technique", "model"):
+        plan = replace(plan, frozen=("embed", plan.blocks, "head"))
+    mesh = Mesh.of({"pp": sizes.pp, "dp_shard": sizes.data, "cp": sizes.cp, "tp": sizes.tp})
+    found = run.parallel.explain(run, mesh, (tree, plan), cluster.topology)
+    if found is None:
+        raise Unjudged("its strategy does not explain itself")
+    if ends == 2:
+        found = without_end_blocks(found)
+    for _ in range(shapes.hybrid.further if shapes.hybrid else int(recipe.mtp)):
+        found = replace(found, work=(*found.work[:-1], with_second_head(found.work[-1])))
+    if shapes.hybrid and products == "fp4":  # only experts, and not all: mixers and latents take 8 bits and 16
+        products = "fp8"
+    found = as_its_software(row, recipe, replace(found, products=products), shapes.moe.get("top_k", 0))
+    return Case(published, found, cluster, tuple(assumed))
+
+
+def _sizes(row: Row, assumed: list[str]) -> Sizes:
+    tp, pp, cp = (row.whole(axis, 1) for axis in ("tp", "pp", "cp"))
+    world = _world(row, tp * pp * cp, assumed)
+    if world % (tp * pp * cp):
+        raise Unjudged(f"tp {tp} x pp {pp} x cp {cp} does not divide {world}")
+    data = world // (tp * pp * cp)
+    if world > 1 and not any(row.number(name) for name in ("tp", "pp", "cp", "dp", "fsdp")):
+        raise Unjudged("its layout is not published")
+    local = row.number("local_batch")  # sequences of a data rank, which a pipeline takes one by one
+    micro = row.whole("micro_batch", int(local or 1) if pp == 1 else 1)
+    passes, batch = row.number("grad_acc"), row.number("global_batch")
+    if local is None and not row.number("micro_batch"):
+        if passes and batch and batch % (data * passes) == 0:
+            micro = int(batch / (data * passes))
+        else:
+            assumed.append("micro_batch 1")
+    batch = batch or data * (local or micro * (passes or 1))
+    if batch % (data * micro):
+        raise Unjudged(f"a batch of {batch:g} does not divide over {data} data ranks in microbatches of {micro}")
+    return Sizes(tp, pp, cp, data, int(batch), micro)
+
+
+def _world(row: Row, model: int, assumed: list[str]) -> int:
+    """Return the number of accelerators: as published, or that of a layout published as a whole, of which `model`
+    ranks share a copy of the model. Where the row has both and no batch divides over the first, the layout counts:
+    seconds and rates of an accelerator are those of the layout.
+    """
+    said, data, batch = row.number("n_gpus"), row.number("dp"), row.number("global_batch")
+    if said is None and (nodes := row.number("nodes")):
+        said = nodes * (row.number("gpus_per_node") or 8)
+    if data is None or (said is not None and (batch is None or not batch % (said / model))):
+        return row.whole("n_gpus") if said is None else int(said)
+    own = int(model * data)
+    if said is not None and (batch is None or batch % data or own == said):
+        return int(said)
+    if own != said:
+        assumed.append(f"{own} accelerators")
+    return own
+
+
+def _with_defaults(row: Row, assumed: list[str]) -> Row:
+    """Return a row with a sequence length. Raises Unjudged for one whose source has no default."""
+    if row.number("seq") is not None:
+        return row
+    for pattern, fields in DEFAULTS:
+        if row.matches("source", pattern):
+            assumed += [f"{name} {value}" for name, value in fields.items()]
+            return Row({**row.fields, **fields})
+    raise Unjudged("its sequence length is not published")
+
+
+def _parallel(row: Row, sizes: Sizes, chunks: int, stages: list[int] | None, cluster: Cluster) -> Any:
+    """Return the options of the strategy `3d`. Raises Unjudged where it is not installed."""
+    offers = installed().offers("parallel")
+    if "3d" not in offers:
+        raise Unjudged("it takes gangline-parallel-megatron-style")
+    interleaved = sizes.pp > 1 and chunks > 1
+    return offers["3d"].part.config(
+        tp=sizes.tp,
+        pp=sizes.pp,
+        cp=sizes.cp,
+        dp_replicate=1,
+        dp_shard=sizes.data,
+        zero=_zero(row, sizes.pp),
+        stages=stages,
+        schedule="interleaved_1f1b" if interleaved else "1f1b",
+        chunks=chunks if interleaved else None,
+        sequence_parallel=bool(row.get("seq_parallel", sizes.tp > 1)),
+        topology=cluster.topology,
+        force=True,
+    )
+
+
+def _stages(row: Row, recipe: Recipe, layers: int, stages: int) -> list[int] | None:
+    """Return blocks by stage: Megatron-LM gives all stages as many, or the ends one less; others balance what they
+    compute (None).
+    """
+    if stages == 1 or row.matches("source", "nanotron"):
+        return None
+    if recipe.full_first and stages <= 16:
+        most = -(-layers // stages)
+        last = layers - most * (stages - 1)
+        if last > 0:
+            return [most] * (stages - 1) + [last]
+    if layers % stages == 0:
+        return [layers // stages] * stages
+    if (layers + 2) % stages == 0 and layers + 2 > stages:
+        inner = (layers + 2) // stages
+        return [inner - 1, *[inner] * (stages - 2), inner - 1]
+    return None
+
+
+def _chunks(row: Row, recipe: Recipe, pp: int, layers: int, assumed: list[str]) -> int:
+    """Return the model chunks of a pipeline rank: one block each where a row's notes say only that stages interleave,
+    two where its schedule does.
+    """
+    if pp == 1:
+        return 1
+    chunks = recipe.chunks if row.number("vp") is None else None
+    if "vp" not in row.fields and row.matches("notes", "interleav"):
+        chunks = -(-layers // pp)
+    elif "vp" not in row.fields and row.matches("schedule", "interleav"):
+        chunks = 2
+    if chunks is None:
+        return row.whole("vp", 1)
+    assumed.append(f"{chunks} chunks")
+    return chunks
+
+
+def _zero(row: Row, pp: int) -> int:
+    """Return the ZeRO stage; in a pipeline weights and gradients are replicated."""
+    if row.get("fsdp"):
+        return 3 if pp == 1 else 1
+    said = row.get("zero")
+    return min(said, 2 if pp == 1 else 1) if isinstance(said, int) else 1
+
+
+def _recompute(row: Row) -> dict[str, Any]:
+    """Return options of a run. torchtitan calls every second block selective, or every second product of each block
+    (torchtitan/models/llama3/infra/parallelize.py); Megatron-LM calls attention alone so.
+    """
+    selective = row.matches("recompute", "selective")
+    if selective and row.matches("source", "torchtitan"):
+        return {"recompute": Recompute.full, "recompute_every": 2}
+    if row.matches("recompute", "full"):
+        return {"recompute": Recompute.full}
+    return {"recompute": Recompute.selective if selective else Recompute.none}
+
+
+def _products(row: Row) -> str:
+    said = row.text("precision") or ("fp16" if row.matches("gpu", "v100") else "bf16")
+    return next((name for pattern, name in PRODUCTS if re.search(pattern, said)), "bf16")

@@ -1,0 +1,90 @@
+"""The model of a published row: its shapes, and its modules where they are not those of core's decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from gangline.config import Run
+from gangline.model.compose import compose_model
+from gangline.model.decoder_nodes import AttentionNode, FeedForwardNode
+from gangline.model.tree import Node, by_path, replaced
+from gangline.plan import Cut, Plan
+from gangline.plugin.registry import installed
+from published.hybrids import as_hybrid
+from published.nodes import GeluNode, LatentAttentionNode
+from published.row import Row, Unjudged
+from published.shapes import Shapes, shapes_of
+
+LATENT = {"query_rank": 1536, "kv_rank": 512, "nope": 128, "rope": 64, "value": 128}  # DeepSeek-V3's
+
+
+def model_of(row: Row) -> Shapes:
+    """Return the shapes of a row's model. Raises Unjudged for a model that the row neither names nor describes."""
+    known = shapes_of(str(row.get("model") or ""))
+    if known is None:
+        return _described(row)
+    if not row.get("layers"):
+        return known
+    layers, moe = row.whole("layers"), known.moe
+    if layers < known.model["layers"] and moe.get("first"):
+        moe = {**moe, "first": 1}  # SimuMax truncates so (docs/b200/b200_release_v1.2_summary.md: dense_layers=1)
+    return replace(known, model={**known.model, "layers": layers}, moe=moe)
+
+
+def _described(row: Row) -> Shapes:
+    """A dense decoder of the row's own sizes; GPT's where they are hidden, layers and heads alone."""
+    if not all(row.get(name) for name in ("hidden", "layers", "heads")):
+        raise Unjudged(f"shapes of {row.get('model') or 'a model without a name'} are not known")
+    if row.get("experts"):
+        raise Unjudged("its experts are not described as a whole")
+    dim, heads, gelu = row.whole("hidden"), row.whole("heads"), not row.get("ffn")
+    sizes = {
+        "dim": dim,
+        "layers": row.whole("layers"),
+        "heads": heads,
+        "kv_heads": row.whole("kv_heads", heads),
+        "hidden": 4 * dim if gelu else row.whole("ffn"),
+        "vocab_size": row.whole("vocab", 51_200),
+        "tied": bool(row.get("tied", gelu)),
+    }
+    return Shapes(sizes, gelu=gelu)
+
+
+def experts_of(options: Mapping[str, Any], row: Row) -> Any:
+    """Return the options of the model edit `moe`. Raises Unjudged where it is not installed."""
+    offers = installed().offers("moe")
+    if "on" not in offers:
+        raise Unjudged("it takes gangline-moe")
+    config = offers["on"].part.config
+    names = {item.name for item in fields(config)}
+    given = {**options, "ep": row.whole("ep", 1), "ep_out_of": ["dp_shard", "cp", "tp"]}  # tp shards no expert
+    return config(**{name: value for name, value in given.items() if name in names})
+
+
+def modules_of(run: Run, shapes: Shapes) -> tuple[Node, Plan]:
+    """Return the tree of a row's model, and how it is sharded."""
+    tree, plan = compose_model(run)
+    if shapes.latent:  # tp shards heads; the latents of keys and values are replicated
+        at = f"{plan.blocks}.*.attention"
+        plan = plan.extended(cuts=(Cut.colwise(f"{at}.wq_b"), Cut.colwise(f"{at}.wkv_b"), Cut.rowwise(f"{at}.wo")))
+    nodes = by_path(tree)
+    made: dict[Node, Node] = {}
+    for path in (f"{plan.blocks}.{index}" for index in range(plan.layers)):
+        block = nodes[path]
+        if block not in made:
+            made[block] = _block(block, shapes)
+        if made[block] is not block:
+            tree = replaced(tree, path, made[block])
+    return as_hybrid(tree, plan, shapes.hybrid) if shapes.hybrid else (tree, plan)
+
+
+def _block(block: Node, shapes: Shapes) -> Node:
+    attention, feed_forward = (getattr(block, name, None) for name in ("attention", "feed_forward"))
+    if shapes.latent and isinstance(attention, AttentionNode):
+        latent = LatentAttentionNode(dim=attention.dim, heads=attention.heads, **LATENT)
+        block = replaced(block, "attention", latent)
+    if shapes.gelu and isinstance(feed_forward, FeedForwardNode):
+        block = replaced(block, "feed_forward", GeluNode(dim=feed_forward.dim, hidden=feed_forward.hidden))
+    return block

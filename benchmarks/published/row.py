@@ -1,0 +1,81 @@
+"""The fields of a published measurement, read as text and as numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+MOST = 1e100  # of any measured number
+COUNTS = (
+    *("tp", "pp", "cp", "dp", "ep", "vp", "n_gpus", "nodes", "gpus_per_node"),
+    *("seq", "micro_batch", "local_batch", "grad_acc"),
+)
+MOST_COUNTED = 10**7
+PLAIN_NUMBER = re.compile(r"\s*\d[\d,]*(\.\d+)?\s*")
+
+
+class Unjudged(Exception):
+    """Reason why a row cannot be judged."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A published measurement as its file has it."""
+
+    fields: Mapping[str, Any]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.fields.get(name, default)
+
+    def text(self, *names: str) -> str:
+        """Return fields in lower case; a missing one is empty."""
+        return " ".join(str(self.get(name) or "") for name in names).lower()
+
+    def matches(self, name: str, pattern: str) -> bool:
+        return re.search(pattern, self.text(name)) is not None
+
+    @cached_property
+    def credits(self) -> str:
+        """Text that names the software of a run."""
+        return self.text("source", "notes", "technique", "table")
+
+    def cites(self, pattern: str) -> bool:
+        return re.search(pattern, self.credits) is not None
+
+    def is_model(self, pattern: str) -> bool:
+        return re.search(pattern, self.text("model").replace("-", "")) is not None
+
+    def runs_on(self, gpu: str) -> bool:
+        """Return whether the accelerator matches; `b200` does not match GB200."""
+        return self.matches("gpu", rf"(?<!g)({gpu})")
+
+    def number(self, name: str) -> float | None:
+        """Return a positive number, also one that is written as text, or None."""
+        value = self.get(name)
+        if isinstance(value, str) and PLAIN_NUMBER.fullmatch(value):
+            value = float(value.replace(",", ""))
+        known = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(value) if known and 0 < value < MOST else None
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """Return a positive integer. Raises Unjudged for a missing one without a default."""
+        value = self.number(name)
+        if value is not None:
+            return int(value)
+        if default is None:
+            raise Unjudged(f"{name} is not published as a number")
+        return default
+
+    def check_counts(self) -> None:
+        """Raise Unjudged for a count that is published as something else, which must not be taken for 1."""
+        for name in COUNTS:
+            value, found = self.get(name), self.number(name)
+            absent = value is None or value == ""
+            if not absent and (found is None or found % 1 or found > MOST_COUNTED):
+                raise Unjudged(f"{name} is {value!r}, no whole number from 1 to {MOST_COUNTED:,}")
+        batch = self.get("global_batch")  # a text where the batch grows
+        if isinstance(batch, int | float) and not 1 <= batch <= MOST_COUNTED:
+            raise Unjudged(f"global_batch is {batch!r}, no number from 1 to {MOST_COUNTED:,}")

@@ -1,0 +1,168 @@
+"""Edits of a stage's work: what other software computes, keeps and launches that a layout does not say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from gangline.explain.explained import Explained
+from gangline.explain.work import StageWork
+from gangline.model.products import AttentionProduct, MatrixProduct, Product
+
+LATENT = {1536, 512}  # widths of the latents of DeepSeek-V3's queries, and of its keys and values
+
+Products = Mapping[Product, int]
+
+
+def with_second_head(work: StageWork) -> StageWork:
+    """Add the head a second time, after a matmul of the hidden state with the embedding of the next token."""
+    more: Counter[Product] = Counter()
+    for product in work.forward:
+        if isinstance(product, MatrixProduct) and not product.block:
+            more[product] += 1
+            more[replace(product, inner=2 * product.inner, columns=product.inner, block=True)] += 1
+    return replace(work, forward=Counter(work.forward) + more, weights=Counter(work.weights) + more)
+
+
+def without_end_blocks(found: Explained) -> Explained:
+    """Leave the embedding alone on the first stage, and the head on the last: each counts as a block
+    (Megatron-LM, --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split).
+    """
+    first, block, last = found.work[0], found.work[1], found.work[-1]
+
+    def end(work: StageWork) -> StageWork:
+        return replace(
+            work,
+            forward=Counter(work.forward) - Counter(block.forward),
+            weights=Counter(work.weights) - Counter(block.weights),
+            again=Counter(work.again) - Counter(block.again),
+            kept=max(0, work.kept - block.kept),
+            kept_again=max(0, work.kept_again - block.kept_again),
+            modules=max(1, work.modules - block.modules),
+            modules_again=max(0, work.modules_again - block.modules_again),
+        )
+
+    return replace(found, work=(end(first), *found.work[1:-1], end(last)))
+
+
+def recompute_experts(work: StageWork) -> StageWork:
+    """Compute experts again, the shared ones, which are twice as wide, and attention."""
+    widths = {product.columns for product, _ in _of_experts(work)}
+    shared = {2 * min(widths)} if widths else set[int]()
+
+    def chosen(product: Product) -> bool:
+        if isinstance(product, MatrixProduct):
+            return product.matrices > 1 or bool({product.inner, product.columns} & shared)
+        return isinstance(product, AttentionProduct)
+
+    return _recompute(work, chosen)
+
+
+def recompute_latents(work: StageWork) -> StageWork:
+    """Compute queries, keys and values from their latents again."""
+    return _recompute(work, lambda one: isinstance(one, MatrixProduct) and one.inner in LATENT and one.matrices == 1)
+
+
+def with_fp8_head(work: StageWork) -> StageWork:
+    """Take the format of blocks for the head, too; routers stay as they are."""
+
+    def edit(product: Product) -> Product:
+        if isinstance(product, MatrixProduct) and not product.block and product.columns > product.inner:
+            return replace(product, block=True)
+        return product
+
+    return replace(
+        work, forward=_edited(work.forward, edit), weights=_edited(work.weights, edit), again=_edited(work.again, edit)
+    )
+
+
+def with_fp8_attention(work: StageWork) -> StageWork:
+    """Halve the width of heads: products take half as long then, and exponentials as long as before."""
+
+    def edit(product: Product) -> Product:
+        return replace(product, head_dim=product.head_dim // 2) if isinstance(product, AttentionProduct) else product
+
+    return replace(work, forward=_edited(work.forward, edit), again=_edited(work.again, edit))
+
+
+def with_casts(work: StageWork, itemsize: float) -> StageWork:
+    """Keep the input of each product twice, in blocks that have a scale each (MXFP8, NVFP4): blocks of rows for the
+    product, blocks of columns for the gradient of its weight (Transformer Engine, `MXFP8Quantizer`).
+    """
+
+    def cast(products: Products) -> int:
+        own = [(p, n) for p, n in products.items() if isinstance(p, MatrixProduct) and p.block]
+        least = min((n for _, n in own), default=1)
+        inputs = ((p, n // 2 if n == 2 * least else n) for p, n in own)  # keys and values, gate and up read the same
+        return int(2 * itemsize * sum(n * p.rows * p.inner for p, n in inputs))
+
+    return replace(work, kept=work.kept + cast(work.forward), kept_again=work.kept_again + cast(work.again))
+
+
+def with_biases(work: StageWork) -> StageWork:
+    """Add the biases of GPT-OSS's experts. The bias of the last product is added after it, times the router's weight,
+    expert by expert and joined again, in 32 bits (Megatron-Core, moe/experts.py, `_apply_bias`): of each number 28
+    bytes cross memory forward and 40 backward. The input of the gate, twice as wide, is clamped and joined before
+    (fusions/fused_bias_geglu.py, `weighted_bias_quick_geglu_impl`): 8 and 10. That is as much as 17 bytes kept.
+    """
+    numbers = sum(n * p.rows * p.columns for p, n in _of_experts(work)) // 3  # gate, up and down are of one shape
+    return replace(work, kept=work.kept + 17 * numbers)
+
+
+def with_moved_rows(work: StageWork, times: int) -> StageWork:
+    """Sort rows by expert before they are sent and after, and back, in kernels of their own that write each row
+    `times` more; the host launches the products of experts one by one (Megatron-Core, moe/token_dispatcher.py and
+    `TEGroupedLinear`). In 8 bits the rows are sorted while they are sent (HybridEP).
+    """
+    own = _of_experts(work)
+    widest = max((product.inner for product, _ in own), default=0)
+    moved = sum(2 * n * p.rows * p.inner for p, n in own if p.inner == widest) // 2  # gate and up read the same rows
+    launches = sum(n * p.matrices for p, n in own) * 2 // 3  # gate and up are one product
+    return replace(work, kept=work.kept + 2 * times * moved, modules=work.modules + launches)
+
+
+def with_scores(work: StageWork) -> StageWork:
+    """Make attention of matmuls whose scores cross memory, without skipping masked ones: input and output of the
+    softmax, the mask of the dropout and its output (arXiv 2205.05198, section 4.1: 5 a s^2 b bytes).
+    """
+
+    def split(products: Products) -> tuple[Counter[Product], int]:
+        made, kept = Counter[Product](), 0
+        for product, times in products.items():
+            if not isinstance(product, AttentionProduct):
+                made[product] += times
+                continue
+            pairs = product.sequences * product.heads
+            rows, keys, width = pairs * product.queries, product.keys, product.head_dim
+            for inner, columns in ((width, keys), (keys, width)):
+                made[MatrixProduct(rows=rows, inner=inner, columns=columns, matrices=pairs, block=False)] += times
+            kept += 5 * pairs * product.queries * product.keys * times
+        return made, kept
+
+    (forward, kept), (again, kept_again) = split(work.forward), split(work.again)
+    scores = Counter({product: n for product, n in forward.items() if product not in work.forward})
+    return replace(
+        work,
+        forward=forward,
+        again=again,
+        weights=Counter(work.weights) + scores,  # each has two gradients, as a product with a weight has
+        kept=work.kept + kept,
+        kept_again=work.kept_again + kept_again,
+    )
+
+
+def _of_experts(work: StageWork) -> list[tuple[MatrixProduct, int]]:
+    return [(p, n) for p, n in work.forward.items() if isinstance(p, MatrixProduct) and p.matrices > 1]
+
+
+def _recompute(work: StageWork, chosen: Callable[[Product], bool]) -> StageWork:
+    more = Counter({product: n for product, n in work.forward.items() if chosen(product)})
+    return replace(work, again=Counter(work.again) + more)
+
+
+def _edited(products: Products, edit: Callable[[Product], Product]) -> Counter[Product]:
+    found: Counter[Product] = Counter()
+    for product, n in products.items():
+        found[edit(product)] += n
+    return found

@@ -1,0 +1,67 @@
+"""Flags of a verb next to the overrides of a run: `gangline plan parallel=3d --tokens 15e12`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from gangline.config.suggest import near
+from gangline.errors import UserError
+
+MOST = 1e24  # of any number that is typed
+
+
+class Flags(argparse.ArgumentParser):
+    """A parser whose mistakes are UserErrors, and whose flags have no abbreviations. command: such as "plan search"."""
+
+    def __init__(self, command: str, text: str, more: str = "") -> None:
+        super().__init__(
+            prog=f"gangline {command}",
+            description=text,
+            epilog=more,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def add_number(self, flag: str, example: str, text: str, *, integer: bool = False, **more: Any) -> None:
+        """Add a flag that takes a number above 0."""
+
+        def number(given: str) -> float | int:
+            try:
+                found = float(given)
+            except ValueError:
+                found = 0.0
+            if not found > 0:
+                raise UserError(f"{flag} {given}: expected a number above 0.", f"Such as  {flag} {example}")
+            if not 1 / MOST <= found <= MOST:
+                raise UserError(f"{flag} {given}: expected a number between {1 / MOST:g} and {MOST:g}.")
+            if integer and found != int(found):
+                raise UserError(f"{flag} {given}: expected a whole number.")
+            return int(found) if integer else found
+
+        self.add_argument(flag, type=number, metavar="N", help=text, **more)
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Return flags and arguments, which may be mixed. Raises UserError for an unknown flag."""
+        options, unknown = self.parse_known_intermixed_args(list(argv))
+        for word in unknown:
+            if not word.startswith("-"):
+                raise UserError(f"unexpected {word}.", self.usage_line())
+            known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+            nearest = near(word.partition("=")[0], known)
+            raise UserError(f"there is no flag {word}.", nearest, f"Flags: {', '.join(known)}.")
+        return options
+
+    def usage_line(self) -> str:
+        """Return the usage on one line."""
+        return " ".join(self.format_usage().split())
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UserError."""
+        found = re.fullmatch(r"argument (\S+): (.*)", message, re.DOTALL)
+        if found is None:
+            raise UserError(f"{message}.", self.usage_line())
+        flag, what = found.groups()
+        raise UserError(f"{flag} needs a value." if what == "expected one argument" else f"{flag}: {what}.")

@@ -1,0 +1,30 @@
+"""Error of predicted step times on published runs that the cluster files were not fitted on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+FILE = Path(__file__).parent / "accuracy.json"  # written by benchmarks/planner_fit.py --cross
+
+
+@cache
+def accuracy() -> Mapping[str, float]:
+    """Return `rows`, `tables`, the spread of errors (`median`, `ninetieth`, `bias`), and their drift over GPUs
+    (`slope`, `slope_low`, `slope_high`). Each table was predicted by a fit on the other tables.
+    """
+    found: Mapping[str, float] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def expected_error() -> str:
+    """Return the error of a predicted step time to expect, as a line for people."""
+    found = accuracy()
+    side = "short" if found["bias"] < 0 else "long"
+    return (
+        f"expected error of the step time: {found['median']:.0%} median, {found['ninetieth']:.0%} in the worst tenth, "
+        f"{abs(found['bias']):.0%} too {side} on average ({found['rows']:.0f} published runs, "
+        f"{found['tables']:.0f} tables, each predicted by a fit on the others)"
+    )

@@ -1,1 +1,0 @@
-"""Published measurements beside what is predicted for them."""
