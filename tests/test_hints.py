@@ -81,7 +81,7 @@ def wrong(words: list[str]) -> set[str]:
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_what_is_advised_is_accepted(mistake, more, monkeypatch):
     """more: the second way and one of the middle."""
-    monkeypatch.setattr("gangline.config.check.gpus", lambda: 0)
+    monkeypatch.setattr("gangline.config.check.count_gpus", lambda: 0)
     words = mistake.split()
     found = problems(compose_one(words))
     before = {problem.what for problem in found}

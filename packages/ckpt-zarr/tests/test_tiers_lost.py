@@ -128,13 +128,13 @@ def lose_rank(session: int, run_dir: Path) -> None:
 
 
 def lose_agent(session: int, run_dir: Path) -> None:
-    os.kill(processes(session, "gangline.launch.node", "1"), signal.SIGKILL)
+    os.kill(processes(session, "gangline_basics.launch.node", "1"), signal.SIGKILL)
 
 
 def lose_node(session: int, run_dir: Path) -> None:
     """Its agent, its rank, what keeps its memory, and that memory."""
     note = json.loads((run_dir / "logs" / f"sidecar-checkpoint-memory-{os.uname().nodename}-1.json").read_text())
-    for pid in (note["sidecar"][0], processes(session, "gangline.launch.node", "1"), rank_processes(run_dir)[1]):
+    for pid in (note["sidecar"][0], processes(session, "gangline_basics.launch.node", "1"), rank_processes(run_dir)[1]):
         os.kill(pid, signal.SIGKILL)
     shutil.rmtree(places.of_run(run_dir) / f"{os.uname().nodename}-1")
 

@@ -218,8 +218,8 @@ def main() -> int:
 
             run_under_agent(compose(run_dir), f"launched:{target}", tuple(json.loads(args)))
         from gangline.launch import forkserver
-        from gangline.launch.config import LocalLaunch
-        from gangline.launch.local import start
+        from gangline_basics.launch.config import LocalLaunch
+        from gangline_basics.launch.local import start
 
         Path(run_dir, "train.json").write_text(json.dumps({"pid": os.getpid()}))
         forkserver.PRELOAD = forkserver.PRELOAD[:4]  # these ranks build nothing

@@ -13,8 +13,8 @@ from gangline.config.fields import defaults, hints
 from gangline.config.sections import SECTIONS
 from gangline.config.values import Misfit, typed
 from gangline.errors import Problem, UserError
-from gangline.launch.config import LocalLaunch
 from gangline.plugin.registry import installed
+from gangline_basics.launch.config import LocalLaunch
 from gangline_basics.parallel.config import Ddp
 
 pytestmark = pytest.mark.usefixtures("core_alone")
@@ -119,7 +119,7 @@ def test_axes_that_do_not_multiply_to_the_world(monkeypatch):
 
 
 def test_a_gpu_that_is_not_there(monkeypatch):
-    monkeypatch.setattr("gangline.config.check.gpus", lambda: 0)
+    monkeypatch.setattr("gangline.config.check.count_gpus", lambda: 0)
     assert "run.device=cuda: there is no GPU here." in refused(run={"device": "cuda"})
     assert refused(run={"device": "gpu"}).splitlines() == [
         "run.device=gpu is no device.",
@@ -128,7 +128,7 @@ def test_a_gpu_that_is_not_there(monkeypatch):
     ]
     assert "Did you mean cuda?" in refused(run={"device": "cuad:0"})
     check(default_run(run={"device": "cpu"}))
-    monkeypatch.setattr("gangline.config.check.gpus", lambda: 2)
+    monkeypatch.setattr("gangline.config.check.count_gpus", lambda: 2)
     check(default_run(run={"device": "cuda:1"}))
     assert "run.device=cuda:2: there are 2 GPUs here, counted from 0." in refused(run={"device": "cuda:2"})
 
@@ -216,7 +216,7 @@ def gangline_parts():
 
 
 def test_the_world_is_what_the_user_said_else_what_the_strategy_asks_for(monkeypatch):
-    monkeypatch.setattr("gangline.launch.config.gpus", lambda device=None: 0)
+    monkeypatch.setattr("gangline.launch.devices.count_gpus", lambda device=None: 0)
     assert world_of(default_run(parallel="ddp", launch=LocalLaunch(processes=5))) == 5
     assert world_of(default_run(parallel="ddp")) == 2
     assert world_of(default_run()) == 1

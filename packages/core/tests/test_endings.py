@@ -18,10 +18,8 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.config.check import _variables
 from gangline.config.defaults import default_run
 from gangline.errors import UserError
-from gangline.launch import failures, several
-from gangline.launch.config import LocalLaunch
+from gangline.launch import failures
 from gangline.launch.failures import RankFailure
-from gangline.launch.several import Agents
 from gangline.launch.signals import hand_on
 from gangline.launch.starts import Starts
 from gangline.run import lock
@@ -30,6 +28,9 @@ from gangline.run.ending import RunEnding, decide_ending, read_ending, write_end
 from gangline.run.events import Events, read_events
 from gangline.run.generation import Progress
 from gangline.train.rank import train
+from gangline_basics.launch import several
+from gangline_basics.launch.config import LocalLaunch
+from gangline_basics.launch.several import Agents
 from gangline_testkit.pool import pool
 from gangline_testkit.sessions import session
 

@@ -10,10 +10,10 @@ import resource
 import pytest
 
 from gangline.launch import failures, worker
-from gangline.launch.agent_log import AgentLog
 from gangline.launch.failures import RankFailure
 from gangline.launch.output import Copied
 from gangline.run.events import Events, read_events
+from gangline_basics.launch.agent_log import AgentLog
 
 FULL = "/dev/full"
 

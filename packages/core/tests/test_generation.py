@@ -20,13 +20,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _
 
 from gangline.cluster.given import GivenNodes, given_nodes
 from gangline.errors import Problem, UserError
-from gangline.launch import elastic, failures, meeting_state, worker
-from gangline.launch.config import ElasticLaunch, LocalLaunch
-from gangline.launch.elastic import Agent, AgentNode, RankFiles
+from gangline.launch import failures, worker
 from gangline.launch.failures import RankFailure
-from gangline.launch.meeting import FileBackend, meet_in
 from gangline.launch.nodes import fewest_and_most
-from gangline.launch.placed import PlacedAddress
 from gangline.launch.signals import HandedOn
 from gangline.launch.starts import JobStart, Starts
 from gangline.run import attempts, generation
@@ -34,6 +30,11 @@ from gangline.run.attempts import Attempt
 from gangline.run.ending import EXIT_REQUEUE, RunEnding, clear_ending, read_ending, write_ending
 from gangline.run.events import Events, read_events
 from gangline.run.generation import FILE, Fenced, advance, hold, progress
+from gangline_basics.launch import elastic, meeting_state
+from gangline_basics.launch.config import ElasticLaunch, LocalLaunch
+from gangline_basics.launch.elastic import Agent, AgentNode, RankFiles
+from gangline_basics.launch.meeting import FileBackend, meet_in
+from gangline_basics.launch.placed import PlacedAddress
 
 
 @pytest.fixture

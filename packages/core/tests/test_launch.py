@@ -24,12 +24,13 @@ from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
 from gangline.errors import PeerFailed, UserError
 from gangline.launch import changed_data, forkserver, guard, sidecars
-from gangline.launch.config import LocalLaunch, gpus, processes
+from gangline.launch.devices import count_gpus
 from gangline.launch.failures import lost_peer
-from gangline.launch.local import start
 from gangline.launch.output import Copied
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
+from gangline_basics.launch.config import LocalLaunch
+from gangline_basics.launch.local import start
 from gangline_testkit.pool import close_all
 from gangline_testkit.runs import small_run
 
@@ -237,7 +238,6 @@ def test_a_rank_that_hears_nothing_of_it_is_killed_soon(run_dir, capsys):
 
 def test_a_killed_server_is_told_without_a_traceback(run_dir, capsys):
     """Before a rank was forked; the next start has a server of its own."""
-    from gangline.launch import elastic  # noqa: F401  # so that the server is asked before it is killed
 
     forkserver.warm()
     os.kill(multiprocessing.forkserver._forkserver._forkserver_pid, signal.SIGSTOP)  # it answers nobody
@@ -414,11 +414,11 @@ def test_gpus_are_counted_without_a_driver(tmp_path):
     for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     dev = str(tmp_path)
-    assert gpus(None, {}, dev) == 3
-    assert gpus("cpu", {}, dev) == 0
-    assert gpus("cuda", {"CUDA_VISIBLE_DEVICES": "2,0"}, dev) == 2
-    assert gpus(None, {"CUDA_VISIBLE_DEVICES": ""}, dev) == 0
-    assert gpus(None, {"CUDA_VISIBLE_DEVICES": "0"}, str(tmp_path / "none")) == 0
+    assert count_gpus(None, {}, dev) == 3
+    assert count_gpus("cpu", {}, dev) == 0
+    assert count_gpus("cuda", {"CUDA_VISIBLE_DEVICES": "2,0"}, dev) == 2
+    assert count_gpus(None, {"CUDA_VISIBLE_DEVICES": ""}, dev) == 0
+    assert count_gpus(None, {"CUDA_VISIBLE_DEVICES": "0"}, str(tmp_path / "none")) == 0
 
 
 def test_how_many_processes_a_run_starts():

@@ -11,10 +11,10 @@ from gangline.cli.train import main as train
 from gangline.config.check import check, world_of
 from gangline.config.defaults import default_run
 from gangline.launch import forkserver
-from gangline.launch.config import LocalLaunch
 from gangline.plugin import catalogue
 from gangline.plugin.registry import installed
 from gangline.run.directory import RunDirectory
+from gangline_basics.launch.config import LocalLaunch
 from gangline_testkit import as_installed
 from gangline_testkit.real_runs import SMALL, small_text
 
@@ -80,7 +80,7 @@ def test_nothing_is_warmed_where_no_rank_runs(words, monkeypatch):
 
 
 def test_a_machine_without_a_gpu_may_submit_to_those_that_have_some(words, monkeypatch):
-    monkeypatch.setattr("gangline.config.check.gpus", lambda device=None: 0)
+    monkeypatch.setattr("gangline.config.check.count_gpus", lambda device=None: 0)
     check(default_run(parallel="ddp", launch=elsewhere(), run={"device": "cuda"}))
     with pytest.raises(Exception, match="there is no GPU here"):
         check(default_run(parallel="ddp", launch=LocalLaunch(), run={"device": "cuda"}))

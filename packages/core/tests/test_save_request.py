@@ -9,9 +9,9 @@ import pytest
 
 from gangline.checkpoint.base import SaveRequest
 from gangline.config.schema import LaunchConfig
-from gangline.launch.config import LocalLaunch
 from gangline.train.save import asked
 from gangline.train.session import Session
+from gangline_basics.launch.config import LocalLaunch
 
 
 def session(launch: LaunchConfig) -> Session:

@@ -26,7 +26,7 @@ from gangline.launch.signals import (
     hand_on,
     stop_signals,
 )
-from gangline.launch.stops import requests
+from gangline_basics.launch.stops import requests
 from gangline_testkit import warm, warm_client
 from gangline_testkit.processes import kill, living, wait_until_none_lives
 

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from gangline.launch.local import start
 from gangline.launch.signals import HandedOn
+from gangline_basics.launch.local import start
 
 
 def write(run_dir: str, name: str, **content: object) -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gangline.config.defaults import default_run
-from gangline.launch.config import LocalLaunch
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.model.tree import Node
+from gangline_basics.launch.config import LocalLaunch
 from gangline_parallel_megatron_style.config import Pp
 from gangline_parallel_megatron_style.layout.alike import forward_flops
 from gangline_parallel_megatron_style.layout.stages import balanced, partition

@@ -8,6 +8,7 @@ from gangline import Command, Part, hookimpl
 from gangline_basics.callback import config as callback
 from gangline_basics.checkpoint import config as checkpoint
 from gangline_basics.data import config as data
+from gangline_basics.launch import config as launch
 from gangline_basics.optimizer import config as optimizer
 from gangline_basics.parallel import config as parallel
 from gangline_basics.precision import config as precision
@@ -37,7 +38,7 @@ def gangline_data_sources() -> Iterable[Part]:
 
 @hookimpl
 def gangline_parts() -> Iterable[Part]:
-    return (*optimizer.PARTS, *schedule.PARTS, *track.PARTS, *callback.PARTS)
+    return (*optimizer.PARTS, *schedule.PARTS, *track.PARTS, *callback.PARTS, *launch.PARTS)
 
 
 @hookimpl

@@ -23,7 +23,7 @@ from gangline.config import (
     Share,
     Sidecar,
 )
-from gangline.launch.config import ElasticLaunch
+from gangline_basics.launch.config import ElasticLaunch
 from gangline_health.burn_in.config import PART as BURN_IN
 from gangline_health.chaos.config import PART as CHAOS
 from gangline_health.hangs.config import HangsOptions

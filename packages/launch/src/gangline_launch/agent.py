@@ -79,8 +79,8 @@ def refuse_temporary_folder() -> None:
 def run(argv: list[str]) -> int:
     """In the agent's own process."""
     asked = parse(argv)
-    from gangline.launch.several import run_node
     from gangline.run.directory import RunDirectory
+    from gangline_basics.launch.several import run_node
     from gangline_launch.nodes import this_node
 
     try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gangline.config.schema import Run
 
 _UNSEEN = 255  # multiprocessing's exit code of a process whose end nobody saw
-OF_AN_AGENT = ("gangline.launch.elastic", "gangline.launch.meeting")
+OF_AN_AGENT = ("gangline_basics.launch.elastic", "gangline_basics.launch.meeting")
 
 
 def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:

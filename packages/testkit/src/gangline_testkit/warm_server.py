@@ -43,7 +43,7 @@ LOADED = (
     "gangline.config.check",
     "gangline.config.compose",
     "gangline.config.resume",
-    "gangline.launch.elastic",
+    "gangline_basics.launch.elastic",
     "gangline.launch.requeue",
     "gangline.launch.sidecars",
     "hydra",
@@ -53,7 +53,7 @@ DRAWING = ("matplotlib.figure", "matplotlib.backends.backend_svg")  # a run that
 MANY = 4096  # no file has a number as high
 CLIENT = str(Path(__file__).with_name("warm_client.py"))
 # What a command that was forked here starts as `python -m MODULE` is forked from here, too, where that takes torch.
-STARTED = ("gangline.cli.train", "gangline.launch.node")
+STARTED = ("gangline.cli.train", "gangline_basics.launch.node")
 
 
 def main() -> None:

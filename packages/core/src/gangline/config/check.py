@@ -21,8 +21,8 @@ from gangline.config.values import written
 from gangline.errors import Problem, UserError
 from gangline.interop.config import check_weights
 from gangline.launch import agents
-from gangline.launch.config import ElasticLaunch, gpus, processes
-from gangline.launch.nodes import fewest_and_most, usable
+from gangline.launch.devices import count_gpus
+from gangline.launch.nodes import usable
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
 from gangline.plugin.registry import installed
@@ -33,7 +33,7 @@ DEVICES = r"cpu|cuda(:\d+)?"  # torch names of devices that gangline computes on
 
 def check(run: Run) -> None:
     """Raises UserError that lists everything found."""
-    if found := problems(run) or _too_few_nodes(run) or memory_problems(run):
+    if found := problems(run) or _too_few_processes(run) or memory_problems(run):
         raise UserError.of(found)
 
 
@@ -78,23 +78,24 @@ def _variables(run: Run) -> Iterator[Problem]:
                 )
 
 
-def _too_few_nodes(run: Run) -> list[Problem]:
-    """The fewest nodes that the job goes on with have too few ranks for any layout."""
-    if agents.detect() is not None or not isinstance(run.launch, ElasticLaunch):
+def _too_few_processes(run: Run) -> list[Problem]:
+    """The fewest processes that the job goes on with are too few for any layout."""
+    if agents.detect() is not None or (fewest := run.launch.fewest_processes(run)) is None:
         return []
-    fewest, _ = fewest_and_most(run.launch.nodes)
-    ranks = min(processes(run), fewest * run.launch.ranks_of_node(run))
+    ranks, said = fewest
     usable_ranks, found = usable(run, ranks)
     if usable_ranks:
         return []
-    what = f"launch.nodes={run.launch.nodes}: {fewest} of them have {ranks} processes, and no layout uses these."
-    return [Problem(what, "", "More nodes at the least, or axes that are left open."), *found]
+    return [
+        Problem(f"{said}, and no layout uses these.", "", "More nodes at the least, or axes that are left open."),
+        *found,
+    ]
 
 
 def world_of(run: Run) -> int:
     """How many ranks the run will have: as many as the job has that started this process, else as many as we start."""
     job = agents.detect()
-    return job.world if job else processes(run)
+    return job.world if job else run.launch.world(run)
 
 
 def meaningless(run: Run) -> list[Problem]:
@@ -129,14 +130,18 @@ def _device(run: Run) -> Iterator[Problem]:
     name, _, number = device.partition(":")
     if not run.launch.here and re.fullmatch(DEVICES, device):
         return
-    take = "run.device=cuda, or null to take what there is." if gpus() else "run.device=cpu, or null: there is no GPU."
+    take = (
+        "run.device=cuda, or null to take what there is."
+        if count_gpus()
+        else "run.device=cpu, or null: there is no GPU."
+    )
     if not re.fullmatch(DEVICES, device):
         meant = "A GPU is called cuda." if name in ("gpu", "nvidia") else near(device, ["cpu", "cuda"])
         yield Problem(f"run.device={device} is no device.", meant, take)
-    elif name == "cuda" and not gpus():
+    elif name == "cuda" and not count_gpus():
         yield Problem(f"run.device={device}: there is no GPU here.", "", take)
-    elif number and int(number) >= gpus():
-        yield Problem(f"run.device={device}: there are {gpus()} GPUs here, counted from 0.", "", take)
+    elif number and int(number) >= count_gpus():
+        yield Problem(f"run.device={device}: there are {count_gpus()} GPUs here, counted from 0.", "", take)
 
 
 def _unread(run: Run) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from gangline.config.schema import Run
 from gangline.errors import Problem, UserError
 from gangline.explain.replicated import weight_bytes
 from gangline.launch import agents
-from gangline.launch.config import gpus
+from gangline.launch.devices import count_gpus
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.model.flops import parameter_count
@@ -22,7 +22,7 @@ from gangline.plugin.registry import installed
 
 GB = 1e9
 STATE = ("weights", "master weights", "gradients", "optimizer state")
-# device files of GPUs that `gpus` does not count: AMD, WSL, Jetson
+# device files of GPUs that `count_gpus` does not count: AMD, WSL, Jetson
 OTHER_GPUS = ("/dev/kfd", "/dev/dxg", "/dev/nvmap")
 
 
@@ -32,7 +32,9 @@ def memory_problems(run: Run) -> list[Problem]:
     Activations and buffers are not counted, so a run that passes may still run out of memory.
     """
     local = run.launch.here and not run.launch.shares and agents.detect() is None
-    on_cpu = run.run.device == "cpu" or not (gpus(run.run.device) or any(Path(file).exists() for file in OTHER_GPUS))
+    on_cpu = run.run.device == "cpu" or not (
+        count_gpus(run.run.device) or any(Path(file).exists() for file in OTHER_GPUS)
+    )
     if not local or not on_cpu:
         return []
     memory, ranks = machine_bytes(), run.launch.world(run)

@@ -305,9 +305,7 @@ class LaunchConfig(PartConfig):
     """`build(config, run) -> gangline.launch.base.Launcher`: a run directory in, processes out."""
 
     shares: ClassVar[bool] = False  # whether commands on several nodes are one job, and hold its run directory together
-    here: ClassVar[bool] = (
-        True  # whether ranks run on the machine of the command; else a scheduler starts them elsewhere
-    )
+    here: ClassVar[bool] = True  # whether ranks run on the machine of the command; else a scheduler starts them
     at_once: ClassVar[bool] = False  # whether the launcher takes the runs of a sweep together, by `launch_all`
 
     processes: PositiveInt | None = None  # null: all GPUs; without a GPU what the strategy asks for
@@ -316,13 +314,17 @@ class LaunchConfig(PartConfig):
 
     def world(self, run: Run) -> int:
         """How many ranks the run has, on all of its nodes: what the user said, else what the strategy asks for."""
-        from gangline.launch.config import gpus
+        from gangline.launch.devices import count_gpus
 
-        return self.processes or run.parallel.world(gpus(run.run.device) * self.most_nodes())
+        return self.processes or run.parallel.world(count_gpus(run.run.device) * self.most_nodes())
 
     def most_nodes(self) -> int:
         """On how many nodes its processes are at the most."""
         return 1
+
+    def fewest_processes(self, run: Run) -> tuple[int, str] | None:
+        """The fewest processes that the job goes on with, and how that is said; None: it has a fixed number."""
+        return None
 
     def seconds_to_stop(self) -> float | None:
         """How long its ranks have from a request to stop until they are killed; None: as long as they take."""

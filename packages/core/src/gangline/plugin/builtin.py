@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gangline.launch import config as launch
 from gangline.model import config as model, presets
 from gangline.plugin.hooks import Command, hookimpl
 from gangline.plugin.parts import Part
@@ -12,7 +11,7 @@ from gangline.plugin.parts import Part
 
 @hookimpl
 def gangline_parts() -> Iterable[Part]:
-    return [*model.PARTS, *presets.PARTS, *launch.PARTS]
+    return [*model.PARTS, *presets.PARTS]
 
 
 @hookimpl

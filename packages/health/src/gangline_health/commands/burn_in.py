@@ -17,8 +17,8 @@ from rich.table import Table
 from gangline import UserError
 from gangline.cli.flags import Flags
 from gangline.files import read_regular
-from gangline.launch.config import ElasticLaunch
 from gangline.launch.nodes import fewest_and_most
+from gangline_basics.launch.config import ElasticLaunch
 
 if TYPE_CHECKING:
     from gangline.config import Run

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gangline import UserError
-from gangline.launch.exclusion import excluded
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import RunEnding, decide_ending, read_ending
+from gangline_basics.launch.exclusion import excluded
 from gangline_launch import job as jobs
 from gangline_launch.slurm import commands, requeues
 from gangline_launch.slurm.commands import SlurmError, patiently

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from gangline import UserError
 from gangline.files import write_whole
 from gangline.launch.base import Launcher
-from gangline.launch.exclusion import excluded
 from gangline.run.ending import clear_ending, read_ending, write_ending
+from gangline_basics.launch.exclusion import excluded
 from gangline_launch import clocks, job as jobs, storage
 from gangline_launch.follow import EXIT_FAILURE, follow, follow_all
 from gangline_launch.give_back import give_back, handed_over

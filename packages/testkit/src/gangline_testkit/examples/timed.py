@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gangline import Part, hookimpl
 from gangline.config import NonNegativeInt
-from gangline.launch.config import LocalLaunch
+from gangline_basics.launch.config import LocalLaunch
 
 
 @dataclass
@@ -13,7 +13,7 @@ class Timed(LocalLaunch):
 
 
 def build(config, run):
-    from gangline.launch.local import LocalLauncher
+    from gangline_basics.launch.local import LocalLauncher
 
     class TimedLauncher(LocalLauncher):
         def launch(self, directory):

@@ -11,11 +11,11 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
-from gangline.launch.config import ElasticLaunch
-from gangline.launch.exclusion import Exclusion, excluded, stays_away
-from gangline.launch.meeting import JobMeeting, meet_in
 from gangline.run import attempts
 from gangline.run.attempts import Attempt, stamp
+from gangline_basics.launch.config import ElasticLaunch
+from gangline_basics.launch.exclusion import Exclusion, excluded, stays_away
+from gangline_basics.launch.meeting import JobMeeting, meet_in
 
 NOW = datetime(2030, 1, 10, tzinfo=UTC)
 

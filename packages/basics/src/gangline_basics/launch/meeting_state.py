@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from gangline.launch.placed import PlacedAddress
+from gangline_basics.launch.placed import PlacedAddress
 
 
 def encode(pickled: bytes) -> bytes:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from gangline.config.schema import Run
 from gangline.launch import forkserver, sidecars
 from gangline.launch.base import Launcher
-from gangline.launch.config import LocalLaunch, processes
 from gangline.launch.starts import Starts
 from gangline.launch.worker import WORK
 from gangline.pulse import memory
+from gangline_basics.launch.config import LocalLaunch
 
 if TYPE_CHECKING:
     from gangline.run.directory import RunDirectory
@@ -33,7 +33,7 @@ class LocalLauncher(Launcher):
         forkserver.warm(forkserver.needs(self.run))
         running = sidecars.start(sidecars.wanted(self.run), run_dir, owner=os.getpid())
         try:
-            return start(run_dir, processes(self.run), self.config)
+            return start(run_dir, self.run.launch.world(self.run), self.config)
         finally:
             sidecars.stop(running)
             memory.remove(os.getpid())
@@ -52,8 +52,11 @@ def start(
     UserError is raised here. What the first rank to fail had to say is printed, and is in its log.
     """
     forkserver.warm()
-    from gangline.launch.elastic import AgentNode, run_agent  # imports torch; the server does the same at the same time
-    from gangline.launch.solo import SoloRendezvous
+    from gangline_basics.launch.elastic import (  # imports torch; the server does the same at the same time
+        AgentNode,
+        run_agent,
+    )
+    from gangline_basics.launch.solo import SoloRendezvous
 
     config, starts = config or LocalLaunch(), count(1)
     decides = Starts(Path(run_dir).resolve(), config, lambda ranks: (ranks, []), say)

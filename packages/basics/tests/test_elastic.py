@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-from gangline.launch import elastic, guard, meeting, node, several
-from gangline.launch.config import ElasticLaunch
-from gangline.launch.meeting import FileBackend
+from gangline.launch import guard
 from gangline.launch.nodes import NAME
 from gangline.launch.starts import Starts
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
 from gangline.run.events import read_events
+from gangline_basics.launch import elastic, meeting, node, several
+from gangline_basics.launch.config import ElasticLaunch
+from gangline_basics.launch.meeting import FileBackend
 from gangline_testkit.processes import kill, rank_processes
 from gangline_testkit.real_runs import SMALL, RealRuns
 from gangline_testkit.runs import small_run
@@ -87,8 +88,8 @@ def agents(run_dir: Path) -> dict[str, int]:
             words = (
                 (entry / "cmdline").read_bytes().decode(errors="replace").split("\0") if entry.name.isdigit() else []
             )
-            if "gangline.launch.node" in words and os.readlink(entry / "cwd") == str(run_dir.parent):
-                found[words[words.index("gangline.launch.node") + 2]] = int(entry.name)
+            if "gangline_basics.launch.node" in words and os.readlink(entry / "cwd") == str(run_dir.parent):
+                found[words[words.index("gangline_basics.launch.node") + 2]] = int(entry.name)
     return found
 
 
@@ -226,8 +227,8 @@ def test_everything_is_killed_and_the_same_command_goes_on(runs):
 JOINS_AND_DIES = """
 import os, signal, sys
 from pathlib import Path
-from gangline.launch.config import ElasticLaunch
-from gangline.launch.meeting import meet_in
+from gangline_basics.launch.config import ElasticLaunch
+from gangline_basics.launch.meeting import meet_in
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 meeting = meet_in(Path(sys.argv[1]), "job", "127.0.0.1", ElasticLaunch(**eval(sys.argv[2])))

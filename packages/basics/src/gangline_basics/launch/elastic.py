@@ -34,19 +34,19 @@ from torch.distributed.elastic.rendezvous import (
 from gangline.comm.job_store import ADDRESS
 from gangline.errors import EXIT_USER_ERROR
 from gangline.launch import failures, forkserver, worker
-from gangline.launch.agent_log import LOGGERS, agent_log
-from gangline.launch.config import LocalLaunch
 from gangline.launch.failures import RankFailure
 from gangline.launch.network import LOOPBACK, interface_towards, listening_address
 from gangline.launch.nodes import NAME, machine_of
 from gangline.launch.signals import hand_on
 from gangline.launch.starts import JobStart, Starts, end
-from gangline.launch.stops import UNUSED, ranks_that_are_killed, requests
 from gangline.launch.worker import SPARE
 from gangline.run import generation
 from gangline.run.ending import EXIT_FAILURE, EXIT_REQUEUE, decide_ending, read_ending
 from gangline.run.events import read_events
 from gangline.run.generation import VARIABLE
+from gangline_basics.launch.agent_log import LOGGERS, agent_log
+from gangline_basics.launch.config import LocalLaunch
+from gangline_basics.launch.stops import UNUSED, ranks_that_are_killed, requests
 
 _UNANSWERED = "Timeout waiting for key"  # torch's store of files raises a plain RuntimeError for it
 _NO_LIMIT = 1 << 30  # restarts that torch's agent counts; ours are counted by `Starts`
@@ -186,7 +186,7 @@ class Agent(LocalElasticAgent):
 
 
 def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str, args: tuple[Any, ...]) -> int:
-    """The ranks of this node, to the end of the job; see `gangline.launch.local.start`."""
+    """The ranks of this node, to the end of the job; see `gangline_basics.launch.local.start`."""
     run_dir = starts.run_dir
     logs = run_dir / "logs"
     logs.mkdir(exist_ok=True)

@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING
 from gangline.errors import UserError
 from gangline.launch import forkserver, guard, sidecars
 from gangline.launch.base import Launcher
-from gangline.launch.exclusion import Exclusion
-from gangline.launch.local import say
 from gangline.launch.nodes import UsableRanks, fewest_and_most, name_of_this_node
 from gangline.launch.output import outlive_readers
-from gangline.launch.placed import PlacedAddress
 from gangline.launch.signals import exit_code, hand_on, name_of, stop_signals
 from gangline.launch.starts import Starts
 from gangline.launch.worker import WORK
@@ -26,16 +23,19 @@ from gangline.pulse import memory
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import EXIT_FAILURE, RunEnding, read_ending
 from gangline.run.generation import progress
+from gangline_basics.launch.exclusion import Exclusion
+from gangline_basics.launch.local import say
+from gangline_basics.launch.placed import PlacedAddress
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
-    from gangline.launch.config import ElasticLaunch
+    from gangline_basics.launch.config import ElasticLaunch
 
 LOOK_SECONDS = 0.1
 AGAIN_SECONDS = 1.0  # from an agent's death to its successor
 HOPELESS = 5  # agents that died one after the other without a start of ranks between them
 HERE = "127.0.0.1"
-NODE = "gangline.launch.node"
+NODE = "gangline_basics.launch.node"
 
 
 class ElasticLauncher(Launcher):
@@ -72,8 +72,8 @@ def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "", 
     forkserver.warm(forkserver.needs(run))
     running = sidecars.start(sidecars.wanted(run), run_dir, owner=os.getpid())
     try:
-        from gangline.launch.elastic import AgentNode, run_agent
-        from gangline.launch.meeting import meet_in
+        from gangline_basics.launch.elastic import AgentNode, run_agent
+        from gangline_basics.launch.meeting import meet_in
 
         meeting = meet_in(run_dir.resolve(), job, PlacedAddress(address, place) if place else address, config)
         meeting.name(name)

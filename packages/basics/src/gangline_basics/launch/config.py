@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from gangline.config.ranges import AtLeast, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from gangline.config.schema import LaunchConfig
 from gangline.errors import Problem, UserError
+from gangline.launch.devices import count_gpus
 from gangline.launch.nodes import fewest_and_most
 from gangline.plugin.parts import Part
 
@@ -34,7 +31,7 @@ class LocalLaunch(LaunchConfig):
     def check(self, run: Run) -> list[Problem]:
         """More ranks than GPUs."""
         problems = []
-        found, wanted = gpus(run.run.device), self.processes or 0
+        found, wanted = count_gpus(run.run.device), self.processes or 0
         if 0 < found < wanted:
             problems.append(
                 Problem(
@@ -66,7 +63,12 @@ class ElasticLaunch(LocalLaunch):
 
     def ranks_of_node(self, run: Run) -> int:
         """Processes of each node."""
-        return self.per_node or -(-processes(run) // self.most_nodes())
+        return self.per_node or -(-self.world(run) // self.most_nodes())
+
+    def fewest_processes(self, run: Run) -> tuple[int, str]:
+        fewest, _ = fewest_and_most(self.nodes)
+        ranks = min(self.world(run), fewest * self.ranks_of_node(run))
+        return ranks, f"launch.nodes={self.nodes}: {fewest} of them have {ranks} processes"
 
     def check(self, run: Run) -> list[Problem]:
         """Numbers of nodes without sense, more ranks than a node has GPUs, and no place to meet."""
@@ -86,7 +88,7 @@ class ElasticLaunch(LocalLaunch):
                     "Give every node the same run.dir=... on a file system that they share.",
                 )
             )
-        here, ranks = gpus(run.run.device), self.ranks_of_node(run)
+        here, ranks = count_gpus(run.run.device), self.ranks_of_node(run)
         if 0 < here < ranks * (self.agents or most):
             what = f"{ranks * (self.agents or most)} processes on this machine: it has {here} GPUs."
             found.append(
@@ -95,38 +97,19 @@ class ElasticLaunch(LocalLaunch):
         return found
 
 
-def gpus(device: str | None = None, environ: Mapping[str, str] = os.environ, devices: str = "/dev") -> int:
-    """How many GPUs the processes of a run may take; none for a run on the CPU.
-
-    Counts device files instead of asking a driver: nothing here may touch a GPU.
-    """
-    if device is not None and device.split(":")[0] == "cpu":
-        return 0
-    present = sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in Path(devices).glob("nvidia*"))
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None or not present:
-        return present
-    return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
-
-
-def processes(run: Run) -> int:
-    """How many processes a run starts, on all of its nodes."""
-    return run.launch.world(run)
-
-
 PARTS = (
     Part(
         name="elastic",
         group="launch",
         config=ElasticLaunch,
-        build="gangline.launch.several:ElasticLauncher",
+        build="gangline_basics.launch.several:ElasticLauncher",
         summary="processes on several nodes, which come and go; each node's are watched by an agent of its own",
     ),
     Part(
         name="local",
         group="launch",
         config=LocalLaunch,
-        build="gangline.launch.local:LocalLauncher",
+        build="gangline_basics.launch.local:LocalLauncher",
         summary="processes on this machine, forked from a server that has torch loaded",
     ),
 )
