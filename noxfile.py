@@ -303,7 +303,7 @@ LEARNT = 2.8  # nats a byte after 100 steps; it begins with 5.6, and of single b
 @nox.session(allow_parallel=True)
 def train(session: nox.Session) -> None:
     """The main job, a language model on real text, learns: in a third of its steps; the nightly takes all."""
-    install(session, *editable("core"))
+    install(session, *editable("core", "basics", "gangline"))
     out = Path(session.create_tmp()) / "run"
     shutil.rmtree(out, ignore_errors=True)
     session.run("train", f"run.dir={out}", *(session.posargs or ["run.steps=100"]))

@@ -138,7 +138,8 @@ def test_what_a_run_needs_is_loaded_once_for_all_its_ranks(run_dir):
 
 def test_starting_ranks_imports_torch_only_then():
     code = (
-        "import sys; from gangline.launch import local, config, agents, worker, signals, sidecars;"
+        "import sys; from gangline.launch import agents, worker, signals, sidecars;"
+        "from gangline_basics.launch import local, config;"
         "assert 'torch' not in sys.modules and 'hydra' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -422,6 +423,10 @@ def test_gpus_are_counted_without_a_driver(tmp_path):
 
 
 def test_how_many_processes_a_run_starts():
-    assert processes(default_run(run={"device": "cpu"})) == 1
-    assert processes(default_run(run={"device": "cpu"}, parallel="ddp")) == 2
-    assert processes(default_run(run={"device": "cpu"}, launch=LocalLaunch(processes=5))) == 5
+    def processes(**given):
+        run = default_run(run={"device": "cpu"}, **given)
+        return run.launch.world(run)
+
+    assert processes() == 1
+    assert processes(parallel="ddp") == 2
+    assert processes(launch=LocalLaunch(processes=5)) == 5

@@ -17,7 +17,7 @@ def test_page_lists_verbs_and_the_paragraph_below(capsys):
     for argv in ([], ["--help"], ["-h"], ["help"]):
         assert run_verb("thing", VERBS, {}, argv, "More.") == 0
         page = capsys.readouterr().out
-        assert page.startswith("usage: gangline thing VERB ...\n\n  show    what is there\n")
+        assert page.startswith("usage: gangline thing VERB ...\n\n  show     what is there\n")
         assert "\nMore.\ngangline thing VERB --help" in page
 
 

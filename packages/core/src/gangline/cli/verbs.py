@@ -36,6 +36,6 @@ def run_verb(
 
 def _page(command: str, verbs: Mapping[str, str], more: str) -> str:
     width = max(map(len, verbs))
-    lines = [f"  {verb:{width}} {text}" for verb, text in verbs.items()]
+    lines = [f"  {verb:{width}}  {text}" for verb, text in verbs.items()]
     below = [*([more] if more else []), f"gangline {command} VERB --help  says more."]
     return "\n".join([f"usage: gangline {command} VERB ...", "", *lines, "", *below])
