@@ -407,17 +407,22 @@ def test_sigterm_to_a_rank_counts_as_a_restart(tmp_path, nodes, code):
     assert bool(said) == (stop is None)
 
 
-def test_the_last_node_that_a_signal_ends_reports_the_end(tmp_path, first):
-    """A node that leaves alone says nothing of the job's end: the others continue."""
-    write_ending(tmp_path, replace(PREEMPTED, generation=2))
+@pytest.mark.parametrize(("written_before", "expected"), [("a", [75, 75]), ("b", [143, 75]), (None, [143, 143])])
+def test_the_last_node_that_a_signal_ends_reports_the_end(tmp_path, first, written_before, expected):
+    """A node that leaves alone says nothing of the job's end: the others continue.
+
+    Its ranks may end before rank 0, on another node, has written how the run ended.
+    """
     store, codes, ends = HashStore(), [], []
     for name in ("a", "b"):
+        if name == written_before:
+            write_ending(tmp_path, replace(PREEMPTED, generation=2))
         node = AgentNode(name, 1, None, lambda: 1, alone=False, left=lambda number: store.add(f"left/{number}", 1))
         files = RankFiles(tmp_path / "logs", node)
         files.start = JobStart(2, ("a", "b"), 2, 0)
         codes.append(elastic._signalled(starts(tmp_path)[0], files, signal.SIGTERM))
         ends.append([line["event"] for line in read_events(tmp_path)])
-    assert (codes, ends) == ([75, 75], [[], ["exit"]])
+    assert (codes, ends) == (expected, [[], ["exit"]])
 
 
 @pytest.mark.parametrize(

@@ -261,13 +261,13 @@ def _done(starts: Starts, files: RankFiles) -> int:
 
 def _signalled(starts: Starts, files: RankFiles, signum: int) -> int:
     """75 where the ranks saved when they were asked to stop, and may be started again; else 128 + n."""
+    # The last node of a start that a signal ends reports the end of the job: others may continue without this one.
+    last = files.start is None or files.node.left(files.generation) == len(files.start.nodes)
     ending = read_ending(starts.run_dir)
     if ending is None or ending.generation != files.generation:
         ending = decide_ending(files.generation, signal=signal.Signals(signum).name)
-        if not files.node.alone:  # the others may go on
-            return ending.exit_code
-    # The last node of a start that a signal ends reports the end of the job: others may continue without this one.
-    if files.start is None or files.node.left(files.generation) == len(files.start.nodes):
+        last = last and (files.start is not None or files.node.alone)  # before a first start the others may begin
+    if last:
         end(starts.run_dir, ending)
     return ending.exit_code
 
