@@ -104,7 +104,7 @@ NIGHTLY = pytest.mark.nightly
     "precision", ["fp16", pytest.param("fp32", marks=NIGHTLY), pytest.param("bf16", marks=NIGHTLY)]
 )
 def test_a_killed_run_goes_on_as_if_never_killed(runs, precision):
-    settings = ("run.steps=48", "checkpoint.every=4", f"precision={precision}", "optimizer=adamw")
+    settings = ("run.steps=24", "checkpoint.every=4", f"precision={precision}", "optimizer=adamw")
     runs.train("run.dir=whole", *settings)
     killed = runs.fork("run.dir=killed", *settings)
     runs.wait_for_step(killed, "killed", 6)
