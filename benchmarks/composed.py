@@ -41,13 +41,13 @@ from gangline.config.defaults import default_run
 from gangline.config.schema import Run
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
-from gangline.model.build import model_of
-from gangline.model.compose import compose_model
+from gangline.model.compose import Composed, compose_model
 from gangline.model.config import DecoderConfig
 from gangline.model.decoder import Decoder
 from gangline.model.init import initialise, whole_model
 from gangline.model.linear import Linear
 from gangline.plugin.registry import build
+from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.precision.plain import Plain
 from gangline_testkit import rank
@@ -78,7 +78,7 @@ def ours(run: Run) -> Callable[[int], float]:
     mesh = Mesh.of(run.parallel.axes(rank.world))
     precision = Plain(torch.float32, torch.float32)
     comms, finish = rank.comms(mesh, False), finisher(Recompute.none, False)
-    runtime = build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
+    runtime = build(run.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finish))
     initialise(runtime.shards(), plan, run.seed)
     optimizer = build(run.optimizer, run, runtime)
     index, width = runtime.data_coordinate

@@ -27,11 +27,11 @@ from gangline.config.defaults import default_run
 from gangline.config.schema import ParallelConfig
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
-from gangline.model.build import model_of
-from gangline.model.compose import compose_model
+from gangline.model.compose import Composed, compose_model
 from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise, whole_model
 from gangline.plugin.registry import build
+from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.parallel.config import Ddp
 from gangline_basics.precision.plain import Plain
@@ -75,7 +75,7 @@ def ours(config: DecoderConfig, name: str, bucket_mb: float) -> Step:
     mesh = Mesh.of(run.parallel.axes(rank.world))
     finish = finisher(Recompute.none, False)
     precision, comms = Plain(torch.float32, torch.float32), rank.comms(mesh, False)
-    runtime = build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
+    runtime = build(run.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finish))
     initialise(runtime.shards(), plan, 0)
     optimizer = build(run.optimizer, run, runtime)
 

@@ -27,10 +27,9 @@ from gangline.config.compose import compose_one
 from gangline.data.expand import expand
 from gangline.data.sample_reader import KeptMemory, stacked
 from gangline.mesh import Mesh
-from gangline.model.build import model_of
-from gangline.model.compose import compose_model
+from gangline.model.compose import Composed, compose_model
 from gangline.plugin import registry
-from gangline.runtime import Runtime
+from gangline.runtime import Job, Runtime
 from gangline.train.build import draw_weights
 from gangline.train.recompute_and_compile import finisher
 from gangline_testkit.inputs import whole_sequences
@@ -47,7 +46,7 @@ def gangline_runtime(run: Run) -> tuple[Runtime, Step]:
     mesh = Mesh.of(run.parallel.axes(1))
     precision = registry.build(run.precision, run)
     finish = finisher(run.run.recompute, False)
-    runtime = registry.build(run.parallel, run, model_of(tree, plan), plan, mesh, FakeComms(mesh, 0), precision, finish)
+    runtime = registry.build(run.parallel, Job(Composed(run, tree, plan), mesh, FakeComms(mesh, 0), precision, finish))
     draw_weights(run, runtime.shards(), plan)
     optimizer = registry.build(run.optimizer, run, runtime)
 

@@ -17,13 +17,12 @@ from gangline.comm.base import Comms
 from gangline.comm.transport import connect
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
-from gangline.model.build import model_of
-from gangline.model.compose import compose_model
+from gangline.model.compose import Composed, compose_model
 from gangline.model.init import initialise
 from gangline.optimizer.base import Optimizer
 from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
-from gangline.runtime import Runtime
+from gangline.runtime import Job, Runtime
 from gangline.train.build import build as build_session
 from gangline.train.recompute_and_compile import finisher
 from gangline.train.session import Session
@@ -152,7 +151,7 @@ class Trainer:
         tree, plan = compose_model(run)
         finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
         precision = registry.build(run.precision, run)
-        runtime = registry.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
+        runtime = registry.build(run.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finish))
         if drawn:
             initialise(runtime.shards(), plan, run.seed)
         else:

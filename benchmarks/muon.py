@@ -23,13 +23,12 @@ from gangline.config.defaults import default_run
 from gangline.config.schema import ParallelConfig
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
-from gangline.model.build import construct
-from gangline.model.compose import compose_model
+from gangline.model.compose import Composed, compose_model
 from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise
 from gangline.parallel.owners import MatrixId
 from gangline.plugin.registry import build
-from gangline.runtime import Runtime
+from gangline.runtime import Job, Runtime
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.optimizer.config import Muon
 from gangline_basics.optimizer.muon import MuonOptimizer, build as build_muon
@@ -92,7 +91,7 @@ def muon(model: DecoderConfig, name: str, repeating: bool) -> tuple[Runtime, Muo
     mesh = Mesh.of(run.parallel.axes(rank.world))
     precision, comms = Plain(torch.float32, torch.float32), rank.comms(mesh, False)
     finish = finisher(Recompute.none, False)
-    runtime = build(run.parallel, run, construct(tree), plan, mesh, comms, precision, finish)
+    runtime = build(run.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finish))
     initialise(runtime.shards(), plan, 0)
     optimizer = build_muon(config, run, runtime)
     if repeating:

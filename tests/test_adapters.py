@@ -10,8 +10,9 @@ import torch
 from gangline.comm.fake import FakeComms
 from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
-from gangline.model.build import model_of
+from gangline.model.compose import Composed
 from gangline.plugin import registry
+from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.commands import main
 from gangline_parallel_megatron_style.cost import memory, traffic
@@ -102,8 +103,8 @@ def test_explain_tells_what_adapters_send_and_hold(tp, targets):
     mesh = Mesh.of(run.parallel.axes(2))
     case, comms, precision = Case.of(run, mesh), FakeComms(mesh, 0), registry.build(run.precision, run)
     finish = finisher(run.run.recompute, False)
-    model = model_of(case.tree, case.plan)
-    runtime = registry.build(run.parallel, run, model, case.plan, mesh, comms, precision, finish)
+    job = Job(Composed(run, case.tree, case.plan), mesh, comms, precision, finish)
+    runtime = registry.build(run.parallel, job)
     comms.traffic.bytes.clear()
     batch = whole_sequences(torch.zeros(case.micro_size, case.sequence_length, dtype=torch.int64))
     runtime.step([batch] * case.microbatches)

@@ -19,13 +19,15 @@ from gangline.config.defaults import default_run
 from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model import forward_context
-from gangline.model.build import construct, model_of
+from gangline.model.build import construct
+from gangline.model.compose import Composed
 from gangline.model.decoder_nodes import FeedForwardNode, LinearNode
 from gangline.model.gating import Gating
 from gangline.model.local_sizes import LocalSizes
 from gangline.parallel.prepare import set_products
 from gangline.plan import Fold, Plan
 from gangline.plugin import registry
+from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
 from gangline_moe.config import FOLD, MoeOptions
 from gangline_moe.dispatch.dispatcher import TokenDispatcher
@@ -170,8 +172,8 @@ def test_what_lies_on_a_rank(words):
     for pp in range(case.pp):
         comms = FakeComms(mesh, mesh.rank({"pp": pp}), "meta")
         precision, finish = registry.build(run.precision, run), finisher(run.run.recompute, False)
-        model = model_of(case.tree, case.plan)
-        runtime = registry.build(run.parallel, run, model, case.plan, mesh, comms, precision, finish)
+        job = Job(Composed(run, case.tree, case.plan), mesh, comms, precision, finish)
+        runtime = registry.build(run.parallel, job)
         optimizer = registry.build(run.optimizer, run, runtime)
         buffers, told = runtime.storage.param_buffers, memory.state(case, pp)
         numbers = sum(array.size for array in case.held(pp))

@@ -12,10 +12,11 @@ from gangline.batch import Batch
 from gangline.config.schema import CheckpointConfig, DataConfig, LaunchConfig, Run
 from gangline.config.sections import Recompute, RunSection
 from gangline.mesh import Mesh
-from gangline.model.build import model_of
+from gangline.model.compose import Composed
 from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise
 from gangline.model.plan import plan_decoder
+from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.optimizer.adamw import build as build_adamw
 from gangline_basics.optimizer.config import Adamw
@@ -98,8 +99,9 @@ def runtime_of(case: Case, run: Run):
     build = build_single if isinstance(case.parallel, Single) else build_ddp
     comms = rank.comms(mesh, case.deterministic)
     precision = Plain(*DTYPES[case.precision])
-    model, finish = model_of(tree, plan), finisher(Recompute.none, False)
-    runtime = build(case.parallel, run, model, plan, mesh, comms, precision, finish)
+    runtime = build(
+        case.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finisher(Recompute.none, False))
+    )
     initialise(runtime.shards(), plan, run.seed)
     return runtime
 

@@ -13,12 +13,14 @@ import torch
 from gangline.batch import Batch
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
-from gangline.model.build import construct, model_of
+from gangline.model.build import construct
+from gangline.model.compose import Composed
 from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise
 from gangline.model.plan import plan_decoder
 from gangline.parallel.storage import WholeStorage
 from gangline.precision import Precision
+from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.optimizer.adamw import build as build_adamw
 from gangline_basics.optimizer.config import Adamw
@@ -47,12 +49,12 @@ def runtime_of(precision: Precision, parallel=None, frozen: Sequence[str] = ()):
     """With its weights; `frozen`: parameters that are not trained."""
     tree, plan = plan_decoder(DecoderConfig(vocab_size=16, dim=8, layers=1, heads=2, hidden=8))
     plan = replace(plan, frozen=tuple(frozen))
-    model = model_of(tree, plan)
     parallel = parallel or Single()
     mesh = Mesh.of(parallel.axes(rank.world))
     build = build_single if isinstance(parallel, Single) else build_ddp
     comms = rank.comms(mesh, False)
-    runtime = build(parallel, RUN, model, plan, mesh, comms, precision, finisher(Recompute.none, False))
+    finish = finisher(Recompute.none, False)
+    runtime = build(parallel, Job(Composed(RUN, tree, plan), mesh, comms, precision, finish))
     initialise(runtime.shards(), plan, 1)
     return runtime
 

@@ -13,11 +13,13 @@ from gangline.batch import Batch
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.build import materialise
+from gangline.model.compose import Composed
 from gangline.model.decoder_nodes import LinearNode
 from gangline.model.forward_context import draw, emit_loss, emit_metric
 from gangline.model.init import shards_of
 from gangline.model.linear import Linear
 from gangline.plan import Cut, Fold, Init, Plan
+from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.parallel.config import Ddp, Single
 from gangline_basics.parallel.ddp import build as build_ddp
@@ -141,7 +143,9 @@ def built(case: Case, kind: type[nn.Module] = Toy, plan: Plan = PLAN):
         model = kind()
     build = build_single if isinstance(case.parallel, Single) else build_ddp
     precision, finish = Plain(case.compute, case.kept), finisher(case.recompute, False)
-    return build(case.parallel, run, model, plan, mesh, rank.comms(mesh), precision, finish), model
+    job = Job(Composed(run, None, plan), mesh, rank.comms(mesh), precision, finish)
+    job.model = model
+    return build(case.parallel, job), model
 
 
 def runtime_of(case: Case):

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from gangline.config.defaults import default_run
+from gangline.model.compose import Composed
 from gangline.plugin.registry import build
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
@@ -47,9 +48,9 @@ def same(first, second):
 def test_large_model_is_named_before_it_is_built(tmp_path, capsys):
     from gangline.train.build import announce
 
-    announce(default_run(model="llama3-8b"), RunDirectory(tmp_path), 2)
+    announce(Composed.of(default_run(model="llama3-8b")), RunDirectory(tmp_path), 2)
     assert capsys.readouterr().out == f"building llama3-8b, 8030 M parameters, on 2 processes, in {tmp_path}\n"
-    announce(default_run(), RunDirectory(tmp_path), 1)
+    announce(Composed.of(default_run()), RunDirectory(tmp_path), 1)
     assert capsys.readouterr().out == ""
 
 

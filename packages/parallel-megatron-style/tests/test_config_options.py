@@ -9,7 +9,7 @@ from gangline.config.defaults import default_run
 from gangline.config.fields import options
 from gangline.config.serial import from_dict, to_dict
 from gangline.mesh import AXES, Mesh
-from gangline_parallel_megatron_style.config import Composed, Fsdp, Hsdp, Pp, ThreeD, Tp
+from gangline_parallel_megatron_style.config import AxesConfig, Fsdp, Hsdp, Pp, ThreeD, Tp
 
 PARTS = (ThreeD, Fsdp, Hsdp, Tp, Pp)
 
@@ -21,7 +21,7 @@ def test_every_option_says_what_it_is(part):
 
 @pytest.mark.parametrize("option", ["schedule", "context", "compress", "zero"])
 def test_choices_are_named_where_the_option_is_described(option):
-    found = next(each for each in options(Composed, "parallel") if each.path == f"parallel.{option}")
+    found = next(each for each in options(AxesConfig, "parallel") if each.path == f"parallel.{option}")
     assert len(found.choices) > 1
     assert [choice for choice in found.choices if choice not in found.help] == []
 

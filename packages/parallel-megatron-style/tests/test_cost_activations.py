@@ -16,8 +16,10 @@ from gangline.config.sections import Recompute
 from gangline.explain.activations import ActivationSizes
 from gangline.mesh import Mesh
 from gangline.model.build import construct
+from gangline.model.compose import Composed
 from gangline.model.config import DecoderConfig
 from gangline.plugin import registry
+from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.config import Pp, Tp
 from gangline_parallel_megatron_style.cost import activations, peak_memory, timing
@@ -114,9 +116,9 @@ def test_a_block_cut_by_tp(tp, sequence_parallel):
     )
     mesh = Mesh.of({"tp": tp})
     case, comms = Case.of(run, mesh), FakeComms(mesh)
-    made = construct(case.tree)
     finish, precision = finisher(Recompute.none, False), registry.build(run.precision, run)
-    runtime = registry.build(run.parallel, run, made, case.plan, mesh, comms, precision, finish)
+    job = Job(Composed(run, case.tree, case.plan), mesh, comms, precision, finish)
+    runtime, made = registry.build(run.parallel, job), job.model
     for shard in runtime.shards():
         nn.init.normal_(shard.local, std=0.02)
     batch = microbatch(case)

@@ -12,9 +12,9 @@ from gangline.batch import Batch
 from gangline.comm.fake import FakeComms
 from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
-from gangline.model.build import model_of
-from gangline.model.compose import compose_model
+from gangline.model.compose import Composed, compose_model
 from gangline.plugin import registry
+from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.cost import traffic
 from gangline_parallel_megatron_style.cost.case import Case
@@ -41,7 +41,7 @@ def counted(words: str, stage: int, every: int = 1) -> tuple[Case, Mesh, list[Fa
         comms = FakeComms(mesh, mesh.rank(point))
         finish = finisher(run.run.recompute, False, run.run.recompute_every, plan.seams)
         precision = registry.build(run.precision, run)
-        runtime = registry.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
+        runtime = registry.build(run.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finish))
         comms.traffic.bytes.clear()  # what it takes to begin
         comms.traffic.calls.clear()
         runtime.step([microbatch(case)] * case.microbatches)
@@ -169,7 +169,7 @@ def test_what_muon_gathers_and_hands_out(words, monkeypatch):
         for point in points:
             comms, precision = FakeComms(mesh, mesh.rank(point)), registry.build(run.precision, run)
             finish = finisher(run.run.recompute, False)
-            runtime = registry.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
+            runtime = registry.build(run.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finish))
             optimizer = registry.build(run.optimizer, run, runtime)
             runtime.step([microbatch(case)] * case.microbatches)
             before = Counter(comms.traffic.bytes), Counter(comms.traffic.calls)

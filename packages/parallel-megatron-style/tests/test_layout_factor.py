@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from gangline.config.ranges import divisors
 from gangline.errors import UserError
 from gangline.mesh import AXES
-from gangline_parallel_megatron_style.config import Composed, Fsdp, Hsdp, Pp, ThreeD, Tp
+from gangline_parallel_megatron_style.config import AxesConfig, Fsdp, Hsdp, Pp, ThreeD, Tp
 from gangline_parallel_megatron_style.layout.factor import factor, nearest
 
 PARTS = (ThreeD, Fsdp, Hsdp, Tp, Pp)
@@ -97,7 +97,7 @@ def test_the_world_that_a_part_asks_for_can_be_laid_out(sizes, gpus):
     ],
     ids=str,
 )
-def test_what_open_axes_take(config: Composed, world, sizes):
+def test_what_open_axes_take(config: AxesConfig, world, sizes):
     assert config.axes(world) == {axis: sizes.get(axis, 1) for axis in AXES}
 
 
@@ -118,7 +118,7 @@ def test_what_open_axes_take(config: Composed, world, sizes):
     ],
     ids=str,
 )
-def test_how_many_processes_a_part_asks_for(config: Composed, gpus, world):
+def test_how_many_processes_a_part_asks_for(config: AxesConfig, gpus, world):
     assert config.world(gpus) == world
 
 

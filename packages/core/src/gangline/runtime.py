@@ -5,13 +5,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from gangline.batch import Batch
+    from gangline.comm.base import Comms
+    from gangline.config.schema import Run
+    from gangline.mesh import Mesh
+    from gangline.model.compose import Composed
     from gangline.parallel.owners import MatrixId
+    from gangline.parallel.prepare import Finish
+    from gangline.plan import Plan
+    from gangline.precision import Precision
     from gangline.sampling.decode import Stop
     from gangline.sampling.options import Sampling, Written
     from gangline.shard import Registry, Shard
@@ -52,6 +61,36 @@ class ShardedParam:
     name: str
     shape: tuple[int, ...]
     pieces: tuple[ParamShard, ...]
+
+
+@dataclass(eq=False)
+class Job:
+    """What a strategy builds a runtime from.
+
+    comms    this rank among the others, with the device that it computes on
+    finish   called with each block and its path when the block is cut: recomputation and compilation wrap it
+    """
+
+    composed: Composed
+    mesh: Mesh
+    comms: Comms
+    precision: Precision
+    finish: Finish
+
+    @property
+    def run(self) -> Run:
+        return self.composed.run
+
+    @property
+    def plan(self) -> Plan:
+        return self.composed.plan
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The modules of the whole model on the meta device: shapes, and no memory."""
+        from gangline.model.build import model_of
+
+        return model_of(self.composed.tree, self.composed.plan)
 
 
 class Runtime(ABC):

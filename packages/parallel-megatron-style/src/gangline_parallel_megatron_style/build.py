@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from gangline import UserError
 from gangline.batch import Batch
 from gangline.comm.base import Comm, Comms
-from gangline.config import Run
 from gangline.mesh import Mesh
 from gangline.model.linear import Linear
 from gangline.model.seams import calls, recomputed
 from gangline.model.tree import Node, by_path
-from gangline.parallel.prepare import Finish, bind_folds, finish_head, set_products
+from gangline.parallel.prepare import bind_folds, finish_head, set_products
 from gangline.plan import Plan
 from gangline.precision import Precision
+from gangline.runtime import Job
 from gangline.shard import dtype_name, model_array
 from gangline_parallel_megatron_style.components import Components
-from gangline_parallel_megatron_style.config import Composed
+from gangline_parallel_megatron_style.config import AxesConfig
 from gangline_parallel_megatron_style.data_parallel.describe import describe
 from gangline_parallel_megatron_style.data_parallel.grad_codec import CODECS
 from gangline_parallel_megatron_style.data_parallel.options import BufferOptions
@@ -40,22 +40,14 @@ from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, over_
 from gangline_parallel_megatron_style.tensor.setting import Setting
 
 
-def build(
-    config: Composed,
-    run: Run,
-    model: nn.Module,
-    plan: Plan,
-    mesh: Mesh,
-    comms: Comms,
-    precision: Precision,
-    finish: Finish,
-) -> ComposedRuntime:
+def build(config: AxesConfig, job: Job) -> ComposedRuntime:
     """The strategies `3d`, `fsdp`, `hsdp`, `tp` and `pp`."""
+    run, plan, model, mesh, comms, precision = job.run, job.plan, job.model, job.mesh, job.comms, job.precision
     pp, tp, cp = (comms.axis(axis) for axis in ("pp", "tp", "cp"))
     if pp.size > 1:  # NCCL wants all members in a group's first exchange, and later ones are between two
         pp.all_reduce(torch.zeros(1, device=comms.device))
     sequence_parallel = config.sequence_parallel and tp.size > 1
-    stages = StageAssignment(config, run, plan, mesh, comms.rank)
+    stages = StageAssignment(config, job.composed, mesh, comms.rank)
     given = describe(model, plan)
     width = hidden_width(model, plan, stages.tree) if pp.size > 1 else None
     arrays = lay_out(
@@ -93,9 +85,9 @@ def build(
     storage = Storage(model, plan, arrays, given, mesh, comms, options, run.deterministic)
     for index in stages.blocks:
         path = f"{plan.blocks}.{index}"
-        finish(model.get_submodule(path), path)
+        job.finish(model.get_submodule(path), path)
     if stages.has_head:
-        finish_head(model, plan, finish)
+        finish_head(model, plan, job.finish)
     segments = [stages.segments(model, chunk, arrays) for chunk in range(stages.chunks)]
     return ComposedRuntime(
         Components(
@@ -128,7 +120,7 @@ def build(
 
 
 def cut_context(
-    config: Composed, model: nn.Module, plan: Plan, cp: Comm, tree: Node
+    config: AxesConfig, model: nn.Module, plan: Plan, cp: Comm, tree: Node
 ) -> tuple[Callable[[Batch], Batch], list[tuple[nn.Module, Callable[..., Tensor]]]]:
     """Let attention see the whole sequence: how a batch is cut for it, and whose functions it took the places of."""
     if cp.size == 1:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Composed(ParallelConfig):
+class AxesConfig(ParallelConfig):
     """All five axes, each of which may be left open (null) and is then derived from the number of processes."""
 
     tp: PositiveInt | None = None  # tensor parallelism: ranks that share every matrix; null: derived
@@ -106,7 +106,7 @@ class Composed(ParallelConfig):
             case = replace(case, config=replace(case.config, topology=topology))
         return of_case(case, run.run.device != "cpu", run.precision.products())
 
-    def layouts(self, run: Run, world: int) -> Iterator[Composed]:
+    def layouts(self, run: Run, world: int) -> Iterator[AxesConfig]:
         """Every size of the axes that are left open, what ZeRO cuts, and orders of the pipeline."""
         from gangline_parallel_megatron_style.layout.candidates import candidates
 
@@ -134,7 +134,7 @@ class Composed(ParallelConfig):
 
 
 @dataclass
-class ThreeD(Composed):
+class ThreeD(AxesConfig):
     """Tensor, pipeline, context and sharded data parallelism together; open axes: tp 2, pp 2, the rest dp_shard."""
 
     DEFAULT_WORLD = 8
@@ -143,14 +143,14 @@ class ThreeD(Composed):
 
 
 @dataclass
-class Fsdp(Composed):
+class Fsdp(AxesConfig):
     """Weights, gradients and optimizer state cut over all ranks; each block's weights are gathered when needed."""
 
     zero: Literal[0, 1, 2, 3] = 3
 
 
 @dataclass
-class Hsdp(Composed):
+class Hsdp(AxesConfig):
     """As fsdp inside a group of ranks (a node, or half of what there is), with copies over the groups."""
 
     zero: Literal[0, 1, 2, 3] = 3
@@ -165,14 +165,14 @@ class Hsdp(Composed):
 
 
 @dataclass
-class Tp(Composed):
+class Tp(AxesConfig):
     """Every matrix cut over all ranks."""
 
     TAKERS = ("tp", "dp_shard", "dp_replicate")
 
 
 @dataclass
-class Pp(Composed):
+class Pp(AxesConfig):
     """The blocks cut over all ranks, in order."""
 
     TAKERS = ("pp", "dp_shard", "dp_replicate")

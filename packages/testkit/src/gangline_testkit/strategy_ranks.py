@@ -12,14 +12,14 @@ from gangline.batch import Batch
 from gangline.config.schema import Run
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
-from gangline.model.build import model_of
+from gangline.model.compose import Composed
 from gangline.model.init import initialise
 from gangline.model.tree import Node
 from gangline.parallel.owners import MatrixId
 from gangline.plan import Plan
 from gangline.plugin.registry import load
 from gangline.precision import Precision
-from gangline.runtime import Runtime
+from gangline.runtime import Job as RuntimeJob, Runtime
 from gangline.shard import Registry, dtype_name, model_array, parameter_of
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.precision.plain import Plain
@@ -119,9 +119,8 @@ def start(job: Job) -> Runtime:
     recompute = Recompute.full if job.recompute else section.recompute
     finish = finisher(recompute, False, section.recompute_every, job.plan.seams)
     precision = Plain(job.compute or job.dtype, job.dtype)
-    build = load(job.build)
-    model = model_of(job.tree, job.plan)
-    runtime = build(job.run.parallel, job.run, model, job.plan, job.mesh, comms, precision, finish)
+    composed = Composed(job.run, job.tree, job.plan)
+    runtime = load(job.build)(job.run.parallel, RuntimeJob(composed, job.mesh, comms, precision, finish))
     initialise(runtime.shards(), job.plan, job.run.seed)
     return runtime
 
@@ -133,7 +132,8 @@ def start_rows(job: Job, precision: Precision) -> Runtime:
     """
     comms = rank.comms(job.mesh, True)
     finish = finisher(Recompute.none, False, 1, job.plan.seams)
-    runtime = RowsRuntime(job.run, model_of(job.tree, job.plan), job.plan, job.mesh, comms, precision, finish)
+    composed = Composed(job.run, job.tree, job.plan)
+    runtime = RowsRuntime(RuntimeJob(composed, job.mesh, comms, precision, finish))
     initialise(runtime.shards(), job.plan, job.run.seed)
     return runtime
 

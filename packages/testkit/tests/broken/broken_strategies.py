@@ -16,9 +16,9 @@ from gangline_testkit.toys.rows import RowsRuntime
 class Broken(RowsRuntime):
     """Built as every strategy is."""
 
-    def __init__(self, config, run, model, plan, mesh, comms, precision, finish):
-        self.mesh = mesh
-        super().__init__(run, model, plan, mesh, comms, precision, finish)
+    def __init__(self, config, job):
+        self.mesh = job.mesh
+        super().__init__(job)
 
     def gradients(self):
         for name, part in self.parts.items():

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from gangline.comm.base import Comms
-from gangline.config.schema import Run
-from gangline.mesh import Mesh
-from gangline.plan import Plan
-from gangline.precision import Precision
+from gangline.runtime import Job
 from gangline_basics.parallel.buckets import Buckets
 from gangline_basics.parallel.config import Ddp
-from gangline_basics.parallel.whole_runtime import Finish, WholeRuntime
+from gangline_basics.parallel.whole_runtime import WholeRuntime
 
 
 class DdpRuntime(WholeRuntime):
     """Adds each bucket of gradients over the ranks while the last microbatch's backward pass goes on."""
 
-    def __init__(
-        self,
-        config: Ddp,
-        run: Run,
-        model: nn.Module,
-        plan: Plan,
-        mesh: Mesh,
-        comms: Comms,
-        precision: Precision,
-        finish: Finish,
-    ) -> None:
-        super().__init__(run, model, plan, mesh, comms, precision, finish)
+    def __init__(self, config: Ddp, job: Job) -> None:
+        super().__init__(job)
         self._buckets = Buckets(
             [self.storage.used[name] for name in self.storage.trained],
             self.comm,
             int(config.bucket_mb * 2**20),
-            precision.grad_dtype,
-            precision.reduce_dtype,
+            self.precision.grad_dtype,
+            self.precision.reduce_dtype,
         )
 
     def _before_backward(self, microbatch: int, last: int) -> None:
@@ -46,8 +32,6 @@ class DdpRuntime(WholeRuntime):
         return self.storage.assign_gradients()
 
 
-def build(
-    config: Ddp, run: Run, model: nn.Module, plan: Plan, mesh: Mesh, comms: Comms, precision: Precision, finish: Finish
-) -> DdpRuntime:
+def build(config: Ddp, job: Job) -> DdpRuntime:
     """The strategy `ddp`."""
-    return DdpRuntime(config, run, model, plan, mesh, comms, precision, finish)
+    return DdpRuntime(config, job)

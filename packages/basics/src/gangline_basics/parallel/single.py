@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gangline.comm.base import Comms
-from gangline.config.schema import Run
-from gangline.mesh import Mesh
-from gangline.plan import Plan
-from gangline.precision import Precision
+from gangline.runtime import Job
 from gangline_basics.parallel.config import Single
-from gangline_basics.parallel.whole_runtime import Finish, WholeRuntime
+from gangline_basics.parallel.whole_runtime import WholeRuntime
 
 
 class SingleRuntime(WholeRuntime):
@@ -48,15 +44,6 @@ class SingleRuntime(WholeRuntime):
         return gradients
 
 
-def build(
-    config: Single,
-    run: Run,
-    model: nn.Module,
-    plan: Plan,
-    mesh: Mesh,
-    comms: Comms,
-    precision: Precision,
-    finish: Finish,
-) -> SingleRuntime:
+def build(config: Single, job: Job) -> SingleRuntime:
     """The strategy `single`."""
-    return SingleRuntime(run, model, plan, mesh, comms, precision, finish, config.groups)
+    return SingleRuntime(job, config.groups)

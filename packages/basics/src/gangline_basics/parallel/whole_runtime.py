@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gangline.batch import Batch
-from gangline.comm.base import Comm, Comms
+from gangline.comm.base import Comm
 from gangline.comm.solo import Solo
-from gangline.config.schema import Run
-from gangline.mesh import DATA_AXES, Mesh
+from gangline.mesh import DATA_AXES
 from gangline.model import forward_context
 from gangline.model.buffers import listeners
 from gangline.model.forward_context import Collected
@@ -23,12 +22,10 @@ from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
 from gangline.parallel.microbatch import WholeModel, count_on_host, count_tokens, frame_of
 from gangline.parallel.owners import MatrixId
-from gangline.parallel.prepare import Finish, bind_folds, finish_blocks, set_products
+from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
 from gangline.parallel.sample_losses import check_share, evaluated, in_global_order
 from gangline.parallel.storage import WholeStorage
-from gangline.plan import Plan
-from gangline.precision import Precision
-from gangline.runtime import ParamShard, Runtime, ShardedParam, StepResult
+from gangline.runtime import Job, ParamShard, Runtime, ShardedParam, StepResult
 from gangline.sampling.decode import Stop
 from gangline.sampling.on_ranks import keeps, shared, writing
 from gangline.sampling.options import Sampling, Written
@@ -43,25 +40,16 @@ class WholeRuntime(Runtime):
     while the last backward runs.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        model: nn.Module,
-        plan: Plan,
-        mesh: Mesh,
-        comms: Comms,
-        precision: Precision,
-        finish: Finish,
-        groups: int = 1,
-    ) -> None:
+    def __init__(self, job: Job, groups: int = 1) -> None:
+        run, plan, model, mesh, comms, precision = job.run, job.plan, job.model, job.mesh, job.comms, job.precision
         self.precision, self.seed, self.deterministic = precision, run.seed, run.deterministic
-        self._run = run
+        self._tree = job.composed.tree
         self.comm: Comm = comms.axis(*DATA_AXES)
         self.device, self.rank, self.groups = comms.device, comms.rank, groups
         self.storage = WholeStorage(model, plan, precision, comms.device)
         set_products(model, plan, precision)
         bind_folds(model, plan, lambda fold: Solo(fold, comms.rank))
-        finish_blocks(model, plan, finish)
+        finish_blocks(model, plan, job.finish)
         self.model, self.stages = model, WholeModel(model, plan)
         self.registry = Registry.of(
             mesh, {model_array(name): Layout(*described) for name, described in self.storage.shapes().items()}
@@ -130,7 +118,7 @@ class WholeRuntime(Runtime):
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None
     ) -> list[Written]:
         self.storage.refresh()
-        cached, forward = keeps(self._run), self.stages.last_logits
+        cached, forward = keeps(self._tree), self.stages.last_logits
         with writing(self.model):
             return shared(forward, prompts, sampling, cached=cached, comm=self.comm, device=self.device, stop=stop)
 

@@ -178,7 +178,7 @@ class EditConfig(PartConfig):
 
 @dataclass
 class ParallelConfig(PartConfig):
-    """`build(config, run, model, plan, mesh, comms, precision, finish) -> gangline.runtime.Runtime`."""
+    """`build(config, job) -> gangline.runtime.Runtime`; job: `gangline.runtime.Job`."""
 
     def world(self, gpus: int) -> int:
         """How many processes to start where the user named no number."""

@@ -40,7 +40,7 @@ REPORT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Job:
+class DetectedJob:
     """This process's place among the ranks that an agent started."""
 
     agent: str  # "torchrun" or "slurm"
@@ -65,7 +65,7 @@ class Job:
         }
 
 
-def detect(environ: Mapping[str, str] = os.environ) -> Job | None:
+def detect(environ: Mapping[str, str] = os.environ) -> DetectedJob | None:
     """The job that this process is a rank of, or None where `train` was simply typed.
 
     A single task (`srun` of one, an interactive shell, a batch script) is not a rank: it may start processes itself.
@@ -77,11 +77,11 @@ def detect(environ: Mapping[str, str] = os.environ) -> Job | None:
     return None
 
 
-def _torchrun(environ: Mapping[str, str]) -> Job:
+def _torchrun(environ: Mapping[str, str]) -> DetectedJob:
     run_id = environ["TORCHELASTIC_RUN_ID"]
     if run_id == "none":  # torchrun was given no --rdzv-id; its own process is then what the starts have in common
         run_id = f"{socket.gethostname()}-{os.getppid()}"
-    return Job(
+    return DetectedJob(
         agent="torchrun",
         key=f"torchrun-{run_id}",
         rank=int(environ["RANK"]),
@@ -94,11 +94,11 @@ def _torchrun(environ: Mapping[str, str]) -> Job:
     )
 
 
-def _slurm(environ: Mapping[str, str]) -> Job:
+def _slurm(environ: Mapping[str, str]) -> DetectedJob:
     job, step = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
     hosts = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"]
     tasks = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE") or environ["SLURM_TASKS_PER_NODE"])
-    return Job(
+    return DetectedJob(
         agent="slurm",
         key=f"slurm-{job}-{step}",
         rank=int(environ["SLURM_PROCID"]),
@@ -162,7 +162,7 @@ def run_under_agent(
     worker.leave(code)
 
 
-def _say_ending(job: Job, run_dir: Path, number: int, code: int) -> None:
+def _say_ending(job: DetectedJob, run_dir: Path, number: int, code: int) -> None:
     """ending.json and the last line of events.jsonl: by rank 0 where it knows, by the rank that failed first else."""
     failure = failures.first(run_dir / "logs", number)
     if failure is not None and failure.rank == job.rank and failure.kind != "ended":
@@ -181,7 +181,7 @@ def _start_sidecars(run_dir: str) -> list[sidecars.Running]:
     return sidecars.start(asked, run_dir, owner=os.getppid())
 
 
-def _tell(job: Job, store: Store, compose_and_write: Callable[[], RunDirectory]) -> tuple[RunDirectory, int]:
+def _tell(job: DetectedJob, store: Store, compose_and_write: Callable[[], RunDirectory]) -> tuple[RunDirectory, int]:
     """On rank 0: find or write the run directory and begin a generation, and say so to the others, also where not."""
     try:
         directory = requeue.earlier(job.key, job.restarts) or compose_and_write()
@@ -212,7 +212,7 @@ def _replaced(directory: RunDirectory) -> tuple[str, StartBefore]:
     return why, StartBefore(evidence=failure.what if why == "order" else failure.evidence, member=failure.member)
 
 
-def _tell_events(job: Job, run_dir: Path, now: generation.Progress, why: str, before: StartBefore) -> None:
+def _tell_events(job: DetectedJob, run_dir: Path, now: generation.Progress, why: str, before: StartBefore) -> None:
     events = Events(run_dir, now.generation, by="launcher")
     events.write(
         "launch",
@@ -236,25 +236,25 @@ def _found(run_dir: Path, number: int) -> str | None:
     return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
-def _told(job: Job, store: Store) -> tuple[int, int, str]:
+def _told(job: DetectedJob, store: Store) -> tuple[int, int, str]:
     """On the other ranks: the exit code, and where it is 0 the generation and the run directory."""
     code, number, run_dir = store.get(_key(job)).decode().split(":", 2)
     store.add(_key(job) + "/read", 1)
     return int(code), int(number), run_dir
 
 
-def _wait_until_read(job: Job, store: Store) -> None:
+def _wait_until_read(job: DetectedJob, store: Store) -> None:
     """Rank 0 may hold the store: stay until the others know."""
     _wait_for_others(job, store, "read", 30)
 
 
-def _wait_for_others(job: Job, store: Store, what: str, seconds: float) -> None:
+def _wait_for_others(job: DetectedJob, store: Store, what: str, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while store.add(f"{_key(job)}/{what}", 0) < job.world - 1 and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
-def _end_refused(job: Job, store: Store, made: RunDirectory | None, logs: Path) -> None:
+def _end_refused(job: DetectedJob, store: Store, made: RunDirectory | None, logs: Path) -> None:
     """A run that a rank refused leaves no directory; rank 0, which made it, takes it away when all have reported."""
     failure = failures.first(logs, generation.generation())
     with contextlib.suppress(RuntimeError):  # the store is gone with rank 0
@@ -266,7 +266,7 @@ def _end_refused(job: Job, store: Store, made: RunDirectory | None, logs: Path) 
         requeue.forget(job.key)
 
 
-def _open_store(job: Job) -> Store:
+def _open_store(job: DetectedJob) -> Store:
     """The job's store. The process group opens it a second time, and shares the server of this one.
 
     Raises UserError if another process has the port: ranks that gangline starts itself get a free one instead.
@@ -289,11 +289,11 @@ def _open_store(job: Job) -> Store:
         ) from error
 
 
-def _key(job: Job) -> str:
+def _key(job: DetectedJob) -> str:
     return f"gangline/run_dir/{job.restarts}"  # an agent's store outlives the ranks
 
 
-def _report(job: Job, logs: Path, terminal: int) -> None:
+def _report(job: DetectedJob, logs: Path, terminal: int) -> None:
     """The rank that failed first says so, on the terminal that it had before its output went to a log."""
     failure = failures.first(logs, generation.generation())
     if failure is None or failure.rank != job.rank or failure.kind == "ended":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gangline.config.schema import Run
 from gangline.errors import UserError
@@ -10,6 +10,20 @@ from gangline.model.decoder_nodes import HeadNode
 from gangline.model.tree import Node, children, nodes, parameter_shapes, replaced
 from gangline.plan import Plan
 from gangline.plugin.registry import build, installed, load
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A run and its model, composed once and passed on: the tree after every edit, and how it may be cut and named."""
+
+    run: Run
+    tree: Node
+    plan: Plan
+
+    @classmethod
+    def of(cls, run: Run) -> Composed:
+        """Compose the model of a run. Raises UserError as `compose_model` does."""
+        return cls(run, *compose_model(run))
 
 
 def compose_model(run: Run) -> tuple[Node, Plan]:

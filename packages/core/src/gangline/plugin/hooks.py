@@ -64,7 +64,7 @@ def gangline_parallel_strategies() -> Iterable[Part]:
             pass
 
 
-        def build(config, run, model, plan, mesh, comms, precision, finish):
+        def build(config, job):
             from gangline_basics.parallel.single import SingleRuntime
 
             class WatchedRuntime(SingleRuntime):
@@ -74,7 +74,7 @@ def gangline_parallel_strategies() -> Iterable[Part]:
                     zeros = sum(int((gradient == 0).sum()) for gradient in gradients)
                     return replace(result, metrics={**result.metrics, "zero_gradients": zeros})
 
-            return WatchedRuntime(run, model, plan, mesh, comms, precision, finish, config.groups)
+            return WatchedRuntime(job, config.groups)
 
 
         @hookimpl

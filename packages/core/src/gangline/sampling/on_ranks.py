@@ -10,16 +10,15 @@ from torch import nn
 
 from gangline.comm.base import Comm
 from gangline.comm.objects import gather_json
-from gangline.config.schema import Run
-from gangline.model.compose import compose_model
 from gangline.model.seams import recomputed
+from gangline.model.tree import Node
 from gangline.sampling.decode import Forward, Stop, decode
 from gangline.sampling.options import Sampling, Written
 
 
-def keeps(run: Run) -> bool:
-    """Whether all modules of the run's model say how they take one more token (`Node.decodes`)."""
-    return not recomputed(compose_model(run)[0])
+def keeps(tree: Node) -> bool:
+    """Whether all modules of a model say how they take one more token (`Node.decodes`)."""
+    return not recomputed(tree)
 
 
 @contextmanager

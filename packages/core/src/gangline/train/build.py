@@ -20,8 +20,8 @@ from gangline.data.reader import ReadPlace
 from gangline.errors import UserError
 from gangline.launch.nodes import name_of_this_node
 from gangline.mesh import AXES, DATA_AXES, Mesh
-from gangline.model.build import construct, model_of
-from gangline.model.compose import compose_model
+from gangline.model.build import construct
+from gangline.model.compose import Composed
 from gangline.model.flops import parameter_count
 from gangline.model.init import initialise, shards_of
 from gangline.model.tree import Node
@@ -31,7 +31,7 @@ from gangline.precision import Precision
 from gangline.run.directory import RunDirectory
 from gangline.run.events import Events
 from gangline.run.generation import generation
-from gangline.runtime import Runtime
+from gangline.runtime import Job, Runtime
 from gangline.shard import Shard, parameter_of
 from gangline.train.agree import same_data
 from gangline.train.batches import Batches
@@ -123,15 +123,15 @@ def held_out_sources(run: Run) -> dict[str, DataSource]:
 
 def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: torch.device) -> Session:
     """Build every part and restore the newest checkpoint, if there is one. Called by all ranks."""
-    events = Events(directory.path if comms.rank == 0 else None, generation())
+    events, composed = Events(directory.path if comms.rank == 0 else None, generation()), Composed.of(run)
     nodes = gather_json(comms.world, device, name_of_this_node())
     checks = code_of(run) if comms.rank == 0 else {}
     if comms.rank == 0:
-        announce(run, directory, comms.world.size)
+        announce(composed, directory, comms.world.size)
     events.write("start", processes=comms.world.size, mesh=dict(mesh.sizes), nodes=nodes, checks=checks)
     with events.ends_with_error():
         with events.phase("build"):
-            session = assemble(run, directory, mesh, comms, device)
+            session = assemble(composed, directory, mesh, comms, device)
             session.events, session.nodes = events, nodes
             same_data(comms.world, device, sources_of(session))
             attach(session)
@@ -143,11 +143,11 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
     return session
 
 
-def announce(run: Run, directory: RunDirectory, ranks: int) -> None:
+def announce(composed: Composed, directory: RunDirectory, ranks: int) -> None:
     """Print what is built, for a model that takes seconds: the trackers begin after the build."""
-    count = parameter_count(compose_model(run)[0])
+    count = parameter_count(composed.tree)
     if count >= LARGE:
-        name = registry.installed().part_of(run.model).part.name
+        name = registry.installed().part_of(composed.run.model).part.name
         processes = f"{ranks} process{'es' * (ranks > 1)}"
         print(f"building {name}, {count / 1e6:.4g} M parameters, on {processes}, in {directory.path}", flush=True)
 
@@ -160,8 +160,8 @@ def leave_out_base(s: Session) -> None:
     """
     if s.run.checkpoint.frozen or not s.checkpointer.keeps:
         return
-    tree, plan = compose_model(s.run)
-    names = base_arrays(tree, plan)
+    plan = s.composed.plan
+    names = base_arrays(s.composed.tree, plan)
     told = fingerprint(names, s.runtime.shards(), s.comms)
     came = None if s.saved is None else CheckpointId.parse(s.saved)
     if came is not None and any(name in s.checkpointer.arrays(came) for name in names):
@@ -177,12 +177,12 @@ def sources_of(session: Session) -> dict[str, DataSource]:
     return {"train": session.source, **held_out}
 
 
-def assemble(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: torch.device) -> Session:
+def assemble(composed: Composed, directory: RunDirectory, mesh: Mesh, comms: Comms, device: torch.device) -> Session:
     """Every part, built; nothing is restored, and callbacks know nothing of the others yet."""
-    tree, plan = compose_model(run)
+    run, tree, plan = composed.run, composed.tree, composed.plan
     precision: Precision = registry.build(run.precision, run)
     finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
-    runtime: Runtime = registry.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
+    runtime: Runtime = registry.build(run.parallel, Job(composed, mesh, comms, precision, finish))
     checkpointer: Checkpointer = registry.build(run.checkpoint, run, comms.store)
     if checkpointer.latest() is None and run.run.weights is None:  # else the weights come from there
         check_pretrained_names(run, tree, plan)
@@ -196,7 +196,7 @@ def assemble(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device
         for name, source in held_out_sources(run).items()
     }
     return Session(
-        run=run,
+        composed=composed,
         directory=directory,
         mesh=mesh,
         comms=comms,

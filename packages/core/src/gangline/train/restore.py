@@ -20,7 +20,6 @@ from gangline.config.identity import redefined
 from gangline.config.serial import to_dict
 from gangline.config.values import override
 from gangline.errors import BadCheckpoint, UserError
-from gangline.model.compose import compose_model
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline.run.directory import part_versions
@@ -162,8 +161,7 @@ def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data
         return told
     if missing and document.base.get("fingerprint") != session.base.get("fingerprint", ""):  # else it is there
         shards = [shard for shard in session.runtime.shards() if shard.name in missing]
-        _, plan = compose_model(session.run)
-        refill(session.run, plan, missing, [shards], document.base, f"checkpoint {id}", session.comms)
+        refill(session.run, session.composed.plan, missing, [shards], document.base, f"checkpoint {id}", session.comms)
     try:
         session.checkpointer.load(id, wanted, session.registry)
     except BadCheckpoint as error:
@@ -242,7 +240,8 @@ def _wanted(session: Session, id: CheckpointId, document: Document) -> tuple[lis
 def _base_missing(session: Session, id: CheckpointId) -> dict[str, tuple[int, ...]]:
     """What is not trained and not stored."""
     stored = session.checkpointer.arrays(id)
-    return {name: shape for name, shape in base_arrays(*compose_model(session.run)).items() if name not in stored}
+    arrays = base_arrays(session.composed.tree, session.composed.plan)
+    return {name: shape for name, shape in arrays.items() if name not in stored}
 
 
 def _places(names: Iterable[str]) -> list[str]:

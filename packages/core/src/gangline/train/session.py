@@ -16,6 +16,7 @@ from gangline.config.schema import Run
 from gangline.data.base import DataSource
 from gangline.health import HealthCheck
 from gangline.mesh import Mesh
+from gangline.model.compose import Composed
 from gangline.optimizer.base import Optimizer
 from gangline.precision import Precision
 from gangline.record import StepRecord
@@ -32,7 +33,7 @@ from gangline.train.report import Reporter
 class Session:
     """The parts of the run, built, and where it stands."""
 
-    run: Run
+    composed: Composed
     directory: RunDirectory
     mesh: Mesh
     comms: Comms
@@ -70,6 +71,10 @@ class Session:
     nodes: list[str] = field(default_factory=list)  # the name of each rank's
     history: list[Attempt] = field(default_factory=list)  # the lines of attempts.jsonl
     events: Events = field(default_factory=lambda: Events(None))
+
+    @property
+    def run(self) -> Run:
+        return self.composed.run
 
     def event(self, name: str, **content: Any) -> None:
         """A line in events.jsonl."""

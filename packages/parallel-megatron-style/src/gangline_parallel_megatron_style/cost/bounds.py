@@ -24,7 +24,7 @@ from gangline_parallel_megatron_style.sharding.ranks import SHARD_AXES
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline_parallel_megatron_style.config import Composed
+    from gangline_parallel_megatron_style.config import AxesConfig
 
 ROUGH = 0.9  # of memory: rows are cut unevenly, and not all that is in a block is cut alike
 
@@ -48,7 +48,7 @@ class Whole:
 
 
 def bounds_of(
-    config: Composed, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None
+    config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None
 ) -> LayoutBounds | None:
     """None: the batch, a fold or a matrix does not divide, or there are more stages than blocks."""
     share, rest = divmod(run.batch.global_size, mesh.size(*DATA_AXES))
@@ -82,7 +82,14 @@ def bounds_of(
 
 
 def _data(
-    config: Composed, run: Run, mesh: Mesh, plan: Plan, whole: Whole, microbatches: int, blocks: int, network: Topology
+    config: AxesConfig,
+    run: Run,
+    mesh: Mesh,
+    plan: Plan,
+    whole: Whole,
+    microbatches: int,
+    blocks: int,
+    network: Topology,
 ) -> tuple[Transfer, ...]:
     """What `traffic.data` sends of a rank's `blocks`; folds, compression and frozen arrays apart."""
     axes = tuple(axis for axis in SHARD_AXES if mesh.size(axis) > 1)
@@ -149,7 +156,7 @@ def _sent(
 
 
 def _bytes(
-    config: Composed, run: Run, mesh: Mesh, whole: Whole, microbatches: int, blocks: list[tuple[int, int, int]]
+    config: AxesConfig, run: Run, mesh: Mesh, whole: Whole, microbatches: int, blocks: list[tuple[int, int, int]]
 ) -> int:
     """Of the rank that has most: state and kept activations; on the last one also what the head's own pass takes."""
     width, shards, pp = run.precision.sizes(), mesh.size("dp_shard", "cp"), mesh.size("pp")
@@ -173,7 +180,7 @@ def _bytes(
 
 
 def _whole(
-    config: Composed, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None, micro: int
+    config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None, micro: int
 ) -> Whole | None:
     """None: it cannot be."""
     network = topology or config.topology
@@ -194,7 +201,9 @@ def _whole(
     return found
 
 
-def _counted(config: Composed, run: Run, mesh: Mesh, model: tuple[Node, Plan], network: Topology, micro: int) -> Whole:
+def _counted(
+    config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], network: Topology, micro: int
+) -> Whole:
     """Raises ValueError where a dimension does not divide."""
     plan = model[1]
     alone = replace(config, schedule="1f1b", chunks=None, stages=None, topology=network)
@@ -219,7 +228,7 @@ def _counted(config: Composed, run: Run, mesh: Mesh, model: tuple[Node, Plan], n
     )
 
 
-def _blocks(config: Composed, run: Run, mesh: Mesh, model: tuple[Node, Plan]) -> list[tuple[int, int, int]]:
+def _blocks(config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan]) -> list[tuple[int, int, int]]:
     """(rank, its blocks, those of its smallest chunk) of the first pipeline rank of each kind, and of that with the
     head.
     """

@@ -23,14 +23,14 @@ from gangline_parallel_megatron_style.sharding.ranks import active_fold
 
 if TYPE_CHECKING:
     from gangline.config import OptimizerConfig, Run
-    from gangline_parallel_megatron_style.config import Composed
+    from gangline_parallel_megatron_style.config import AxesConfig
 
 
 @dataclass(frozen=True)
 class Case:
     """Sizes are those of one rank where their name does not say otherwise; every rank of a stage has the same."""
 
-    config: Composed
+    config: AxesConfig
     mesh: Mesh
     tree: Node
     plan: Plan
@@ -47,10 +47,10 @@ class Case:
     @classmethod
     def of(cls, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None) -> Case:
         """The numbers of a run whose parallel part is one of this package's."""
-        from gangline_parallel_megatron_style.config import Composed
+        from gangline_parallel_megatron_style.config import AxesConfig
 
         config = run.parallel
-        assert isinstance(config, Composed)
+        assert isinstance(config, AxesConfig)
         tree, plan = model or compose_model(run)
         share = run.batch.global_size // mesh.size(*DATA_AXES)
         micro_size = run.batch.micro_size or share // config.accumulation(share, mesh)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gangline import UserError
 from gangline.explain.explained import Explained, RankExplained, StepAction, Transfer
 from gangline.mesh import DATA_AXES, Mesh
-from gangline_parallel_megatron_style.config import Composed
+from gangline_parallel_megatron_style.config import AxesConfig
 from gangline_parallel_megatron_style.cost import activations, memory, peak_memory, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import transfer
@@ -31,7 +31,7 @@ def case_of(run: Run) -> Case:
     from gangline.config.check import layout_problems, meaningless, world_of
     from gangline.plugin.registry import installed
 
-    if not isinstance(run.parallel, Composed):
+    if not isinstance(run.parallel, AxesConfig):
         part = installed().part_of(run.parallel).part.name
         listed = ", ".join(name for name, offer in installed().offers("parallel").items() if _ours(offer.part.config))
         raise UserError(f"parallel={part} is not explained here.", f"These are: {listed}.")
@@ -126,4 +126,4 @@ def _turns(case: Case, schedule: Schedule | None) -> list[StepTurns]:
 
 
 def _ours(config: type) -> bool:
-    return issubclass(config, Composed)
+    return issubclass(config, AxesConfig)

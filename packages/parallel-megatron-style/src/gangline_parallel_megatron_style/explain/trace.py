@@ -23,12 +23,13 @@ from gangline.comm.fake import FakeComms
 from gangline.comm.wrap import Wrapped, WrappedComms
 from gangline.mesh import DATA_AXES
 from gangline.model.attention import PlainAttention
-from gangline.model.build import model_of
 from gangline.model.calls import AttentionCall
+from gangline.model.compose import Composed
 from gangline.model.contracts import seam_function
 from gangline.model.norm import RMSNorm
 from gangline.plan import matches
 from gangline.plugin import registry
+from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
@@ -118,12 +119,11 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
         use_gpu_kernels(block, path, case)
         finish(block, path)
 
-    model = model_of(case.tree, case.plan)
+    job = Job(Composed(run, case.tree, case.plan), mesh, comms, precision, gpu_kernels)
+    model = job.model
     described = list(model.parameters())  # kept alive: memory that is given back may come again under its address
     with Allocations(left_out=model) as counted:
-        runtime: ComposedRuntime = registry.build(
-            run.parallel, run, model, case.plan, mesh, comms, precision, gpu_kernels
-        )
+        runtime: ComposedRuntime = registry.build(run.parallel, job)
         use_gpu_kernels(model.get_submodule(case.plan.head), case.plan.head, case)
         optimizer = registry.build(run.optimizer, run, runtime)
         callbacks = [registry.build(config, run) for config in run.callback.values()]

@@ -12,13 +12,13 @@ from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline_parallel_megatron_style.config import Composed
+    from gangline_parallel_megatron_style.config import AxesConfig
 
 LONGEST = 16  # ranks that share a sequence
 SHORTEST = 64  # tokens of a sequence on a rank, at least: below, nothing is left to compute beside the ring
 
 
-def candidates(config: Composed, run: Run, world: int) -> Iterator[Composed]:
+def candidates(config: AxesConfig, run: Run, world: int) -> Iterator[AxesConfig]:
     """Every layout of `world` ranks that keeps the axes that `config` names, few-stage pipelines first.
 
     tp within a node, cp: powers of 2; pp with a block for each rank at least; data ranks that divide the global batch.
@@ -48,7 +48,7 @@ def candidates(config: Composed, run: Run, world: int) -> Iterator[Composed]:
             yield sized if zero == config.zero and not order else replace(sized, zero=zero, **order)
 
 
-def orders(config: Composed, pp: int, layers: int) -> list[dict[str, Any]]:
+def orders(config: AxesConfig, pp: int, layers: int) -> list[dict[str, Any]]:
     """Options of the pipeline: its own, and where these are 1F1B interleaved chunks and split backward passes too.
 
     gpipe is 1F1B with more memory, and is left out.

@@ -14,10 +14,10 @@ from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline_parallel_megatron_style.config import Composed
+    from gangline_parallel_megatron_style.config import AxesConfig
 
 
-def check(config: Composed, run: Run) -> list[Problem]:
+def check(config: AxesConfig, run: Run) -> list[Problem]:
     """All that is wrong with the layout of a run, the model's sizes and edits included."""
     from gangline.config.check import world_of
 
@@ -33,7 +33,7 @@ def check(config: Composed, run: Run) -> list[Problem]:
     return problems or model_problems(config, run, mesh)
 
 
-def model_problems(config: Composed, run: Run, mesh: Mesh) -> list[Problem]:
+def model_problems(config: AxesConfig, run: Run, mesh: Mesh) -> list[Problem]:
     """What does not fit between the model and the mesh; nothing where the model itself is refused."""
     from gangline.model.compose import compose_model
 
@@ -46,7 +46,7 @@ def model_problems(config: Composed, run: Run, mesh: Mesh) -> list[Problem]:
     return list(fits.problems(config, run, mesh, tree, plan))
 
 
-def _values(config: Composed, run: Run) -> Iterator[Problem]:
+def _values(config: AxesConfig, run: Run) -> Iterator[Problem]:
     yield from _chunks(config, run)
     if config.overlap and not SCHEDULES[config.schedule].pairs:
         what = f"parallel.overlap=true: schedule {config.schedule} has no forward beside a backward."
@@ -54,7 +54,7 @@ def _values(config: Composed, run: Run) -> Iterator[Problem]:
         yield Problem(what, "", nearest(run, [{"parallel.schedule": other}, {"parallel.overlap": None}]))
 
 
-def _chunks(config: Composed, run: Run) -> Iterator[Problem]:
+def _chunks(config: AxesConfig, run: Run) -> Iterator[Problem]:
     chunks, kind = config.chunks, SCHEDULES[config.schedule]
     if chunks is None or chunks == kind.chunks:
         return

@@ -25,10 +25,10 @@ from gangline_parallel_megatron_style.sharding.cuts import cut_array
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline_parallel_megatron_style.config import Composed
+    from gangline_parallel_megatron_style.config import AxesConfig
 
 
-def problems(config: Composed, run: Run, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
+def problems(config: AxesConfig, run: Run, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
     """All that does not fit, each with the nearest values that do."""
     shapes = parameter_shapes(tree)
     yield from _unmatched(plan, shapes)
@@ -61,7 +61,7 @@ def _unmatched(plan: Plan, shapes: Mapping[str, object]) -> Iterator[Problem]:
 
 
 def tensor(
-    config: Composed, run: Run, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
+    config: AxesConfig, run: Run, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Problem]:
     """Heads and features divide over tp; tp stays within a node."""
     tp, node = mesh.size("tp"), config.topology.gpus_per_node
@@ -171,7 +171,7 @@ def _called(name: str) -> str:
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 
-def context(config: Composed, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
+def context(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
     """Context parallelism steps in at the attention seam; Ulysses exchanges heads for tokens."""
     cp, tp = mesh.size("cp"), mesh.size("tp")
     if not any(seam.name == "attention" for seam in plan.seams):
@@ -192,7 +192,7 @@ def context(config: Composed, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Prob
         )
 
 
-def attention(config: Composed, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
+def attention(config: AxesConfig, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
     """Ring attention computes what nodes declare, Ulysses calls it with some of the heads; both refuse the unknown."""
     ring = config.context == "ring"
     refused: dict[str, list[str]] = {}
@@ -228,14 +228,14 @@ def untraceable(tree: Node, plan: Plan) -> Iterator[Problem]:
             return
 
 
-def sequence_unit(config: Composed, mesh: Mesh) -> int:
+def sequence_unit(config: AxesConfig, mesh: Mesh) -> int:
     """What the sequence length has to be a multiple of."""
     cp, tp = mesh.size("cp"), mesh.size("tp")
     zigzag = 2 if cp > 1 and config.context == "ring" else 1
     return cp * lcm(zigzag, tp if config.sequence_parallel else 1)
 
 
-def sequence(config: Composed, length: int, mesh: Mesh) -> Iterator[Problem]:
+def sequence(config: AxesConfig, length: int, mesh: Mesh) -> Iterator[Problem]:
     """Every rank has an equal part of each sequence."""
     unit = sequence_unit(config, mesh)
     if length % unit == 0:
@@ -256,7 +256,7 @@ def sequence(config: Composed, length: int, mesh: Mesh) -> Iterator[Problem]:
 # --- blocks ----------------------------------------------------------------------------------------------------------
 
 
-def pipeline(config: Composed, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
+def pipeline(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
     """Every stage has a block; a list of stages says so for each of them."""
     pp, chunks = mesh.size("pp"), config.model_chunks
     stages, each = pp * chunks, f" of {chunks} chunks each" if chunks > 1 else ""
@@ -288,7 +288,7 @@ def pipeline(config: Composed, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Pro
 # --- folds -----------------------------------------------------------------------------------------------------------
 
 
-def folded(config: Composed, mesh: Mesh, fold: Fold) -> Iterator[Problem]:
+def folded(config: AxesConfig, mesh: Mesh, fold: Fold) -> Iterator[Problem]:
     """A fold takes its ranks out of other axes; where those have one rank each, the module has all of it."""
     have = mesh.size(*fold.out_of)
     if have == 1:

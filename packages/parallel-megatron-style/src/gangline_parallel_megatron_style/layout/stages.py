@@ -14,10 +14,10 @@ from gangline.plan import Plan
 from gangline_parallel_megatron_style.layout.alike import alike_blocks
 
 if TYPE_CHECKING:
-    from gangline_parallel_megatron_style.config import Composed
+    from gangline_parallel_megatron_style.config import AxesConfig
 
 
-def partition(config: Composed, mesh: Mesh, tree: Node, plan: Plan, sequence_length: int) -> list[range]:
+def partition(config: AxesConfig, mesh: Mesh, tree: Node, plan: Plan, sequence_length: int) -> list[range]:
     """Which blocks each model stage has: `parallel.stages`, else balanced by what blocks, embedding and head compute.
 
     With one pipeline rank there is one stage. The same on every rank.

@@ -10,13 +10,11 @@ import torch
 from torch import nn
 
 from gangline.comm.base import Comm
-from gangline.config import Run
 from gangline.mesh import Mesh
 from gangline.model.buffers import listeners as listeners_of
-from gangline.model.compose import compose_model
+from gangline.model.compose import Composed
 from gangline.model.contracts import StepListener
-from gangline.plan import Plan
-from gangline_parallel_megatron_style.config import Composed
+from gangline_parallel_megatron_style.config import AxesConfig
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.timing import action_times
 from gangline_parallel_megatron_style.layout.stages import partition
@@ -32,14 +30,15 @@ from gangline_parallel_megatron_style.sharding.arrays import EMBED, HEAD, TIED, 
 class StageAssignment:
     """The pipeline rank of each block, and the order in which this rank runs its own."""
 
-    def __init__(self, config: Composed, run: Run, plan: Plan, mesh: Mesh, rank: int) -> None:
+    def __init__(self, config: AxesConfig, composed: Composed, mesh: Mesh, rank: int) -> None:
+        run, plan = composed.run, composed.plan
         self.pp, self.index, self.plan = mesh.size("pp"), mesh.coordinate(rank)["pp"], plan
         self.schedule = config.schedule if self.pp > 1 else "1f1b"
         kind = SCHEDULES[self.schedule]
         self.splits = kind.splits_backward and self.pp > 1
         self.placement: Placement = kind.placement
         self.chunks = config.model_chunks if self.pp > 1 else 1
-        self.tree, _ = compose_model(run)
+        self.tree = composed.tree
         self.ranges = partition(config, mesh, self.tree, plan, run.batch.sequence_length)
         homes = [place_of(self.pp, self.placement, stage)[0] for stage in range(len(self.ranges))]
         blocks = [homes[stage] for stage, found in enumerate(self.ranges) for _ in found]
@@ -47,7 +46,7 @@ class StageAssignment:
         self.blocks = [index for index, home in enumerate(blocks) if home == self.index]
         self.has_head = homes[-1] == self.index
         self.records = config.record and self.pp > 1
-        self.times = action_times(Case.of(run, mesh)) if self.pp > 1 else UNIFORM
+        self.times = action_times(Case.of(run, mesh, (composed.tree, plan))) if self.pp > 1 else UNIFORM
         self.overlap = self.pp > 1 and config.overlaps(plan, mesh)
 
     def segments(self, model: nn.Module, chunk: int, arrays: ModelLayout) -> list[Segment]:

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gangline.batch import Batch
-from gangline.comm.base import Comms
-from gangline.config.schema import Run
-from gangline.mesh import DATA_AXES, Mesh
+from gangline.mesh import DATA_AXES
 from gangline.model import forward_context
 from gangline.model.buffers import listeners
 from gangline.model.forward_context import Collected, Frame
@@ -26,9 +24,7 @@ from gangline.parallel.owners import MatrixId
 from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
 from gangline.parallel.sample_losses import check_share, evaluated, in_global_order
 from gangline.parallel.storage import kept_dtype
-from gangline.plan import Plan
-from gangline.precision import Precision
-from gangline.runtime import ParamShard, Runtime, ShardedParam, StepResult
+from gangline.runtime import Job, ParamShard, Runtime, ShardedParam, StepResult
 from gangline.shard import Layout, Registry, Shard, dtype_name, model_array
 from gangline_testkit.toys.axes import Axes
 from gangline_testkit.toys.plugin import Rows
@@ -38,16 +34,8 @@ from gangline_testkit.toys.rows_storage import RowsOf, layout_of
 class RowsRuntime(Runtime):
     """Gathers all weights before a step, and hands each rank the sum of its rows' gradients after it."""
 
-    def __init__(
-        self,
-        run: Run,
-        model: nn.Module,
-        plan: Plan,
-        mesh: Mesh,
-        comms: Comms,
-        precision: Precision,
-        finish: Callable[[nn.Module, str], None],
-    ) -> None:
+    def __init__(self, job: Job) -> None:
+        run, plan, model, mesh, comms, precision = job.run, job.plan, job.model, job.mesh, job.comms, job.precision
         self.model, self.plan, self.precision, self.seed = model, plan, precision, run.seed
         self.rank, self.device, self.comm = comms.rank, comms.device, comms.axis(*DATA_AXES)
         self.data_coordinate = (self.comm.index, self.comm.size)
@@ -80,7 +68,7 @@ class RowsRuntime(Runtime):
         set_products(model, plan, precision)
         bind_folds(model, plan, lambda name: comms.fold(next(fold for fold in plan.folds if fold.name == name)))
         self.axes.install()
-        finish_blocks(model, plan, finish)
+        finish_blocks(model, plan, job.finish)
         self.tally = Tally(comms.world, self.device)
         leaves = [(name, tensor) for name, part in self.trained.items() for tensor in part.tensors]
         self.norm = norm.MeasuredNorm(leaves, self._global_norm, is_local=False)
@@ -251,15 +239,6 @@ class RowsRuntime(Runtime):
         ]
 
 
-def build(
-    config: Rows,
-    run: Run,
-    model: nn.Module,
-    plan: Plan,
-    mesh: Mesh,
-    comm: Comms,
-    precision: Precision,
-    finish: Callable[[nn.Module, str], None],
-) -> RowsRuntime:
+def build(config: Rows, job: Job) -> RowsRuntime:
     """The strategy `rows`."""
-    return RowsRuntime(run, model, plan, mesh, comm, precision, finish)
+    return RowsRuntime(job)
