@@ -9,11 +9,11 @@ from torch import nn
 from gangline.comm.base import Comms
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
-from gangline.model.build import model_of
-from gangline.model.compose import compose_model
+from gangline.model.compose import Composed
 from gangline.model.init import initialise
 from gangline.plugin import registry
 from gangline.precision import Precision
+from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
 from gangline_testkit import rank
 
@@ -26,18 +26,17 @@ def runtime_of(
     What is given takes the place of what the run says: a `model` with values of its own, of which none are drawn;
     `comms` that count; a `precision`.
     """
-    tree, plan = compose_model(run)
-    mesh = Mesh.of(run.parallel.axes(rank.world))
-    runtime = registry.build(
-        run.parallel,
-        run,
-        model_of(tree, plan) if model is None else model,
-        plan,
+    composed, mesh = Composed.of(run), Mesh.of(run.parallel.axes(rank.world))
+    job = Job(
+        composed,
         mesh,
         comms or rank.comms(mesh, run.deterministic),
         precision or registry.build(run.precision, run),
-        finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams),
+        finisher(run.run.recompute, run.run.compile, run.run.recompute_every, composed.plan.seams),
     )
+    if model is not None:
+        job.model = model
+    runtime = registry.build(run.parallel, job)
     if model is None:
-        initialise(runtime.shards(), plan, run.seed)
+        initialise(runtime.shards(), composed.plan, run.seed)
     return runtime

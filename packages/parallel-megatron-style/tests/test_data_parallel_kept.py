@@ -8,13 +8,13 @@ from torch import Tensor
 
 from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
-from gangline.model.build import model_of
-from gangline.model.compose import compose_model
+from gangline.model.compose import Composed, compose_model
 from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise
 from gangline.model.kept import decode
 from gangline.model.kept_node import keep_in_8_bits
 from gangline.plugin import registry
+from gangline.runtime import Job
 from gangline.shard import Shard, model_array
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.config import ThreeD
@@ -48,16 +48,9 @@ def body(tp: int, zero: int, precision: str):
     """(bytes of weights, bytes of masters beside them, what this rank has of one linear's codes and scales)."""
     run, tree, plan = made(rank.world, tp, zero, precision)
     mesh = Mesh.of(run.parallel.axes(rank.world))
-    runtime = registry.build(
-        run.parallel,
-        run,
-        model_of(tree, plan),
-        plan,
-        mesh,
-        rank.comms(mesh),
-        registry.build(run.precision, run),
-        finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams),
-    )
+    finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
+    precision = registry.build(run.precision, run)
+    runtime = registry.build(run.parallel, Job(Composed(run, tree, plan), mesh, rank.comms(mesh), precision, finish))
     initialise(runtime.shards(), plan, run.seed)
     buffers = runtime.storage.param_buffers
     weights = distinct([buffer.full for buffer in buffers])

@@ -11,11 +11,10 @@ from gangline.comm.transport import connect
 from gangline.config import Run
 from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
-from gangline.model.build import model_of
-from gangline.model.compose import compose_model
+from gangline.model.compose import Composed
 from gangline.model.config import DecoderConfig
 from gangline.plugin import registry
-from gangline.runtime import Runtime
+from gangline.runtime import Job, Runtime
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.parallel.config import Single
 
@@ -60,12 +59,10 @@ class SmallStep:
 
     def __init__(self, model: SmallModel, device: torch.device) -> None:
         run, mesh = run_of(model, device.type), Mesh.of({})
-        tree, plan = compose_model(run)
-        finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
-        comms = connect(mesh, device=device)
-        self.runtime: Runtime = registry.build(
-            run.parallel, run, model_of(tree, plan), plan, mesh, comms, registry.build(run.precision, run), finish
-        )
+        composed, comms = Composed.of(run), connect(mesh, device=device)
+        finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, composed.plan.seams)
+        job = Job(composed, mesh, comms, registry.build(run.precision, run), finish)
+        self.runtime: Runtime = registry.build(run.parallel, job)
         for shard in self.runtime.shards():
             torch.nn.init.normal_(shard.local, std=0.02)
         self.optimizer = registry.build(run.optimizer, run, self.runtime)
