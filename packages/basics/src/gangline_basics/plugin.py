@@ -1,4 +1,4 @@
-"""What the package offers: each folder keeps its configurations and a tuple `PARTS` in `config.py`."""
+"""The hooks of the package: each folder keeps its configurations and a tuple `PARTS` in `config.py`."""
 
 from __future__ import annotations
 

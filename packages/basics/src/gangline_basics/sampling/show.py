@@ -1,4 +1,4 @@
-"""What the finished model of a run writes: the last thing that `train` prints."""
+"""Print a text by the finished model of a run, the last thing that `train` prints."""
 
 from __future__ import annotations
 
