@@ -80,8 +80,17 @@ if "UV_FIND_LINKS" not in os.environ and (links := pip_find_links()):
 
 
 def editable(*names: str) -> list[str]:
-    """Install arguments for packages of this tree, and for basics, without which nothing trains."""
-    return [word for name in dict.fromkeys((*names, "basics")) for word in ("-e", f"packages/{name}")]
+    """Install arguments for packages of this tree and what they need of it; basics too: nothing trains without."""
+    wanted = list(dict.fromkeys((*names, "basics")))
+    for name in wanted:  # it grows
+        wanted += [other for other in siblings(PACKAGES[name]["project"]["dependencies"]) if other not in wanted]
+    return [word for name in wanted for word in ("-e", f"packages/{name}")]
+
+
+def siblings(requirements: list[str]) -> list[str]:
+    """The packages of this tree among some requirements."""
+    names = (re.match(r"gangline-([a-z-]+)", requirement) for requirement in requirements)
+    return [found[1] for found in names if found and found[1] in PACKAGES]
 
 
 def install(session: nox.Session, *arguments: str) -> None:
@@ -147,12 +156,11 @@ def docs(session: nox.Session) -> None:
 def tests(session: nox.Session, package: str) -> None:
     """One package's own tests; a plugin's with no other plugin beside it, and first without what tests need."""
     one_thread(session)
-    both = list(dict.fromkeys(["core", "basics", package]))
     if package != "core" and not session.posargs:
-        install(session, "--exact", *(f"-epackages/{name}" for name in both))
+        install(session, "--exact", *editable("core", package))
         session.run("gangline", "plugins")
         session.run("python", "-c", IMPORT_ALL.format(distribution=f"gangline-{package}"))
-    install(session, *editable(*dict.fromkeys([*both, "testkit"])), *extras(package), *SPREADING)
+    install(session, *editable("core", package, "testkit", *siblings(extras(package))), *others(package), *SPREADING)
     tests = ROOT / "packages" / package / "tests"
     spread = SPREAD if len(list(tests.glob("test_*.py"))) >= FEW_FILES else AGAIN
     session.run(*PYTEST, *spread, f"packages/{package}/tests", *session.posargs)
@@ -229,9 +237,14 @@ def extras(package: str) -> list[str]:
     return list(PACKAGES[package].get("dependency-groups", {}).get("test", []))
 
 
+def others(package: str) -> list[str]:
+    """The same without what is of this tree."""
+    return [extra for extra in extras(package) if not siblings([extra])]
+
+
 def everything() -> list[str]:
     """Install arguments for all packages, with what the tests of all need."""
-    return [*editable(*PACKAGES), *(extra for package in PACKAGES for extra in extras(package)), *SPREADING]
+    return [*editable(*PACKAGES), *(extra for package in PACKAGES for extra in others(package)), *SPREADING]
 
 
 # Every module imports with what its package needs; one that speaks for an extra may want that, and nothing else.

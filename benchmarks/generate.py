@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 
 from gangline.config.defaults import default_run
-from gangline.interop import model_config_from
 from gangline.model.build import materialise, model_of
 from gangline.model.columns import lay_out_by_columns
 from gangline.model.compose import compose_model
@@ -28,6 +27,7 @@ from gangline.model.init import shards_of
 from gangline.sampling.options import Sampling
 from gangline.train.build import draw_weights
 from gangline_basics.sampling.sampler import generate
+from gangline_models.hugging_face.config import model_config_from
 
 SIZES = {  # of Qwen2: layers, width, heads, key heads, feed-forward, vocabulary
     "tiny": (4, 128, 4, 2, 384, 1024),

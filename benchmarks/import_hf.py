@@ -35,10 +35,11 @@ def make(directory: Path, gigabytes: float, dtype: str) -> int:
     """Random weights of about that size; how many layers they have."""
     import torch
 
-    from gangline.interop import config_json, export
     from gangline.model.compose import compose_model
     from gangline.model.tree import parameter_shapes
     from gangline.shard import itemsize
+    from gangline_models.families.decoder import config_json
+    from gangline_models.hugging_face.write import export
 
     layers = 1
     while sum(torch.Size(s).numel() for s in shapes_of(layers + 1).values()) * itemsize(dtype) < gigabytes * 1e9:
@@ -89,10 +90,10 @@ def fill(directory: Path, layers: int, rank: int, ranks: int, start, found) -> N
     """What a rank does: (seconds, bytes of its weights, bytes beyond those before)."""
     import torch
 
-    from gangline.interop import load_pretrained
     from gangline.model.compose import compose_model
     from gangline.model.tree import parameter_shapes
     from gangline.shard import Shard, model_array
+    from gangline_models.hugging_face.read import load_pretrained
 
     torch.set_num_threads(1)
     tree, plan = compose_model(run_of(layers))

@@ -12,12 +12,12 @@ from family_suite import AbsentFields, FamilySuite, OddFields
 
 from gangline import UserError
 from gangline.config.compose import compose_one
-from gangline.interop import model_config_from
 from gangline.model.compose import compose_model
 from gangline.model.flops import parameter_count
 from gangline.model.seams import recomputed
 from gangline.sampling.options import Sampling
 from gangline_basics.sampling.sampler import generate
+from gangline_models.hugging_face.config import model_config_from
 
 
 class TestFamilies(FamilySuite):

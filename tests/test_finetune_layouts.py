@@ -268,8 +268,8 @@ def test_from_a_directory_of_others_to_one_that_transformers_writes_with(tmp_pat
     from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
     from gangline.cli.main import main
-    from gangline.interop.commands import words_for
     from gangline_basics.sampling.sampler import sample
+    from gangline_models.hugging_face.commands import words_for
 
     base = tmp_path / "base"
     torch.manual_seed(0)

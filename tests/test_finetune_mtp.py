@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from gangline.cli.main import main
-from gangline.interop.commands import words_for
+from gangline_models.hugging_face.commands import words_for
 from gangline_testkit import RealRuns
 
 LAYERS, DEPTH = 2, 2

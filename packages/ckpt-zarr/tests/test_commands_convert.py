@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 from gangline.cli.main import main
 from gangline.config.compose import compose_one
 from gangline.config.serial import to_dict
-from gangline.interop import config_json
-from gangline.interop.names import theirs_of
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.model.tree import parameter_shapes
 from gangline.shard import Division, Layout, Registry
 from gangline_ckpt_zarr.commands.where import one
+from gangline_models.families.decoder import config_json
+from gangline_models.hugging_face.names import theirs_of
 from gangline_testkit import warm
 
 MODEL = (
@@ -212,7 +212,7 @@ def test_of_a_broken_import_nothing_is_left(trained, tmp_path, capsys):
 WATCHED = """
 import gc, os, sys, threading, time
 import torch, safetensors.torch, numpy, crc32c
-import gangline.train.restore, gangline.config.compose, gangline.interop
+import gangline.train.restore, gangline.config.compose, gangline_models.hugging_face.write
 from gangline.cli.main import main
 
 def anonymous():

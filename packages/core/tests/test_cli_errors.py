@@ -181,7 +181,6 @@ def test_words_that_cannot_be_composed(tmp_path, monkeypatch, capsys, words, mes
         (["run.dir=/proc/x"], ["cannot write the run directory /proc/x"]),
         (["run.device=gpu"], ["run.device=gpu is no device.", "A GPU is called cuda."]),
         (["optimizer.learning_rate=nan", "run.dir=new"], ["learning_rate=nan must be finite and at least 0."]),
-        (["model.weights=meta-llama/Llama-3.2-1B"], ["hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B"]),
         (["data.path=nothing.txt"], ["nothing.txt"]),
         (["--steps=3"], ["there is no flag --steps=3.", "Values are set without dashes:  run.steps=3"]),
         (["--hlep"], ["there is no flag --hlep.", "Did you mean --help?"]),

@@ -11,7 +11,6 @@ import pytest
 from gangline.config.defaults import default_run
 from gangline.config.schema import EditConfig
 from gangline.errors import UserError
-from gangline.interop.config import check_weights
 from gangline.model import config, presets
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
@@ -102,13 +101,12 @@ class TestEveryPart:
         ({"heads": 12, "kv_heads": 5}, ["model.kv_heads=5", "1, 2, 3, 4, 6, 12"]),
         ({"head_dim": 15}, ["model.head_dim=15 is odd", "model.head_dim=16"]),
         ({"dim": 36, "heads": 12}, ["model.head_dim=3 is odd"]),
-        ({"weights": "/nowhere"}, ["model.weights", "/nowhere", "config.json"]),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(values, words):
     config = DecoderConfig(**values)
     run = default_run(model=config)
-    found = [*config.check(run), *check_weights(run)]
+    found = config.check(run)
     text = "\n".join(line for problem in found for line in (problem.what, *problem.details()))
     for word in words:
         assert word in text
@@ -121,7 +119,6 @@ def test_all_of_it_is_there_without_torch():
         "from gangline.model.plan import plan_decoder\n"
         "from gangline.model.compose import compose_model\n"
         "from gangline.model.flops import flops_per_token, parameter_count\n"
-        "import gangline.interop, gangline.interop.commands\n"
         "tree, plan = plan_decoder(PARTS[0].config())\n"
         "flops_per_token(tree, 128, plan), parameter_count(tree)\n"
         "assert 'torch' not in sys.modules\n"

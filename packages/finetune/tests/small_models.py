@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gangline.interop.commands import words_for
+from gangline_models.hugging_face.commands import words_for
 
 SHORT = (  # of a run of a few steps, whose loss moves
     "batch.global_size=4",

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from small_models import SHORT, llama, logits, opened
 
 from gangline.cli.main import main
-from gangline.interop.adapters import bits_beside
 from gangline.model.compose import compose_model
 from gangline.model.kept import Codes, decode, encode
 from gangline.model.tree import parameter_shapes
+from gangline_models.hugging_face.adapters import bits_beside
 from gangline_testkit import ModelEditSuite, RealRuns
 from gangline_testkit.sessions import session
 

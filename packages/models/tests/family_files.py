@@ -23,15 +23,16 @@ from gangline import UserError
 from gangline.batch import Batch
 from gangline.config import BatchSection, Run
 from gangline.config.defaults import default_run
-from gangline.interop import export, load_pretrained
-from gangline.interop.commands import words_for
-from gangline.interop.config import edited_config_from
-from gangline.interop.fields import HARMLESS
-from gangline.interop.names import theirs_of
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.model.init import shards_of
 from gangline.plugin.registry import installed
+from gangline_models.hugging_face.commands import words_for
+from gangline_models.hugging_face.config import edited_config_from
+from gangline_models.hugging_face.fields import HARMLESS
+from gangline_models.hugging_face.names import theirs_of
+from gangline_models.hugging_face.read import load_pretrained
+from gangline_models.hugging_face.write import export
 from gangline_testkit.inputs import whole_sequences
 
 

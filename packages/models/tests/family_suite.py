@@ -13,8 +13,8 @@ from family_files import Files, compare_logits, compare_there_and_back, with_one
 from transformers import PreTrainedModel
 
 from gangline import UserError
-from gangline.interop.commands import words_for
-from gangline.interop.config import edited_config_from
+from gangline_models.hugging_face.commands import words_for
+from gangline_models.hugging_face.config import edited_config_from
 
 Saved = Callable[[str], tuple[PreTrainedModel, Path]]  # name -> their model, and the directory that it was saved in
 

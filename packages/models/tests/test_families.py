@@ -16,8 +16,6 @@ from transformers import AutoConfig
 from gangline import UserError
 from gangline.config import BatchSection, Run
 from gangline.config.defaults import default_run
-from gangline.interop import model_config_from
-from gangline.interop.commands import words_for
 from gangline.model.compose import compose_model
 from gangline.model.tree import parameter_shapes
 from gangline.plugin.registry import installed
@@ -25,6 +23,8 @@ from gangline_models.families.gpt2 import Gpt2
 from gangline_models.families.olmo import Olmo3
 from gangline_models.families.phi3 import Phi3
 from gangline_models.families.qwen2 import Qwen2
+from gangline_models.hugging_face.commands import words_for
+from gangline_models.hugging_face.config import model_config_from
 from gangline_models.presets import PRESETS
 from gangline_models.rope.llama3 import Llama3Rope
 from gangline_models.rope.longrope import LongRope

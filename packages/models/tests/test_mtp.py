@@ -20,12 +20,12 @@ from gangline.batch import Batch
 from gangline.config import Recompute
 from gangline.config.check import check
 from gangline.config.compose import compose, compose_one
-from gangline.interop.config import edited_config_from
 from gangline.model.compose import compose_model
 from gangline.model.forward_context import Collected, Frame, frame
 from gangline.model.init import whole_model
 from gangline.parallel.prepare import finish_head
 from gangline.train.recompute_and_compile import finisher
+from gangline_models.hugging_face.config import edited_config_from
 from gangline_testkit import ModelEditSuite
 from gangline_testkit.inputs import microbatch
 from gangline_testkit.runs import small_run

@@ -9,7 +9,7 @@ from family_cases import CASES, CORE, theirs
 from family_suite import OddFields
 
 from gangline import UserError
-from gangline.interop.commands import words_for
+from gangline_models.hugging_face.commands import words_for
 
 
 class TestOddFields(OddFields):

@@ -18,13 +18,15 @@ from transformers import (
 )
 
 from gangline.errors import UserError
-from gangline.interop import export, load_pretrained
-from gangline.interop.commands import words_for
-from gangline.interop.config import config_json, edited_config_from
-from gangline.interop.names import theirs_of
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.model.init import shards_of
+from gangline_models.families.decoder import config_json
+from gangline_models.hugging_face.commands import words_for
+from gangline_models.hugging_face.config import edited_config_from
+from gangline_models.hugging_face.names import theirs_of
+from gangline_models.hugging_face.read import load_pretrained
+from gangline_models.hugging_face.write import export
 from gangline_moe.config import MoeOptions
 from gangline_moe.interop import of_hugging_face, to_hugging_face
 from gangline_moe.presets import DeepSeekV3, Mixtral8x7B, Qwen3_30B_A3B
@@ -75,7 +77,7 @@ CASES = {
 
 def words(directory):
     """The run that `gangline import` would print."""
-    from gangline.interop.commands import _settings, _words
+    from gangline_models.hugging_face.commands import _settings, _words
 
     config, edits = edited_config_from(directory)
     found = [word for edit in edits for word in _words(edit)]

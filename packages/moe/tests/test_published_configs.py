@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gangline.errors import UserError
-from gangline.interop.config import edited_config_from
+from gangline_models.hugging_face.config import edited_config_from
 
 # Fields of files on the hub, beside the sizes that all have; each of these values is in a published file.
 COMMON: dict[str, Any] = {

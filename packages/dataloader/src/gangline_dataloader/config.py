@@ -62,8 +62,8 @@ class SequenceConfig(DataConfig, ABC):
         return template(stores_of(self))
 
     def exported(self, run: Run) -> dict[str, bytes]:
-        from gangline.interop.tokenizer_files import tokenizer_files
         from gangline_basics.data.codec import TokenizerCodec
+        from gangline_basics.data.tokenizer_files import tokenizer_files
 
         codec = self.codec(run)
         return tokenizer_files(codec.path, run.model.pretrained()) if isinstance(codec, TokenizerCodec) else {}

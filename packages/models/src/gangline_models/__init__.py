@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gangline import Part, hookimpl
+from gangline import Command, Part, hookimpl
 from gangline_models import parts
 
 
 @hookimpl
 def gangline_parts() -> Iterable[Part]:
     return parts.PARTS
+
+
+@hookimpl
+def gangline_commands() -> Iterable[Command]:
+    where = "gangline_models.hugging_face.commands"
+    yield Command(name="export", run=f"{where}:export_run", summary="Write a run's model as a Hugging Face directory")
+    yield Command(
+        name="import", run=f"{where}:import_model", summary="Show how to train on from a Hugging Face directory"
+    )

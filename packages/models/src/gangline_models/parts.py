@@ -42,7 +42,13 @@ def part_of(name: str, config: type[FamilyConfig], summary: str) -> Part:
     family = next(base for base in config.__mro__ if "architectures" in vars(base))
     opens = OPENS if "rope" in config.__dataclass_fields__ else {}
     return Part(
-        name=name, group="model", config=config, build=f"{family.__module__}:build", summary=summary, opens=opens
+        name=name,
+        group="model",
+        config=config,
+        build=f"{family.__module__}:build",
+        summary=summary,
+        opens=opens,
+        capabilities={"pretrained": "gangline_models.hugging_face.pretrained:HuggingFace"},
     )
 
 

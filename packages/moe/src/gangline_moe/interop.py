@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gangline import Problem, UserError
 from gangline.config import NonNegativeInt, PositiveInt
 from gangline.config.fields import stated
-from gangline.interop.fields import checked
 from gangline.plan import Name
+from gangline_models.hugging_face.fields import checked
 from gangline_moe.routers.config import Biased, Grouped, Sigmoid, Softmax
 
 if TYPE_CHECKING:
@@ -349,8 +349,8 @@ def _sparse_blocks(config: dict[str, Any]) -> list[int]:
 
 def weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
     """Whether the experts of the directory in `model.weights` are these."""
-    from gangline.interop.config import read_config
     from gangline.run.directory import holds_checkpoint
+    from gangline_models.hugging_face.config import read_config
 
     directory = run.model.pretrained()
     if directory is None or holds_checkpoint(run):

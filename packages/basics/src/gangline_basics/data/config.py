@@ -48,7 +48,7 @@ class TextConfig(DataConfig):
         return open_codec(self.tokenizer, self.separator, self.encoding_errors)
 
     def exported(self, run: Run) -> dict[str, bytes]:
-        from gangline.interop.tokenizer_files import tokenizer_files
+        from gangline_basics.data.tokenizer_files import tokenizer_files
 
         return tokenizer_files(self.tokenizer, run.model.pretrained()) if self.tokenizer else {}
 

@@ -11,13 +11,13 @@ import numpy as np
 
 from gangline import UserError
 from gangline.checkpoint.base_weights import with_base
-from gangline.interop.commands import add_output, write_model
 from gangline.shard import Box
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
 from gangline_ckpt_zarr.format.grid import stored_dtype
 from gangline_ckpt_zarr.load.read_plan import Target
 from gangline_ckpt_zarr.load.reader import read_target
+from gangline_models.hugging_face.commands import add_output, write_model
 
 if TYPE_CHECKING:
     import torch

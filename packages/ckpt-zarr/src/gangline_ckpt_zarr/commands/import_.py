@@ -23,7 +23,7 @@ def run(argv: Sequence[str]) -> int:
 
     from gangline.config.compose import compose_one
     from gangline.config.values import override
-    from gangline.interop.commands import train_command, words_for
+    from gangline_models.hugging_face.commands import train_command, words_for
 
     directory, out = Path(options.directory).expanduser().resolve(), options.out.rstrip("/")
     settings = [word for word in words_for(directory) if not word.startswith("model.weights=")]  # they will be here
@@ -36,11 +36,11 @@ def run(argv: Sequence[str]) -> int:
 
 def _write(store: ObjectStore, directory: Path, trained: Run) -> None:
     from gangline.config.serial import to_dict
-    from gangline.interop.read import load_pretrained
     from gangline.model.build import construct
     from gangline.model.compose import compose_model
     from gangline.model.init import shards_of
     from gangline.shard import dtype_name
+    from gangline_models.hugging_face.read import load_pretrained
 
     tree, plan = compose_model(trained)
     arrays = shards_of(construct(tree), plan)  # without their memory

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from gangline.comm.base import Comms
     from gangline.config.schema import Run
-    from gangline.interop.adapters import Read
     from gangline.model.tree import Node
     from gangline.plan import Plan
 
 ROWS = 1 << 20  # numbers that are hashed at once
 
 Shapes = Mapping[str, tuple[int, ...]]
+Read = Callable[[Shapes], Iterator[tuple[str, "torch.Tensor"]]]  # each until the next: they may share memory
 
 
 def base_arrays(tree: Node, plan: Plan) -> dict[str, tuple[int, ...]]:

@@ -40,6 +40,10 @@ def _verb(words: Sequence[str]) -> int:
         raise UserError(f"there is no verb {verb!r}.", hint, f"Verbs: {', '.join(sorted(commands))}.")
     try:
         return int(load(commands[verb].run)(rest) or 0)
+    except ModuleNotFoundError as error:
+        if not (lines := catalogue.missing(error)):
+            raise
+        raise UserError(f"gangline {' '.join(words[:2])} needs {lines[0]}.", lines[1]) from error
     except BadCheckpoint as damage:
         why = "Its files are not what was saved. An earlier checkpoint of the run may be whole."
         raise UserError(f"{damage}.", why, "--checkpoint ID takes it.") from damage

@@ -19,12 +19,12 @@ from gangline.config.suggest import near
 from gangline.config.validation import PATH as VALIDATION_SETS, check_sets, problems_of, read_sets
 from gangline.config.values import written
 from gangline.errors import Problem, UserError
-from gangline.interop.config import check_weights
 from gangline.launch import agents
 from gangline.launch.devices import count_gpus
 from gangline.launch.nodes import usable
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
+from gangline.model.pretrained import Pretrained, pretrained_of
 from gangline.plugin.registry import installed
 
 SHORT, LONG = 1, 1 << 30  # rows, in tokens: shorter and longer than any that a part may have
@@ -39,17 +39,28 @@ def check(run: Run) -> None:
 
 def problems(run: Run) -> list[Problem]:
     """Values without meaning; where there are none, parts that refuse; else model edits, layout, batch."""
-    found = meaningless(run)
+    found = meaningless(run) or _refused(lambda: _reader(run))
     if not found:
         found += [*_device(run), *_unread(run)]
         for place, config in _configs(run):
             found += problems_of(place, config, run)
         found += _variables(run)
-        found += [*start_problems(run), *check_weights(run), *check_sets(run)]
+        found += [*start_problems(run), *_pretrained(run), *check_sets(run)]
     if not found:
         found += _refused(lambda: compose_model(run))
         found += layout_problems(run)
     return found
+
+
+def _pretrained(run: Run) -> list[Problem]:
+    """Whether the directory that the model names, if it names one, holds this model."""
+    reader = _reader(run)
+    return reader.problems(run) if reader else []
+
+
+def _reader(run: Run) -> Pretrained | None:
+    """What reads the weights that the model begins with. Raises UserError where nothing does."""
+    return None if run.model.pretrained() is None else pretrained_of(run.model)
 
 
 def part_problems(run: Run, parts: Collection[PartConfig]) -> list[Problem]:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from gangline.comm.base import Comms
     from gangline.data.vocabulary import Codec, RendersChats
     from gangline.explain.explained import Explained
-    from gangline.interop.adapter import Adapter
     from gangline.mesh import Mesh
+    from gangline.model.adapter import Adapter
     from gangline.model.tree import Node
     from gangline.plan import Plan
     from gangline.shard import Shard

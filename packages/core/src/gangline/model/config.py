@@ -9,13 +9,19 @@ from gangline.config.ranges import AtLeast, NonNegativeFloat, PositiveFloat, Pos
 from gangline.config.schema import ModelConfig
 from gangline.errors import Problem
 from gangline.plugin.parts import Part
+from gangline.plugin.registry import load
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gangline.config.schema import Run
 
-BUILD = "gangline.model.plan:plan_decoder"
+HUGGING_FACE = "gangline_models.families.decoder"  # a package of its own reads and writes such models
+SHARED: dict[str, Any] = {  # by the parts of this file and the presets
+    "group": "model",
+    "build": "gangline.model.plan:plan_decoder",
+    "capabilities": {"pretrained": "gangline_models.hugging_face.pretrained:HuggingFace"},
+}
 
 
 @dataclass
@@ -53,14 +59,12 @@ class DecoderConfig(ModelConfig):
 
     @classmethod
     def of_hugging_face(cls, directory: str | Path, config: dict[str, Any]) -> DecoderConfig:
-        from gangline.interop.config import decoder_of
-
-        return decoder_of(directory, config)
+        made: DecoderConfig = load(f"{HUGGING_FACE}:decoder_of")(directory, config)
+        return made
 
     def to_hugging_face(self, dtype: str, max_position: int) -> dict[str, Any]:
-        from gangline.interop.config import config_json
-
-        return config_json(self, dtype=dtype, max_position=max_position)
+        described: dict[str, Any] = load(f"{HUGGING_FACE}:config_json")(self, dtype=dtype, max_position=max_position)
+        return described
 
     def computed(self) -> dict[str, Any]:
         values = {item.name: getattr(self, item.name) for item in fields(DecoderConfig)}
@@ -154,12 +158,6 @@ class Tiny(DecoderConfig):
 
 
 PARTS = (
-    Part(name="tiny", config=Tiny, build=BUILD, summary="1.6 M parameters on bytes: minutes on a CPU", group="model"),
-    Part(
-        name="decoder",
-        config=DecoderConfig,
-        build=BUILD,
-        summary="any decoder: every size is yours to give",
-        group="model",
-    ),
+    Part(name="tiny", config=Tiny, summary="1.6 M parameters on bytes: minutes on a CPU", **SHARED),
+    Part(name="decoder", config=DecoderConfig, summary="any decoder: every size is yours to give", **SHARED),
 )

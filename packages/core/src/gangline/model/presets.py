@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field, make_dataclass
 from typing import Any, get_type_hints
 
-from gangline.model.config import BUILD, DecoderConfig
+from gangline.model.config import SHARED, DecoderConfig
 from gangline.plugin.parts import Part
 
 LLAMA3: dict[str, Any] = {"vocab_size": 128_256, "kv_heads": 8, "rope_theta": 500_000.0, "rope_scaling_factor": 8.0}
@@ -62,6 +62,6 @@ def _preset(name: str, about: str, sizes: dict[str, Any]) -> type[DecoderConfig]
 
 PRESETS = {name: _preset(name, about, sizes) for name, (about, sizes) in SIZES.items()}
 PARTS = tuple(
-    Part(name=name, config=config, build=BUILD, summary=SIZES[name][0].split(", as in")[0], group="model")
+    Part(name=name, config=config, summary=SIZES[name][0].split(", as in")[0], **SHARED)
     for name, config in PRESETS.items()
 )

@@ -22,14 +22,4 @@ def gangline_commands() -> Iterable[Command]:
         ),
         Command(name="runs", run="gangline.cli.runs:main", summary="The runs in a folder: where each stands"),
         Command(name="compare", run="gangline.cli.compare:main", summary="What differs between runs, and their curves"),
-        Command(
-            name="export",
-            run="gangline.interop.commands:export_run",
-            summary="Write a run's model as a Hugging Face directory",
-        ),
-        Command(
-            name="import",
-            run="gangline.interop.commands:import_model",
-            summary="Show how to train on from a Hugging Face directory",
-        ),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 DATA = Path(__file__).with_suffix(".json")
@@ -34,6 +35,16 @@ def get(distribution: str) -> str:
     """The command that installs a distribution: from beside core where its source lies there, else by name."""
     sibling = TREE / distribution.removeprefix("gangline-")
     return f"pip install -e {sibling}" if (sibling / "pyproject.toml").is_file() else f"pip install {distribution}"
+
+
+def missing(error: ModuleNotFoundError) -> list[str]:
+    """Of a known package that could not be imported, what it is and what to type; [] for a module of anything else."""
+    package = (error.name or "").partition(".")[0]
+    distribution = package.replace("_", "-")
+    known = {*(entry.distribution for entry in ENTRIES), *VERBS.values()}
+    if distribution not in known or find_spec(package):
+        return []
+    return [f"{distribution}, which is not installed", f"It comes with  {get(distribution)}"]
 
 
 def supplier(group: str, name: str) -> str | None:

@@ -95,6 +95,12 @@ class Installed:
             SEE,
         )
 
+    def capability(self, config: type, name: str) -> str:
+        """The "module:name" of a capability of the part with this class of options, or of one that it derives from."""
+        every = [offer.part for offers in self._found.offers.values() for offer in offers.values()]
+        named = {part.config: part.capabilities for part in every}
+        return next((named[cls][name] for cls in config.__mro__ if name in named.get(cls, ())), "")
+
     def refuse_clashes(self) -> None:
         """Raise UserError where two installed packages claim the same name: nobody can say which was meant."""
         if self.clashes:
@@ -171,9 +177,20 @@ def load(spec: str) -> Any:
 
 
 def capability(config: PartConfig, name: str) -> Any:
-    """What the part of this configuration has for a capability, imported now; None where it has none of that name."""
-    spec = installed().part_of(config).part.capabilities.get(name)
-    return load(spec) if spec else None
+    """What the part of this configuration has for a capability, imported now; None where it has none of that name.
+
+    A part whose options derive from those of another has the other's capabilities, where it does not name its own.
+    Raises UserError where the package that supplies it is missing.
+    """
+    offer = installed().part_of(config)
+    if not (spec := installed().capability(type(config), name)):
+        return None
+    try:
+        return load(spec)
+    except ModuleNotFoundError as error:
+        if not (lines := catalogue.missing(error)):
+            raise
+        raise UserError(f"{offer.group}={offer.part.name} needs {lines[0]}.", lines[1]) from error
 
 
 def build(config: PartConfig, *args: Any, **kwargs: Any) -> Any:

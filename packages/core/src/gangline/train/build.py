@@ -24,6 +24,7 @@ from gangline.model.build import construct
 from gangline.model.compose import Composed
 from gangline.model.flops import parameter_count
 from gangline.model.init import initialise, shards_of
+from gangline.model.pretrained import pretrained_of
 from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline.plugin import registry
@@ -66,21 +67,18 @@ def check_pretrained_names(run: Run, tree: Node, plan: Plan) -> None:
     """Raise UserError where the directory that the model begins with holds a tensor of another model."""
     if (directory := run.model.pretrained()) is None:
         return
-    from gangline.interop.read import check_names
-
     shards = shards_of(construct(tree), plan)  # of the whole model, not of this rank
-    check_names(directory, plan, {parameter_of(shard.name): shard.global_shape for shard in shards})
+    shapes = {parameter_of(shard.name): shard.global_shape for shard in shards}
+    pretrained_of(run.model).check_names(directory, plan, shapes)
 
 
 def draw_weights(run: Run, shards: Iterable[Shard], plan: Plan) -> None:
-    """The first weights: by (seed, name), or of a Hugging Face directory where the model names one; then the edits'."""
-    pretrained, shards = run.model.pretrained(), list(shards)
-    if pretrained is None:
+    """The first weights: by (seed, name), or of the directory that the model names; then the edits'."""
+    directory, shards = run.model.pretrained(), list(shards)
+    if directory is None:
         initialise(shards, plan, run.seed)
     else:
-        from gangline.interop import load_pretrained
-
-        load_pretrained(pretrained, shards, plan, run.seed)
+        pretrained_of(run.model).load(directory, shards, plan, run.seed)
     for options in run.edits.values():
         options.first_weights(run, shards, plan)
 

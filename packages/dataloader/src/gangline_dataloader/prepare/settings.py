@@ -13,10 +13,10 @@ from typing import Any
 import xxhash
 
 from gangline import UserError
-from gangline.interop.tokenizer_files import file_beside
 from gangline_basics.data.chat import ChatTemplate, template_of
 from gangline_basics.data.chat_tokens import LEARNT_RULE
 from gangline_basics.data.codec import ByteCodec, TextCodec, TokenizerCodec
+from gangline_basics.data.tokenizer_files import file_beside
 from gangline_dataloader.prepare import language, near
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.fast_bpe import fast

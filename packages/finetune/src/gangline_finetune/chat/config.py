@@ -45,7 +45,7 @@ class TemplatedConfig(DataConfig, ABC):
         return template_of(tokenizer_of(self.tokenizer, run.model.pretrained()), self.template)
 
     def exported(self, run: Run) -> dict[str, bytes]:
-        from gangline.interop.tokenizer_files import tokenizer_files
+        from gangline_basics.data.tokenizer_files import tokenizer_files
         from gangline_finetune.chat.tokenizer import tokenizer_of
 
         weights = run.model.pretrained()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from gangline import Problem
 from gangline.config import AtLeast, EditConfig, LessThan, PositiveFloat, PositiveInt
-from gangline.interop.adapter import Adapter
+from gangline.model.adapter import Adapter
 from gangline.run.directory import holds_checkpoint
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from gangline.interop.read import load_pretrained
 from gangline.model.tree import Shape
 from gangline.plan import Plan
 from gangline.shard import Shard, model_array, parameter_of
 from gangline_finetune.lora.lengths import LENGTHS
 from gangline_finetune.lora.peft import WEIGHTS
+from gangline_models.hugging_face.read import load_pretrained
 
 
 def load(

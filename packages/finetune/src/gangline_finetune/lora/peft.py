@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangline import UserError
-from gangline.interop.names import theirs_of
-from gangline.interop.tensor_file import TensorFile
 from gangline.model.tree import Shape
 from gangline.plan import Plan
+from gangline_models.hugging_face.names import theirs_of
+from gangline_models.hugging_face.tensor_file import TensorFile
 
 if TYPE_CHECKING:
     from gangline_finetune.lora.config import LoraConfig

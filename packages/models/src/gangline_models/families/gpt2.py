@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline import Problem
 from gangline.config import PositiveInt
-from gangline.interop.tensors import tensor_names
 from gangline.model.decoder_nodes import BlockNode, DecoderNode, EmbeddingNode, HeadNode
 from gangline.plan import Plan
 from gangline_models.families.base import FamilyConfig
+from gangline_models.hugging_face.tensors import tensor_names
 from gangline_models.nodes import (
     LayerNormNode,
     PositionedDecoderNode,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline import UserError
-from gangline.interop.fields import checked, refuse_unknown
+from gangline_models.hugging_face.fields import checked, refuse_unknown
 
 
 class ConfigReader:

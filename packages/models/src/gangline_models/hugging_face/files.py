@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.interop.tensors import tensor_names
+from gangline_models.hugging_face.tensors import tensor_names
 
 
 def passed_over(weights: str | None, beginning: str) -> list[str]:

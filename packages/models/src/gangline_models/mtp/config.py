@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from gangline import Part, Problem
 from gangline.config import EditConfig, NonNegativeFloat, PositiveInt
-from gangline.interop.tensors import tensor_names
 from gangline.run.directory import holds_checkpoint
+from gangline_models.hugging_face.tensors import tensor_names
 
 if TYPE_CHECKING:
     from gangline.config import Run

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
-from gangline.interop.names import Shapes, Theirs, layers_of, strangers, theirs_of
-from gangline.interop.tensors import Tensors
 from gangline.model.tree import parameter_shapes
 from gangline.plan import Plan
 from gangline.shard import parameter_of
+from gangline_models.hugging_face.names import Shapes, Theirs, layers_of, strangers, theirs_of
+from gangline_models.hugging_face.tensors import Tensors
 
 if TYPE_CHECKING:
     from gangline.model.tree import Node

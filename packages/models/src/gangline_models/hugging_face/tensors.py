@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
 from gangline.files import read_regular
-from gangline.interop.tensor_file import TensorFile
+from gangline_models.hugging_face.tensor_file import TensorFile
 
 if TYPE_CHECKING:
     import torch

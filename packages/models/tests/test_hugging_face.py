@@ -21,13 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from gangline.config.compose import compose_one
 from gangline.config.defaults import default_run
 from gangline.errors import UserError
-from gangline.interop import config_json, export, load_pretrained, model_config_from
-from gangline.interop.adapter import Adapter
-from gangline.interop.adapters import write_apart
-from gangline.interop.commands import export_run, import_model
-from gangline.interop.config import architecture_of, check_weights
-from gangline.interop.names import theirs_of
-from gangline.interop.window import read_window
+from gangline.model.adapter import Adapter
 from gangline.model.build import construct, materialise
 from gangline.model.config import DecoderConfig
 from gangline.model.init import shards_of, whole_model
@@ -36,6 +30,14 @@ from gangline.model.presets import PRESETS
 from gangline.model.tree import parameter_shapes
 from gangline.plan import Name, Plan
 from gangline.shard import Shard
+from gangline_models.families.decoder import architecture_of, config_json
+from gangline_models.families.decoder_window import read_window
+from gangline_models.hugging_face.adapters import write_apart
+from gangline_models.hugging_face.commands import export_run, import_model
+from gangline_models.hugging_face.config import check_weights, model_config_from
+from gangline_models.hugging_face.names import theirs_of
+from gangline_models.hugging_face.read import load_pretrained
+from gangline_models.hugging_face.write import export
 
 LLAMA = DecoderConfig(vocab_size=97, dim=32, layers=3, heads=4, kv_heads=2, hidden=48)
 CASES = {
@@ -177,7 +179,7 @@ def test_a_rank_reads_only_its_part(tmp_path, monkeypatch):
     weight = model.blocks[1].attention.wq.weight
     local = torch.empty(8, 16)
     read_boxes = []
-    from gangline.interop.tensors import Tensors
+    from gangline_models.hugging_face.tensors import Tensors
 
     blocks = Tensors.blocks
     monkeypatch.setattr(Tensors, "blocks", lambda *given: read_boxes.append(given[2]) or blocks(*given))
@@ -204,7 +206,7 @@ def test_a_rank_reads_only_its_part(tmp_path, monkeypatch):
     ],
 )
 def test_a_part_is_read_some_rows_at_a_time(shape, box, dtype, block_bytes, tmp_path, monkeypatch):
-    from gangline.interop import tensor_file
+    from gangline_models.hugging_face import tensor_file
 
     monkeypatch.setattr(tensor_file, "BLOCK_BYTES", block_bytes)
     whole = torch.randn(shape).to(dtype)
@@ -221,7 +223,7 @@ def test_a_part_is_read_some_rows_at_a_time(shape, box, dtype, block_bytes, tmp_
 
 
 def test_numbers_of_a_kind_that_is_not_read_are_named(tmp_path):
-    from gangline.interop.tensor_file import TensorFile
+    from gangline_models.hugging_face.tensor_file import TensorFile
 
     save_file({"scales": torch.ones(4, dtype=torch.complex64)}, tmp_path / "x.safetensors")
     with pytest.raises(UserError, match=r"scales has numbers of dtype C64"):
@@ -229,7 +231,7 @@ def test_numbers_of_a_kind_that_is_not_read_are_named(tmp_path):
 
 
 def test_who_makes_weights_one_by_one_may_look_at_each_when_the_next_is_asked_for():
-    from gangline.interop import read
+    from gangline_models.hugging_face import read
 
     filled, seen = set(), []
 
@@ -247,7 +249,7 @@ def test_who_makes_weights_one_by_one_may_look_at_each_when_the_next_is_asked_fo
 
 
 def test_of_a_list_each_is_filled_once():
-    from gangline.interop import read
+    from gangline_models.hugging_face import read
 
     filled = []
 
@@ -260,7 +262,7 @@ def test_of_a_list_each_is_filled_once():
 
 
 def test_where_one_weight_cannot_be_filled_no_further_one_is_begun():
-    from gangline.interop import read
+    from gangline_models.hugging_face import read
 
     def fill(shard):
         if shard == 3:

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig
 
 from gangline.errors import UserError
-from gangline.interop.config import model_config_from
+from gangline_models.hugging_face.config import model_config_from
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,

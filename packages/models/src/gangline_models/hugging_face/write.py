@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gangline.errors import UserError
-from gangline.interop.names import Theirs, theirs_of
-from gangline.interop.tensor_file import encode_header
-from gangline.interop.tensors import INDEX, ONE_FILE
 from gangline.plan import Plan
 from gangline.shard import itemsize
+from gangline_models.hugging_face.names import Theirs, theirs_of
+from gangline_models.hugging_face.tensor_file import encode_header
+from gangline_models.hugging_face.tensors import INDEX, ONE_FILE
 
 if TYPE_CHECKING:
     import torch

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gangline.checkpoint.base_weights import Read, Shapes
 from gangline.errors import UserError
-from gangline.interop.adapter import Adapter
+from gangline.model.adapter import Adapter
 from gangline.plan import SCALES
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
     from gangline.config.schema import EditConfig
     from gangline.plan import Plan
-
-Shapes = Mapping[str, tuple[int, ...]]
-Read = Callable[[Shapes], Iterator[tuple[str, "torch.Tensor"]]]  # each until the next: they may share memory
 
 
 class Stored(Mapping[str, "torch.Tensor"]):
@@ -86,8 +84,8 @@ def bits_beside(shapes: Shapes, plan: Plan, base: str | None) -> int | None:
     shapes: of all parameters. base: their Hugging Face directory. Weights that lie there in bfloat16 are not rounded by
     being kept so; where the directory cannot be read, all are taken to be rounded.
     """
-    from gangline.interop.names import theirs_of
-    from gangline.interop.tensors import Tensors
+    from gangline_models.hugging_face.names import theirs_of
+    from gangline_models.hugging_face.tensors import Tensors
 
     def in_base(name: str) -> bool:
         """Whether the base holds it in bfloat16."""

@@ -8,9 +8,9 @@ import shutil
 import pytest
 
 from gangline.errors import UserError
-from gangline.interop.commands import export_run
-from gangline.interop.tokenizer_files import tokenizer_files
 from gangline_basics.data.chat import template_of
+from gangline_basics.data.tokenizer_files import tokenizer_files
+from gangline_models.hugging_face.commands import export_run
 from gangline_testkit.sessions import trained
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.config.ranges import NonNegativeInt, PositiveInt
 from gangline.errors import UserError
-from gangline.interop.fields import checked
+from gangline_models.hugging_face.fields import checked
 
 if TYPE_CHECKING:
     from gangline.model.config import DecoderConfig

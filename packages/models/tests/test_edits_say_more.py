@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from gangline.errors import UserError
-from gangline.interop.commands import export_run, import_model
+from gangline_models.hugging_face.commands import export_run, import_model
 from gangline_testkit import as_installed
 
 PLUGIN = """

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import UserError
-from gangline.interop.fields import checked
+from gangline_models.hugging_face.fields import checked
 
 # ours -> theirs, of llama3
 SCALING = {

@@ -17,17 +17,17 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.weights import add_weights, weights_under
 from gangline.config.values import override, plain
 from gangline.errors import UserError
-from gangline.interop.config import edited_config_from
-from gangline.interop.names import theirs_of
-from gangline.interop.write import DTYPES, MAX_SHARD_BYTES, export
 from gangline.shard import in_model, parameter_of
+from gangline_models.hugging_face.config import edited_config_from
+from gangline_models.hugging_face.names import theirs_of
+from gangline_models.hugging_face.write import DTYPES, MAX_SHARD_BYTES, export
 
 if TYPE_CHECKING:
     import torch
 
     from gangline.config.schema import EditConfig, ModelConfig, PartConfig, Run
-    from gangline.interop.adapters import Read
     from gangline.plan import Plan
+    from gangline_models.hugging_face.adapters import Read
 
 
 def export_run(argv: Sequence[str]) -> int:
@@ -87,8 +87,8 @@ def write_model(
     of arrays to each of them, whole. check: what it raises keeps the directory from being there. Raises UserError where
     no architecture of theirs is known for the model.
     """
-    from gangline.interop.adapters import bits_beside, decoded, merging, write_apart
     from gangline.model.compose import compose_model
+    from gangline_models.hugging_face.adapters import bits_beside, decoded, merging, write_apart
 
     _, plan = compose_model(run)
     found = {parameter_of(name): shape for name, shape in arrays.items() if in_model(name)}
@@ -235,11 +235,11 @@ def _check_tensors(directory: Path, config: ModelConfig, edits: Sequence[EditCon
     """Raises UserError where a run that starts from the directory would find that its weights lack or do not fit."""
     from gangline.config.check import part_problems
     from gangline.config.defaults import default_run
-    from gangline.interop.read import check_pretrained, refuse_larger
     from gangline.model.build import construct
     from gangline.model.compose import compose_model
     from gangline.model.init import shards_of
     from gangline.plugin.registry import installed
+    from gangline_models.hugging_face.read import check_pretrained, refuse_larger
 
     run = default_run(model=config, **{installed().part_of(edit).group: edit for edit in edits})
     if found := part_problems(run, [config, *edits]):

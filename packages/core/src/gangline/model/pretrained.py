@@ -1,0 +1,51 @@
+"""Weights that others trained: what reads them, as capability `pretrained` of a model's part. Torch-free."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from gangline.errors import Problem, UserError
+from gangline.plugin import registry
+
+if TYPE_CHECKING:
+    from gangline.config.schema import ModelConfig, Run
+    from gangline.plan import Plan
+    from gangline.shard import Shard
+
+CAPABILITY = "pretrained"
+
+
+class Pretrained(ABC):
+    """Reads the directory that a model names (`ModelConfig.pretrained`). A class without arguments, torch-free."""
+
+    @abstractmethod
+    def problems(self, run: Run) -> list[Problem]:
+        """Whether the directory holds this very model, by what can be read before a process is started."""
+
+    @abstractmethod
+    def check_names(self, directory: str, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Compare the names of the tensors there with those of the model.
+
+        shapes: of all its parameters and persistent buffers. Raises UserError for a tensor that it has no place for.
+        """
+
+    @abstractmethod
+    def load(self, directory: str, shards: Iterable[Shard], plan: Plan, seed: int) -> None:
+        """Fill this rank's `model/...` shards in place. What the directory may lack and does lack is drawn by `seed`.
+
+        Raises UserError where a tensor is missing, has another shape, or is one that this model has no place for.
+        """
+
+
+def pretrained_of(config: ModelConfig) -> Pretrained:
+    """What reads the weights that a model names. Raises UserError where nothing does, or it is not installed."""
+    if (found := registry.capability(config, CAPABILITY)) is None:
+        name = registry.installed().part_of(config).part.name
+        raise UserError(
+            f"model={name} begins with the weights in {config.pretrained()}, and nothing reads them.",
+            f"Its part names no capability {CAPABILITY!r}: a gangline.model.pretrained.Pretrained.",
+        )
+    reader: Pretrained = found()
+    return reader

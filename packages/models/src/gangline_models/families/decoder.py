@@ -1,0 +1,108 @@
+"""Llama, Mistral and Qwen3: part `decoder` of basics, from and to their config.json. Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gangline.config.fields import stated
+from gangline.errors import UserError
+from gangline.model.config import DecoderConfig
+from gangline_models.families.decoder_rope import ROPE_FIELDS, SCALING, read_rope
+from gangline_models.families.decoder_window import WINDOW_FIELDS, read_window, window_json
+from gangline_models.hugging_face.fields import checked, refuse_unknown
+
+# -> whether queries and keys are normalised
+ARCHITECTURES = {"LlamaForCausalLM": False, "MistralForCausalLM": False, "Qwen3ForCausalLM": True}
+MODEL_TYPES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Qwen3ForCausalLM": "qwen3"}
+
+# ours -> theirs, where the value is the same
+SAME = {
+    "vocab_size": "vocab_size",
+    "dim": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "hidden": "intermediate_size",
+    "tied": "tie_word_embeddings",
+    "norm_eps": "rms_norm_eps",
+}
+NEEDED = ("vocab_size", "dim", "layers", "heads", "kv_heads", "hidden")
+# What this architecture does not have: theirs -> the only value that means it is absent.
+ABSENT = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
+# All that is looked at. What is beside it and not harmless is refused by its name.
+KNOWN = frozenset((*SAME.values(), *ABSENT, *ROPE_FIELDS, *WINDOW_FIELDS))
+
+
+def decoder_of(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
+    """The part `decoder` of a config.json that has one of `ARCHITECTURES`.
+
+    Reads what transformers 4 writes (rope_theta, rope_scaling) and what 5 does (rope_parameters). Raises UserError for
+    what it cannot compute.
+    """
+    architecture, holder, ranges = theirs["architectures"][0], f"{directory} holds a model", stated(DecoderConfig)
+    for key, value in ABSENT.items():
+        if theirs.get(key, value) != value:
+            raise UserError(
+                f"{directory} holds a model with {key}={theirs[key]}.", f"gangline's decoder has only {key}={value}."
+            )
+    ours = {
+        mine: checked(key, theirs[key], ranges[mine], holder)
+        for mine, key in SAME.items()
+        if theirs.get(key) is not None
+    }
+    missing = [SAME[name] for name in NEEDED if name not in ours]
+    if missing:
+        raise UserError(f"{directory}/config.json does not give {', '.join(missing)}.")
+    ours.setdefault("norm_eps", 1e-6)  # what transformers takes where a file is silent
+    refuse_unknown(directory, theirs, KNOWN)
+    if ARCHITECTURES[architecture]:
+        ours.setdefault("head_dim", 128)  # of Qwen3; a head of the others is hidden_size / heads wide
+    return DecoderConfig(
+        **ours,
+        **read_rope(directory, theirs, ranges),
+        **read_window(directory, theirs, ours["layers"]),
+        qk_norm=ARCHITECTURES[architecture],
+        weights=str(directory),
+    )
+
+
+def architecture_of(config: DecoderConfig) -> str:
+    """Who of theirs computes what this model does. Raises UserError where nobody does."""
+    other = {"attention_scale": config.attention_scale, "soft_cap": config.soft_cap, "sinks": config.sinks or None}
+    if left := [f"model.{name}" for name, value in other.items() if value is not None]:
+        raise UserError(
+            f"a model with {', '.join(left)} has no Hugging Face architecture.",
+            f"{', '.join(ARCHITECTURES)} would leave it out and compute something else.",
+        )
+    if config.qk_norm:
+        return "Qwen3ForCausalLM"
+    return "LlamaForCausalLM" if config.window is None else "MistralForCausalLM"
+
+
+def config_json(config: DecoderConfig, *, dtype: str = "float32", max_position: int = 2048) -> dict[str, Any]:
+    """What transformers needs to open the model, in the words that both 4 and 5 read.
+
+    max_position: the context it was trained with; with rotary scaling it follows from the scaling. Raises UserError for
+    what no architecture of theirs computes. The z-term of the loss is of training alone.
+    """
+    architecture = architecture_of(config)
+    values = {theirs: getattr(config, mine) for mine, theirs in SAME.items()}
+    scaling = None
+    if config.rope_scaling_factor is not None:
+        scaling = {"rope_type": "llama3", **{theirs: getattr(config, mine) for mine, theirs in SCALING.items()}}
+        max_position = round(config.rope_original_max_position * config.rope_scaling_factor)
+    return {
+        "architectures": [architecture],
+        "model_type": MODEL_TYPES[architecture],
+        **values,
+        "num_key_value_heads": config.key_heads,
+        "head_dim": config.head_width,
+        **ABSENT,
+        **window_json(config, architecture),
+        "rope_theta": config.rope_theta,
+        "rope_scaling": scaling,
+        "max_position_embeddings": max_position,
+        "torch_dtype": dtype,
+    }

@@ -1,0 +1,110 @@
+"""Weights of others at the start of a run and averages of a run's own at its end, from the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+from safetensors.torch import load_file
+
+from gangline.cli.train import main as train
+from gangline.config.check import problems
+from gangline.config.compose import compose_one
+from gangline.model.pretrained import pretrained_of
+from gangline_models.hugging_face.commands import export_run
+from gangline_models.hugging_face.pretrained import HuggingFace
+from gangline_testkit import as_installed
+from gangline_testkit.sessions import session, trained
+
+
+def test_a_name_of_the_hub_is_answered_with_the_command_that_fetches_it(capsys):
+    assert train(["model.weights=meta-llama/Llama-3.2-1B"]) == 2
+    assert "hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B" in capsys.readouterr().err
+
+
+def test_a_directory_that_is_not_there_is_named():
+    (problem,) = problems(compose_one(["model.weights=/nowhere"]))
+    assert [word in problem.what for word in ("model.weights", "/nowhere")] == [True, True]
+    assert "config.json" in problem.what + problem.why
+
+
+def test_commands_and_configurations_need_no_torch():
+    code = (
+        "import sys\n"
+        "import gangline_models.hugging_face.commands, gangline_models.families.decoder\n"
+        "from gangline_models.hugging_face.pretrained import HuggingFace\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+STRANGERS = """
+from dataclasses import dataclass
+
+from gangline import Part, hookimpl
+from gangline.config import ModelConfig
+from gangline.model.config import DecoderConfig
+
+
+@dataclass
+class Variant(DecoderConfig):
+    pass
+
+
+@dataclass
+class Own(ModelConfig):
+    def pretrained(self):
+        return "somewhere"
+
+
+@hookimpl
+def gangline_parts():
+    for config in (Variant, Own):
+        name = config.__name__.lower()
+        yield Part(group="model", name=name, config=config, build="gangline.model.plan:plan_decoder", summary=name)
+"""
+
+
+def test_who_derives_from_the_decoder_reads_weights_as_it_does(tmp_path):
+    (tmp_path / "stranger_models.py").write_text(STRANGERS)
+    with as_installed("gangline-strangers", "stranger_models", path=tmp_path):
+        assert isinstance(pretrained_of(compose_one(["model=variant"]).model), HuggingFace)
+        (problem,) = problems(compose_one(["model=own"]))
+    assert "model=own begins with the weights in somewhere, and nothing reads them" in problem.what
+    assert "capability 'pretrained'" in problem.why
+
+
+def test_averages_are_exported_by_their_prefix(tmp_path):
+    out = tmp_path / "run"
+    ema = ("callback=ema", "callback.ema.decays=[0.9]")
+    trained(out, *ema, "run.steps=3")
+    prefix = "callback/ema/0.9"
+    export_run([str(out), str(tmp_path / "theirs"), "--weights", prefix])
+    export_run([str(out), str(tmp_path / "own")])
+    theirs, own = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "own"))
+    name = "model.layers.1.mlp.gate_proj.weight"
+    (average,) = (
+        shard.local.float()
+        for shard in session(out, *ema).shards()
+        if shard.name == f"{prefix}/blocks.1.feed_forward.w_gate.weight"
+    )
+    torch.testing.assert_close(theirs[name], average)
+    assert theirs.keys() == own.keys()
+    assert not torch.equal(theirs[name], own[name])
+
+
+def test_without_this_package_it_is_named(tmp_path):
+    """Core and basics alone: where weights are asked for, what to install is said."""
+    code = (
+        "import os, sys\n"
+        "sys.modules['gangline_models'] = None\n"
+        "os.environ['GANGLINE_PLUGINS'] = 'basics'\n"
+        "from gangline.cli.train import main\n"
+        "sys.exit(main(['model.weights=/tmp']))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert ran.returncode == 2, ran.stderr
+    assert "gangline-models, which is not installed" in ran.stderr
+    assert "pip install" in ran.stderr
+    assert list(tmp_path.iterdir()) == []
