@@ -17,11 +17,11 @@ from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
-from gangline.model.config import DecoderConfig
-from gangline.model.presets import PRESETS
 from gangline.plugin.registry import build
 from gangline.run.directory import RunDirectory
 from gangline.shard import Registry
+from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.presets import PRESETS
 from gangline_ckpt_zarr.config import ZarrCheckpoint
 from gangline_ckpt_zarr.format import packed, zarr_json
 from gangline_ckpt_zarr.format.base import Meta

@@ -42,13 +42,13 @@ from gangline.config.schema import Run
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed, compose_model
-from gangline.model.config import DecoderConfig
-from gangline.model.decoder import Decoder
 from gangline.model.init import initialise, whole_model
 from gangline.model.linear import Linear
 from gangline.plugin.registry import build
 from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.decoder import Decoder
 from gangline_basics.precision.plain import Plain
 from gangline_testkit import rank
 from gangline_testkit.pool import close_all, pool

@@ -28,11 +28,11 @@ from gangline.config.schema import ParallelConfig
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed, compose_model
-from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise, whole_model
 from gangline.plugin.registry import build
 from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.model.config import DecoderConfig
 from gangline_basics.parallel.config import Ddp
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.config import ThreeD

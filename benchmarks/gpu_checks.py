@@ -15,10 +15,10 @@ from gpu_ranks import nccl_alone, trained as trained_on_rank, twice
 from torch import Tensor
 
 from gangline import draws
-from gangline.model.attention import plain
 from gangline.model.calls import AttentionCall
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
+from gangline_basics.model.attention import plain
 from gangline_basics.optimizer.muon import orthogonalise
 from gangline_moe.products import PlainProducts
 from gangline_parallel_megatron_style.context import blocks

@@ -11,10 +11,10 @@ from gpu_places import LeftOut, Place, apart, within
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gangline.model import documents
-from gangline.model.attention import plain
 from gangline.model.calls import AttentionCall
-from gangline.model.loss import CrossEntropy
+from gangline_basics.model import documents
+from gangline_basics.model.attention import plain
+from gangline_basics.model.loss import CrossEntropy
 
 BACKENDS = {
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
@@ -69,7 +69,7 @@ def cross_entropy(compiled: bool) -> Callable[[Place], str]:
     """The loss on logits of a vocabulary of 128256, and whole with the head's products, at once and in chunks."""
 
     def rate(place: Place) -> str:
-        from gangline.model import loss
+        from gangline_basics.model import loss
 
         N, D, V = (8192, 4096, 128_256) if not place.tiny else (64, 16, 256)
         dtype = torch.bfloat16 if place.cuda else torch.float32

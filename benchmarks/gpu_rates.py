@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from gangline.config.schema import Run
 from gangline.model.compose import compose_model
-from gangline.model.config import DecoderConfig
 from gangline.model.flops import flops_per_token
 from gangline.train.peaks import peak_flops
+from gangline_basics.model.config import DecoderConfig
 from gangline_moe.products import PlainProducts
 from gangline_testkit.runs import small_run
 

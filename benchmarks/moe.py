@@ -28,7 +28,7 @@ from gangline.comm.base import Comm, Pending, Splits, Transfers
 from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
 from gangline.model.build import construct
-from gangline.model.decoder_nodes import FeedForwardNode
+from gangline_basics.model.decoder_nodes import FeedForwardNode
 from gangline_moe.config import MoeOptions
 from gangline_moe.dispatch.dispatcher import TokenDispatcher
 from gangline_moe.dispatch.permute import permutation

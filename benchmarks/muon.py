@@ -24,12 +24,12 @@ from gangline.config.schema import ParallelConfig
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed, compose_model
-from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise
 from gangline.parallel.owners import MatrixId
 from gangline.plugin.registry import build
 from gangline.runtime import Job, Runtime
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.model.config import DecoderConfig
 from gangline_basics.optimizer.config import Muon
 from gangline_basics.optimizer.muon import MuonOptimizer, build as build_muon
 from gangline_basics.parallel.config import Ddp

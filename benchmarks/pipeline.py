@@ -21,8 +21,8 @@ from torch import nn
 
 from gangline.mesh import Mesh
 from gangline.model import forward_context
-from gangline.model.decoder_nodes import LinearNode
 from gangline.model.linear import Linear
+from gangline.model.linear_nodes import LinearNode
 from gangline.model.weight_grads import defer
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.pipeline.actions import Schedule

@@ -30,11 +30,11 @@ from torch.distributed.tensor.parallel import (
 
 from gangline.batch import Batch
 from gangline.mesh import Mesh
-from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
 from gangline.model.linear import Embedding, Linear
-from gangline.model.plan import plan_decoder
 from gangline.model.seams import calls
+from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.plan import plan_decoder
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_testkit import rank

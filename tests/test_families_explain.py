@@ -14,12 +14,12 @@ from torch import nn
 from gangline.config import Run
 from gangline.config.compose import compose_one
 from gangline.config.serial import from_dict
-from gangline.explain.activations import of_angles
 from gangline.mesh import Mesh
 from gangline.model.build import construct
-from gangline.model.decoder_nodes import AttentionNode
 from gangline.model.flops import parameter_count
 from gangline.model.tree import Node, nodes, parameter_shapes, replaced
+from gangline_basics.explain.activations import of_angles
+from gangline_basics.model.decoder_nodes import AttentionNode
 from gangline_models.delta_nodes import GatedAttentionNode
 from gangline_parallel_megatron_style.cost import activations, traffic
 from gangline_parallel_megatron_style.cost.case import Case

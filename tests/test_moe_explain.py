@@ -21,14 +21,15 @@ from gangline.mesh import Mesh
 from gangline.model import forward_context
 from gangline.model.build import construct
 from gangline.model.compose import Composed
-from gangline.model.decoder_nodes import FeedForwardNode, LinearNode
-from gangline.model.gating import Gating
+from gangline.model.linear_nodes import LinearNode
 from gangline.model.local_sizes import LocalSizes
 from gangline.parallel.prepare import set_products
 from gangline.plan import Fold, Plan
 from gangline.plugin import registry
 from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.model.decoder_nodes import FeedForwardNode
+from gangline_basics.model.gating import Gating
 from gangline_moe.config import FOLD, MoeOptions
 from gangline_moe.dispatch.dispatcher import TokenDispatcher
 from gangline_moe.edit import layer_node

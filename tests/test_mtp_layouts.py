@@ -12,11 +12,11 @@ import torch
 from gangline import UserError
 from gangline.config.check import check
 from gangline.config.compose import compose_one
-from gangline.explain.activations import of_angles
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
 from gangline.model.flops import parameter_count
+from gangline_basics.explain.activations import of_angles
 from gangline_parallel_megatron_style.cost import activations, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.explained import case_of, explained

@@ -12,8 +12,8 @@ from gangline.config import Recompute
 from gangline.config.defaults import default_run
 from gangline.explain.explained import Explained
 from gangline.mesh import Mesh
-from gangline.model.config import DecoderConfig
 from gangline.plugin.registry import installed
+from gangline_basics.model.config import DecoderConfig
 from gangline_planner.price.step import step_time
 from published.model import experts_of, model_of, modules_of
 from published.recipes import Recipe

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from gangline.model.decoder_nodes import AttentionNode
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.tree import Node, Shape, by_path, replaced
 from gangline.plan import Cut, Plan
+from gangline_basics.model.decoder_nodes import AttentionNode
 from published.nodes import NOWHERE
 
 CHUNK = 128  # tokens that leave a state behind (Mamba-2, arXiv 2405.21060, section 6)

@@ -8,10 +8,10 @@ from typing import Any
 
 from gangline.config import Run
 from gangline.model.compose import compose_model
-from gangline.model.decoder_nodes import AttentionNode, FeedForwardNode
 from gangline.model.tree import Node, by_path, replaced
 from gangline.plan import Cut, Plan
 from gangline.plugin.registry import installed
+from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode
 from published.hybrids import as_hybrid
 from published.nodes import GeluNode, LatentAttentionNode
 from published.row import Row, Unjudged

@@ -13,11 +13,11 @@ from gangline.config.schema import CheckpointConfig, DataConfig, LaunchConfig, R
 from gangline.config.sections import Recompute, RunSection
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed
-from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise
-from gangline.model.plan import plan_decoder
 from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.plan import plan_decoder
 from gangline_basics.optimizer.adamw import build as build_adamw
 from gangline_basics.optimizer.config import Adamw
 from gangline_basics.parallel.config import Ddp, Single

@@ -22,7 +22,6 @@ from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
-from gangline.model.config import Tiny
 from gangline.model.init import initialise
 from gangline.run.directory import RunDirectory
 from gangline.sampling.options import Sampling, Written
@@ -30,6 +29,7 @@ from gangline.shard import Layout, Registry, Shard
 from gangline_basics.checkpoint.config import Off
 from gangline_basics.checkpoint.torch_dcp import DcpCheckpointer
 from gangline_basics.data.config import TextConfig
+from gangline_basics.model.config import Tiny
 from gangline_basics.sampling.prompts import read_prompts
 from gangline_basics.sampling.sampler import Sampler, generate, sample
 from gangline_basics.sampling.text import codec_of, encode, ends_of, unstopped

@@ -15,7 +15,7 @@ from gangline import api
 from gangline.config.defaults import default_run
 from gangline_basics.data.config import TextConfig
 from gangline.errors import UserError
-from gangline.model.config import DecoderConfig
+from gangline_basics.model.config import DecoderConfig
 from gangline_basics.optimizer.config import Adamw
 
 def run(**given):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gangline.errors import UserError
-from gangline.model import rope
 from gangline.record import read_records
 from gangline.train import loop, peaks, rank
+from gangline_basics.model import rope
 from gangline_basics.sampling import show
 from gangline_testkit.sessions import session
 

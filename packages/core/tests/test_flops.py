@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
-from gangline.model.config import DecoderConfig
 from gangline.model.flops import flops_per_token, parameter_count
 from gangline.model.init import whole_model
-from gangline.model.plan import plan_decoder
-from gangline.model.presets import PRESETS
+from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.plan import plan_decoder
+from gangline_basics.model.presets import PRESETS
 
 
 def test_is_six_for_each_weight_and_twelve_for_each_key():

@@ -14,10 +14,10 @@ from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.build import materialise
 from gangline.model.compose import Composed
-from gangline.model.decoder_nodes import LinearNode
 from gangline.model.forward_context import draw, emit_loss, emit_metric
 from gangline.model.init import shards_of
 from gangline.model.linear import Linear
+from gangline.model.linear_nodes import LinearNode
 from gangline.plan import Cut, Fold, Init, Plan
 from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher

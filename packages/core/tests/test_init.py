@@ -13,10 +13,10 @@ from hypothesis import given, settings, strategies as st
 
 from gangline import draws
 from gangline.draws import BLOCK_ROWS, fill, uniforms
-from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise, shards_of, whole_model
-from gangline.model.plan import plan_decoder
 from gangline.shard import Shard
+from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.plan import plan_decoder
 
 
 def whole(shape, *, name="w", seed=0, distribution="normal", scale=1.0, dtype=torch.float32) -> torch.Tensor:

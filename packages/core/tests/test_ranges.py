@@ -28,8 +28,8 @@ from gangline.config.ranges import (
     wrong,
 )
 from gangline.errors import UserError
-from gangline.model.config import DecoderConfig
 from gangline_basics.launch.config import LocalLaunch
+from gangline_basics.model.config import DecoderConfig
 from gangline_basics.optimizer.config import Adamw, Muon
 from gangline_basics.parallel.config import Ddp, Single
 from gangline_basics.precision.config import Fp16

@@ -32,7 +32,7 @@ def directory(tmp_path):
 def test_what_is_written_describes_the_run(directory):
     assert yaml.safe_load(directory.config.read_text())["run"]["steps"] == 5
     parts = json.loads(directory.parts.read_text())
-    assert parts["model"] == {"part": "tiny", "distribution": "gangline-core", "version": parts["model"]["version"]}
+    assert parts["model"] == {"part": "tiny", "distribution": "gangline-basics", "version": parts["model"]["version"]}
     assert [part["part"] for part in parts["track"]] == ["console", "jsonl", "tensorboard"]
     [start] = directory.read_provenance()["starts"]
     assert start["command"] == ["train", "run.steps=5"]

@@ -14,17 +14,17 @@ from torch.nn.attention.flex_attention import flex_attention
 from gangline.config.check import meaningless
 from gangline.config.defaults import default_run
 from gangline.model import forward_context
-from gangline.model.attention import plain
 from gangline.model.calls import AttentionCall, LossCall
-from gangline.model.config import DecoderConfig
-from gangline.model.decoder_nodes import AttentionNode
-from gangline.model.flex import block_mask, flex
 from gangline.model.forward_context import Collected, Frame
 from gangline.model.init import whole_model
-from gangline.model.loss import CrossEntropy
-from gangline.model.plan import plan_decoder
 from gangline.model.seams import call_at, calls
 from gangline.model.tree import Node, replaced
+from gangline_basics.model.attention import plain
+from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.decoder_nodes import AttentionNode
+from gangline_basics.model.flex import block_mask, flex
+from gangline_basics.model.loss import CrossEntropy
+from gangline_basics.model.plan import plan_decoder
 
 SMALL = DecoderConfig(vocab_size=29, dim=16, layers=3, heads=4, kv_heads=2, hidden=24)
 SINKS = {"sinks": "sinks.weight"}
@@ -206,7 +206,7 @@ def test_a_block_without_attention_is_unknown():
 
 @pytest.mark.parametrize("chunk", [1, 1 << 20])
 def test_a_soft_cap_of_the_logits_is_what_autograd_says(chunk, monkeypatch):
-    from gangline.model import loss
+    from gangline_basics.model import loss
 
     monkeypatch.setattr(loss, "CHUNK", chunk)
     generator = torch.Generator().manual_seed(0)

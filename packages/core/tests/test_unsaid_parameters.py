@@ -13,7 +13,7 @@ from gangline.config.defaults import default_run
 from gangline.errors import UserError
 from gangline.model.build import construct, model_of
 from gangline.model.compose import compose_model
-from gangline.model.decoder_nodes import LINEAR, LinearNode
+from gangline.model.linear_nodes import LINEAR, LinearNode
 from gangline.model.tree import Node
 
 

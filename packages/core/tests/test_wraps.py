@@ -16,13 +16,14 @@ from gangline.model import compose
 from gangline.model.buffers import listeners
 from gangline.model.build import Wrapper, construct, model_of
 from gangline.model.compose import compose_model
-from gangline.model.decoder_nodes import FeedForwardNode, LinearNode
 from gangline.model.init import whole_model
 from gangline.model.linear import Linear
+from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node, WrapNode, by_path, nodes, parameter_shapes, replaced
 from gangline.plan import Init, Plan
 from gangline.plugin import registry
 from gangline.plugin.parts import Part
+from gangline_basics.model.decoder_nodes import FeedForwardNode
 
 
 @dataclass(frozen=True, kw_only=True)

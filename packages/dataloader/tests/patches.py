@@ -10,7 +10,7 @@ from gangline import Part, Problem, hookimpl
 from gangline.config import EditConfig, Run
 from gangline.config.check import world_of
 from gangline.mesh import Mesh
-from gangline.model.decoder_nodes import EmbeddingNode
+from gangline.model.linear_nodes import EmbeddingNode
 from gangline.model.tree import nodes, replaced
 from gangline.plan import Init
 

@@ -15,7 +15,7 @@ PLUGIN = """
 from dataclasses import dataclass, replace
 
 from gangline import Part, hookimpl
-from gangline.model.decoder_nodes import FeedForwardNode
+from gangline_basics.model.decoder_nodes import FeedForwardNode
 from gangline.model.tree import (nodes, replaced)
 from gangline.config.schema import EditConfig, PartConfig
 

@@ -23,13 +23,13 @@ from gangline.config.defaults import default_run
 from gangline.errors import UserError
 from gangline.model.adapter import Adapter
 from gangline.model.build import construct, materialise
-from gangline.model.config import DecoderConfig
 from gangline.model.init import shards_of, whole_model
-from gangline.model.plan import plan_decoder
-from gangline.model.presets import PRESETS
 from gangline.model.tree import parameter_shapes
 from gangline.plan import Name, Plan
 from gangline.shard import Shard
+from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.plan import plan_decoder
+from gangline_basics.model.presets import PRESETS
 from gangline_models.families.decoder import architecture_of, config_json
 from gangline_models.families.decoder_window import read_window
 from gangline_models.hugging_face.adapters import write_apart

@@ -44,7 +44,7 @@ from dataclasses import dataclass
 
 from gangline import Part, hookimpl
 from gangline.config import ModelConfig
-from gangline.model.config import DecoderConfig
+from gangline_basics.model.config import DecoderConfig
 
 
 @dataclass
@@ -61,8 +61,8 @@ class Own(ModelConfig):
 @hookimpl
 def gangline_parts():
     for config in (Variant, Own):
-        name = config.__name__.lower()
-        yield Part(group="model", name=name, config=config, build="gangline.model.plan:plan_decoder", summary=name)
+        name, build = config.__name__.lower(), "gangline_basics.model.plan:plan_decoder"
+        yield Part(group="model", name=name, config=config, build=build, summary=name)
 """
 
 

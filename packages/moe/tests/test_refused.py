@@ -7,8 +7,8 @@ import pytest
 from gangline.config.check import check
 from gangline.errors import UserError
 from gangline.model.compose import compose_model
-from gangline.model.decoder_nodes import NormNode
 from gangline.plan import Plan
+from gangline_basics.model.decoder_nodes import NormNode
 from gangline_moe.config import MoeOptions
 from gangline_moe.edit import edit
 from gangline_testkit.runs import small_run

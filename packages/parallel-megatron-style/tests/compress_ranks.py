@@ -13,8 +13,8 @@ from gangline.comm.base import Comm
 from gangline.comm.wrap import Wrapped, WrappedComms
 from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
-from gangline.model.config import DecoderConfig
 from gangline.shard import dtype_name
+from gangline_basics.model.config import DecoderConfig
 from gangline_basics.optimizer.adamw import build as build_adamw
 from gangline_basics.optimizer.config import Adamw
 from gangline_basics.precision.plain import Plain

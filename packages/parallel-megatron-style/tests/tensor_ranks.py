@@ -10,13 +10,13 @@ from gangline.batch import Batch
 from gangline.comm.base import Comm
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
-from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
 from gangline.model.linear import Linear
-from gangline.model.plan import plan_decoder
 from gangline.model.seams import calls
 from gangline.plan import Plan
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.plan import plan_decoder
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_testkit import rank

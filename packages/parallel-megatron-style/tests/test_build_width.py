@@ -10,8 +10,8 @@ from torch import nn
 
 from gangline import UserError
 from gangline.model.compose import compose_model
-from gangline.model.decoder_nodes import EmbeddingNode
 from gangline.model.linear import Embedding
+from gangline.model.linear_nodes import EmbeddingNode
 from gangline.model.tree import Node
 from gangline_parallel_megatron_style.build import hidden_width
 from gangline_testkit.runs import small_run

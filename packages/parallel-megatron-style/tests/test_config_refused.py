@@ -175,7 +175,7 @@ def test_a_key_head_may_serve_several_ranks():
 
 
 def decoder(**sizes):
-    from gangline.model.config import DecoderConfig
+    from gangline_basics.model.config import DecoderConfig
 
     return DecoderConfig(**sizes)
 

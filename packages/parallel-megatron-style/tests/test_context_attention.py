@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from gangline.comm.solo import Solo
 from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
-from gangline.model.attention import PLAIN, attention, plain
 from gangline.model.calls import AttentionCall
-from gangline.model.reference_attention import visible
+from gangline_basics.model.attention import PLAIN, attention, plain
+from gangline_basics.model.reference_attention import visible
 from gangline_parallel_megatron_style.context import blocks, ring as ring_module, visibility as visibility_module
 from gangline_parallel_megatron_style.context.blocks import CPU, MATH
 from gangline_parallel_megatron_style.context.cut import cut_tokens

@@ -10,11 +10,11 @@ import torch
 from gangline.batch import Batch
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
-from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
-from gangline.model.plan import plan_decoder
 from gangline.model.seams import calls
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.plan import plan_decoder
 from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
 from gangline_parallel_megatron_style.context.cut import cut_batch, cut_tokens
 from gangline_parallel_megatron_style.context.ring import RingAttention

@@ -11,11 +11,11 @@ from tensor_ranks import Case, whole_of
 from gangline.comm.solo import Solo
 from gangline.config.check import check
 from gangline.errors import UserError
-from gangline.model.attention import plain
 from gangline.model.calls import AttentionCall, LossCall
-from gangline.model.loss import CrossEntropy
 from gangline.model.seams import calls
 from gangline.parallel.prepare import set_products
+from gangline_basics.model.attention import plain
+from gangline_basics.model.loss import CrossEntropy
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.commands import main
 from gangline_parallel_megatron_style.context.apply import Method, set_attention
@@ -31,7 +31,7 @@ from typing import ClassVar
 
 from gangline import Part, hookimpl
 from gangline.model.calls import AttentionCall
-from gangline.model.decoder_nodes import (AttentionNode, HeadNode)
+from gangline_basics.model.decoder_nodes import (AttentionNode, HeadNode)
 from gangline.model.tree import (nodes, replaced)
 from gangline.config.schema import EditConfig
 

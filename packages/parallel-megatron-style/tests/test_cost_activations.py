@@ -13,14 +13,14 @@ from gangline.comm.fake import FakeComms
 from gangline.config import RunSection
 from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
-from gangline.explain.activations import ActivationSizes
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import Composed
-from gangline.model.config import DecoderConfig
 from gangline.plugin import registry
 from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.explain.activations import ActivationSizes
+from gangline_basics.model.config import DecoderConfig
 from gangline_parallel_megatron_style.config import Pp, Tp
 from gangline_parallel_megatron_style.cost import activations, peak_memory, timing
 from gangline_parallel_megatron_style.cost.case import Case

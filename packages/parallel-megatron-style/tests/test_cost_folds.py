@@ -11,13 +11,13 @@ from gangline.cluster.topology import Topology
 from gangline.config import RunSection
 from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
-from gangline.explain.activations import norm_bytes, of_node
 from gangline.mesh import Mesh
-from gangline.model.config import DecoderConfig
-from gangline.model.decoder_nodes import NormNode
 from gangline.model.local_sizes import CommVolume, LocalSizes
 from gangline.model.tree import Node, Shape
 from gangline.plan import Cut, Fold
+from gangline_basics.explain.activations import norm_bytes, of_node
+from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.decoder_nodes import NormNode
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost import activations, memory, tensor_traffic, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case

@@ -13,8 +13,8 @@ from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
-from gangline.model.config import DecoderConfig
 from gangline.plan import Cut, Fold
+from gangline_basics.model.config import DecoderConfig
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost import activations
 from gangline_parallel_megatron_style.cost.case import Case

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
-from gangline.model.config import DecoderConfig
+from gangline_basics.model.config import DecoderConfig
 from gangline_basics.optimizer.adamw import build as build_adamw
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost import activations

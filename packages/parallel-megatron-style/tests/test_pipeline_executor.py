@@ -14,8 +14,8 @@ from gangline.comm.wrap import Wrapped
 from gangline.explain.timeline import ActionTimes
 from gangline.mesh import Mesh
 from gangline.model import forward_context
-from gangline.model.decoder_nodes import LinearNode
 from gangline.model.linear import Linear
+from gangline.model.linear_nodes import LinearNode
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.executor import AHEAD, Executor

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gangline.mesh import Mesh
-from gangline.model.decoder_nodes import LinearNode
 from gangline.model.linear import Linear
+from gangline.model.linear_nodes import LinearNode
 from gangline_parallel_megatron_style.pipeline.executor import Executor
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_testkit import rank

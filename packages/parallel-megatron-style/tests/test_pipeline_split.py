@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gangline.model.decoder_nodes import LinearNode
 from gangline.model.linear import Linear
+from gangline.model.linear_nodes import LinearNode
 from gangline.model.weight_grads import defer, is_deferring, when_accumulated
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear

@@ -11,13 +11,14 @@ from tensor_ranks import Case, tp, whole_of
 from gangline.comm.solo import Solo
 from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
-from gangline.model import forward_context, loss as loss_module
+from gangline.model import forward_context
 from gangline.model.calls import LossCall
-from gangline.model.decoder_nodes import LinearNode
 from gangline.model.forward_context import Collected, Frame
 from gangline.model.linear import Linear
-from gangline.model.loss import CrossEntropy
+from gangline.model.linear_nodes import LinearNode
 from gangline.plan import Cut, Plan
+from gangline_basics.model import loss as loss_module
+from gangline_basics.model.loss import CrossEntropy
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_out
 from gangline_parallel_megatron_style.tensor.apply import cut_modules

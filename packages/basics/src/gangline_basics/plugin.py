@@ -9,6 +9,7 @@ from gangline_basics.callback import config as callback
 from gangline_basics.checkpoint import config as checkpoint
 from gangline_basics.data import config as data
 from gangline_basics.launch import config as launch
+from gangline_basics.model import config as model, presets
 from gangline_basics.optimizer import config as optimizer
 from gangline_basics.parallel import config as parallel
 from gangline_basics.precision import config as precision
@@ -38,7 +39,15 @@ def gangline_data_sources() -> Iterable[Part]:
 
 @hookimpl
 def gangline_parts() -> Iterable[Part]:
-    return (*optimizer.PARTS, *schedule.PARTS, *track.PARTS, *callback.PARTS, *launch.PARTS)
+    return (
+        *model.PARTS,
+        *presets.PARTS,
+        *optimizer.PARTS,
+        *schedule.PARTS,
+        *track.PARTS,
+        *callback.PARTS,
+        *launch.PARTS,
+    )
 
 
 @hookimpl

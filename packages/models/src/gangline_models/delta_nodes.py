@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gangline.model.calls import Call
-from gangline.model.decoder_nodes import LINEAR, AttentionNode, NormNode, fitted
+from gangline.model.linear_nodes import LINEAR, fitted
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import Product
 from gangline.model.tree import Decoding, Node, Shape
+from gangline_basics.model.decoder_nodes import AttentionNode, NormNode
 
 CHUNK = 64  # tokens that a delta-rule layer multiplies at once
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gangline.model.calls import AttentionCall, Call
-from gangline.model.decoder_nodes import LINEAR, NormNode, fitted
+from gangline.model.linear_nodes import LINEAR, fitted
 from gangline.model.local_sizes import CommVolume, LocalSizes
 from gangline.model.products import AttentionProduct, Product
-from gangline.model.rope_rates import Rope
 from gangline.model.tree import Decoding, Node
+from gangline_basics.model.decoder_nodes import NormNode
+from gangline_basics.model.rope_rates import Rope
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gangline.model.decoder_nodes import LINEAR, DecoderNode, EmbeddingNode, NormNode, fitted
+from gangline.model.linear_nodes import LINEAR, EmbeddingNode, fitted
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.tree import Decoding, Node, Shape
+from gangline_basics.model.decoder_nodes import DecoderNode, NormNode
 
 
 @dataclass(frozen=True, kw_only=True)

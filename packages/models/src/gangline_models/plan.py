@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
-from gangline.model.decoder_nodes import DecoderNode, NormNode, SinksNode
 from gangline.model.tree import by_path, nodes, parameter_shapes
 from gangline.plan import Cut, Init, Name, Plan, Seam
+from gangline_basics.model.decoder_nodes import DecoderNode, NormNode, SinksNode
 from gangline_models.nodes import LayerNormNode, WidthNormNode
 
 if TYPE_CHECKING:

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gangline.model.decoder_nodes import (
-    AttentionNode,
-    DecoderNode,
-    EmbeddingNode,
-    FeedForwardNode,
-    HeadNode,
-    LinearNode,
-    NormNode,
-)
+from gangline.model.linear_nodes import EmbeddingNode, LinearNode
 from gangline.model.tree import Node
+from gangline_basics.model.decoder_nodes import AttentionNode, DecoderNode, FeedForwardNode, HeadNode, NormNode
 
 if TYPE_CHECKING:
     from gangline.config import Run

@@ -6,10 +6,11 @@ import re
 from dataclasses import replace
 
 from gangline import UserError
-from gangline.model.decoder_nodes import AttentionNode, FeedForwardNode, LinearNode
+from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node, nodes, replaced
 from gangline.plan import Cut, Fold, Init, Plan, matches
 from gangline.plugin.registry import installed, load
+from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode
 from gangline_moe.config import FOLD, MoeOptions
 from gangline_moe.interop import others_names
 from gangline_moe.nodes import ExpertsNode, MoeNode, StackNode

@@ -9,9 +9,9 @@ from torch.autograd.function import once_differentiable
 
 from gangline.model import forward_context
 from gangline.model.build import construct
-from gangline.model.feed_forward import bounded_gradients, gated
-from gangline.model.gating import Gating
 from gangline.precision import Precision
+from gangline_basics.model.feed_forward import bounded_gradients, gated
+from gangline_basics.model.gating import Gating
 from gangline_moe.nodes import ExpertsNode, StackNode
 from gangline_moe.products import PlainProducts, Products, products_of
 

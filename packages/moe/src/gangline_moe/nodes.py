@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from gangline.model.decoder_nodes import LINEAR, FeedForwardNode, LinearNode, fitted
-from gangline.model.gating import SWIGLU, Gating
+from gangline.model.linear_nodes import LINEAR, LinearNode, fitted
 from gangline.model.local_sizes import CommVolume, LocalSizes
 from gangline.model.products import MatrixProduct, Product
 from gangline.model.tree import Decoding, Node, Shape, WrapNode
+from gangline_basics.model.decoder_nodes import FeedForwardNode
+from gangline_basics.model.gating import SWIGLU, Gating
 from gangline_moe.config import FOLD
 from gangline_moe.routers.config import Biased, ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
 

@@ -40,7 +40,7 @@ PRELOAD = [
     "numpy",
     "gangline.plugin.builtin",
     "gangline.comm.transport",
-    "gangline.model.decoder",
+    "gangline_basics.model.decoder",
     "gangline_testkit.rank",
 ]
 GRACE_SECONDS = 2.0  # for the other ranks, once one has failed

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from gangline.model.calls import AttentionCall
-from gangline.model.decoder_nodes import AttentionNode, FeedForwardNode
 from gangline.model.tree import nodes, replaced
 from gangline.plan import Cut, Init
+from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode
 from gangline_testkit.toys.plugin import LanesNode, edit_lanes
 
 
@@ -56,7 +56,7 @@ def OwnLanes(tree, plan, options):
 
 @dataclass(frozen=True, kw_only=True)
 class BoastingNode(AttentionNode):
-    module: ClassVar[str] = "gangline.model.attention:Attention"
+    module: ClassVar[str] = "gangline_basics.model.attention:Attention"
 
     def seams(self):
         return {"attention": AttentionCall(window=3)}

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from gangline.model import forward_context
-from gangline.model.attention import Attention
-from gangline.model.feed_forward import FeedForward
+from gangline_basics.model.attention import Attention
+from gangline_basics.model.feed_forward import FeedForward
 from gangline_testkit.toys.lanes import LanesModule
 
 

@@ -41,7 +41,7 @@ class Single(ParallelConfig):
     def explain(
         self, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None, topology: Topology | None = None
     ) -> Explained:
-        from gangline.explain.replicated import explain_replicated
+        from gangline_basics.explain.replicated import explain_replicated
 
         return explain_replicated(run, mesh, model, topology)
 
@@ -77,7 +77,7 @@ class Ddp(ParallelConfig):
     def explain(
         self, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None, topology: Topology | None = None
     ) -> Explained:
-        from gangline.explain.replicated import explain_replicated
+        from gangline_basics.explain.replicated import explain_replicated
 
         return explain_replicated(run, mesh, model, topology, bucket=int(self.bucket_mb * 2**20))
 

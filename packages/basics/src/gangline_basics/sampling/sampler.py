@@ -24,9 +24,7 @@ from gangline.config.check import DEVICES
 from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.build import construct, materialise
-from gangline.model.columns import lay_out_by_columns
 from gangline.model.compose import compose_model
-from gangline.model.packed import packed
 from gangline.model.seams import recomputed
 from gangline.parallel.prepare import bind_folds
 from gangline.plugin import registry
@@ -36,12 +34,14 @@ from gangline.sampling.options import Sampling, Why, Written, check_lengths
 from gangline.shard import MODEL, Layout, Registry, Shard, dtype_name, model_array
 from gangline_basics.data.chat import TemplateRefusal, template_of
 from gangline_basics.data.codec import TextCodec, TokenizerCodec
+from gangline_basics.model.columns import lay_out_by_columns
+from gangline_basics.model.packed import packed
 from gangline_basics.sampling.text import after, codec_of, encode, ends_of, spelled, unstopped
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
     from gangline.data.vocabulary import RendersChats
-    from gangline.model.decoder import Decoder
+    from gangline_basics.model.decoder import Decoder
 
 USUAL = 200
 WORTH_PACKING = 16  # tokens: packing a model's matrices takes about as long as writing a few

@@ -8,17 +8,17 @@ from contextlib import suppress
 from math import prod
 from pathlib import Path
 
-from gangline.config.schema import Run
+from gangline.config.schema import ItemSizes, Run
 from gangline.errors import Problem, UserError
-from gangline.explain.replicated import weight_bytes
 from gangline.launch import agents
 from gangline.launch.devices import count_gpus
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.model.flops import parameter_count
 from gangline.model.tree import parameter_shapes
-from gangline.plan import is_mapped
+from gangline.plan import Plan, is_mapped
 from gangline.plugin.registry import installed
+from gangline.shard import itemsize
 
 GB = 1e9
 STATE = ("weights", "master weights", "gradients", "optimizer state")
@@ -76,6 +76,15 @@ def one_copy(run: Run) -> dict[str, int]:
             found["gradients"] += prod(shape) * width.gradient
             found["optimizer state"] += run.optimizer.state_bytes(shape, shape, matrix=matrix, master=width.master)
     return found
+
+
+def weight_bytes(plan: Plan, name: str, width: ItemSizes) -> tuple[int, int]:
+    """Of each number of a parameter: (bytes that modules compute with, bytes that are kept beside them)."""
+    said = plan.dtype_of(name)
+    kept = width.master if said is None else itemsize(said)
+    if (said is not None and plan.computes_as_kept(name)) or kept == width.compute:
+        return kept, 0
+    return width.compute, kept
 
 
 def state_of_all_ranks(run: Run, world: int) -> dict[str, int]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gangline.batch import Batch
 from gangline.data.reader import StoredBatch
-from gangline.model.documents import tell_ends
+from gangline.model.document_ends import tell_ends
 
 
 def expand(stored: StoredBatch, step: int, device: torch.device) -> Batch:

@@ -3,6 +3,4 @@
 explained    Explained, and what it is made of
 timeline     when each action of a step runs, given what it costs
 work         what a node and all in it compute on a rank
-activations  what a forward pass keeps for its backward pass
-replicated   strategies that hold the whole model on every rank
 """

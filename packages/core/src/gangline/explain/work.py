@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from gangline.model.decoder_nodes import LinearNode
 from gangline.model.flops import computes_frozen
+from gangline.model.linear_nodes import LinearNode
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct, MatrixProduct, Product
 from gangline.model.tree import Node, children, nodes

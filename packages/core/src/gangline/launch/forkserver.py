@@ -36,7 +36,6 @@ PRELOAD = (
     "torch.optim",
     "gangline.launch.worker",
     "gangline.train.rank",
-    "gangline.model.decoder",
     "gangline.launch.ready",
 )
 
@@ -129,10 +128,22 @@ def needs(run: Run) -> set[str]:
     torch._dynamo is more than half of what there is to load, and torch imports it on the first use of compile or of
     torch.utils.checkpoint.
     """
-    found = {name for _, config in run.parts() for name in config.preload(run)}
+    found = asked_by_parts(run) - usual()
     if run.run.compile or run.run.recompute is not Recompute.none:
         found.add("torch._dynamo")
     return found
+
+
+def asked_by_parts(run: Run) -> set[str]:
+    """What the parts of a run say that every rank needs."""
+    return {name for _, config in run.parts() for name in config.preload(run)}
+
+
+def usual() -> set[str]:
+    """What the parts of a run by default say so, which is loaded before a run is known."""
+    from gangline.config.defaults import default_run
+
+    return asked_by_parts(default_run())
 
 
 def of_run(run: Run) -> set[str]:
@@ -141,7 +152,7 @@ def of_run(run: Run) -> set[str]:
     from gangline.plugin.registry import installed
 
     usual, offers = default_suppliers(), [installed().part_of(config) for _, config in run.parts()]
-    return {*needs(run), *(offer.part.build.partition(":")[0] for offer in offers if offer.distribution in usual)}
+    return {*needs(run), *asked_by_parts(run), *(offer.part.build.partition(":")[0] for offer in offers if offer.distribution in usual)}
 
 
 def set_environment() -> None:

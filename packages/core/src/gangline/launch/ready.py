@@ -6,6 +6,7 @@ from contextlib import suppress
 from importlib import import_module
 
 from gangline.config.defaults import default_suppliers
+from gangline.launch.forkserver import usual
 from gangline.plugin.registry import installed
 
 _usual = default_suppliers()
@@ -15,5 +16,7 @@ for _group in installed().groups():
         if _offer.distribution in _usual:
             with suppress(ImportError):  # a rank that needs it says so
                 import_module(_offer.part.build.partition(":")[0])
+for _module in usual():
+    import_module(_module)
 
 installed.cache_clear()  # a rank looks for itself what is installed

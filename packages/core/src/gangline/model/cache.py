@@ -1,27 +1,18 @@
-"""What attention keeps of a text's tokens while the next ones are written (Pope et al., arXiv 2211.05102, section 2).
+"""What the modules of a model keep of a text's tokens while the next ones are written.
 
 The first pass through the model is of all prompts, each further one of one token a row. A module that looks at earlier
-tokens keeps what it needs of them in `Batch.cache`, as whatever it likes: `KeyValues` for attention, `KeptTokens` for
-other features of tokens, `Carried` for a state. Its node says so (`gangline.model.tree.Node.decodes`). Rows of prompts
-of different lengths are filled up on the left; what fills them is another document (0) than the text (1), so whatever
-keeps documents apart keeps it out.
-
-B batch, T tokens, S keys, H query heads, K key-value heads, C width
-G queries to each key-value head, M rows of a product (here B · K)
+tokens keeps what it needs of them in `Batch.cache`, as whatever it likes. Its node says so
+(`gangline.model.tree.Node.decodes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
-import torch
 from torch import Tensor, nn
 
-from gangline.model.calls import AttentionCall
-
 State = TypeVar("State")
-NARROW = (torch.bfloat16, torch.float16)  # whose scores are summed in float32
 
 
 class Cache:
@@ -43,117 +34,3 @@ class Carried:
 
     def __init__(self, length: int) -> None:
         self.tensor: Tensor | None = None
-
-
-class KeptTokens:
-    """Features of the tokens that a later one may see: tensors (B, K, S, C) side by side.
-
-    Under a window of W that is the last W; memory is for twice as many, so that they are moved once in W tokens.
-    """
-
-    def __init__(self, length: int, window: int | None = None) -> None:
-        self._window = min(window or length, length)
-        self._room = min(2 * self._window, length)
-        self._kept: tuple[Tensor, ...] = ()  # (B, K, room, C) each, of which the first `_used` are filled
-        self._used = 0
-        self._text: Tensor | None = None  # (B, 1, 1, room): whether a kept token is of the text
-
-    @property
-    def empty(self) -> bool:
-        return not self._kept
-
-    def begin(self, features: Sequence[Tensor], document_BT: Tensor | None) -> None:
-        """Keep those of the first tokens, (B, K, T, C) each."""
-        B, _, T, _ = features[0].shape
-        self._used = min(T, self._window)
-        self._kept = tuple(x.new_empty(B, x.shape[1], self._room, x.shape[-1]) for x in features)
-        for kept, new in zip(self._kept, features, strict=True):
-            kept[:, :, : self._used] = new[:, :, T - self._used :]
-        if document_BT is not None:
-            self._text = torch.ones(B, 1, 1, self._room, dtype=torch.bool, device=document_BT.device)
-            self._text[:, 0, 0, : self._used] = (document_BT == document_BT[:, -1:])[:, T - self._used :]
-
-    def add(self, features: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        """Keep one more token's, (B, K, 1, C) each, which is of the document of the last one before it.
-
-        Gives those that it sees, its own last, and which of them are of its text, (B, 1, 1, S); None: all.
-        Raises ValueError for several tokens at a time, and for more than there is room for.
-        """
-        if features[0].shape[2] != 1:
-            raise ValueError(f"{features[0].shape[2]} tokens at a time follow those that are kept; one is expected")
-        if self._used == self._room:
-            if self._window >= self._room:
-                raise ValueError(f"more tokens than the {self._room} that there is memory for")
-            self._forget()
-        for kept, new in zip(self._kept, features, strict=True):
-            kept[:, :, self._used] = new[:, :, 0]
-        self._used += 1
-        first = max(0, self._used - self._window)
-        text = None if self._text is None else self._text[..., first : self._used]
-        return tuple(kept[:, :, first : self._used] for kept in self._kept), text
-
-    def _forget(self) -> None:
-        """Move what a later token may see to the front: the window without the token that comes."""
-        keep = self._window - 1
-        for kept in self._kept:
-            kept[:, :, :keep] = kept[:, :, self._used - keep : self._used].clone()
-        if self._text is not None:
-            self._text[..., :keep] = self._text[..., self._used - keep : self._used].clone()
-            self._text[..., keep:] = True
-        self._used = keep
-
-
-class KeyValues:
-    """Rotated keys, and values, of the tokens that a later query may see, for one attention with grouped heads."""
-
-    def __init__(self, attention: Callable[..., Tensor], call: AttentionCall, length: int) -> None:
-        self._attention, self._call = attention, call
-        self._kept = KeptTokens(length, call.window)
-
-    def attend(
-        self,
-        q_BHTC: Tensor,
-        k_BKTC: Tensor,
-        v_BKTC: Tensor,
-        document_BT: Tensor | None,
-        position_BT: Tensor,
-        sinks_H: Tensor | None = None,
-    ) -> Tensor:
-        """As the seam `attention`, of the first tokens, or of the one that follows those kept: (B, H, T, C)."""
-        if self._kept.empty:
-            more = () if sinks_H is None else (sinks_H,)
-            out = self._attention(q_BHTC, k_BKTC, v_BKTC, document_BT, position_BT, *more)
-            self._kept.begin((k_BKTC, v_BKTC), document_BT)
-            return out
-        (keys, values), text = self._kept.add((k_BKTC, v_BKTC))
-        return one_query(q_BHTC, keys, values, text, self._call, sinks_H)
-
-
-def one_query(
-    q_BH1C: Tensor,
-    k_BKSC: Tensor,
-    v_BKSC: Tensor,
-    seen_B11S: Tensor | None,
-    call: AttentionCall,
-    sinks_H: Tensor | None,
-) -> Tensor:
-    """What one query a row sees of all keys given, as `AttentionCall` says it: (B, H, 1, C), as `attend`.
-
-    Query heads that share a key head are multiplied together, so keys are read once and never repeated.
-    """
-    B, H, _, C = q_BH1C.shape
-    K, S = k_BKSC.shape[1:3]
-    q_MGC = q_BH1C.reshape(B * K, H // K, C) * (C**-0.5 if call.scale is None else call.scale)
-    z_MGS = torch.bmm(q_MGC, k_BKSC.flatten(0, 1).mT)
-    if z_MGS.dtype in NARROW:
-        z_MGS = z_MGS.float()
-    if call.soft_cap is not None:
-        z_MGS = call.soft_cap * (z_MGS / call.soft_cap).tanh()
-    if seen_B11S is not None:
-        z_MGS = z_MGS.view(B, H, 1, S).masked_fill(~seen_B11S, -torch.inf).view(B * K, H // K, S)
-    if sinks_H is not None:
-        sinks = sinks_H.to(z_MGS.dtype).view(1, K, H // K, 1).expand(B, -1, -1, -1).flatten(0, 1)
-        p_MGS = torch.cat((z_MGS, sinks), dim=-1).softmax(-1)[..., :S]
-    else:
-        p_MGS = z_MGS.softmax(-1)
-    return torch.bmm(p_MGS.to(v_BKSC.dtype), v_BKSC.flatten(0, 1)).view(B, H, 1, -1)

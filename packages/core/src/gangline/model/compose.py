@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from gangline.config.schema import Run
 from gangline.errors import UserError
-from gangline.model.decoder_nodes import HeadNode
 from gangline.model.tree import Node, children, nodes, parameter_shapes, replaced
 from gangline.plan import Plan
 from gangline.plugin.registry import build, installed, load
@@ -57,10 +56,10 @@ def compose_model(run: Run) -> tuple[Node, Plan]:
 
 
 def _in_chunks(tree: Node, plan: Plan, chunk: int) -> tuple[Node, Plan]:
-    """The loss of core's head in chunks of so many tokens; what a model or an edit has in its place stays as it is."""
+    """The loss in chunks of so many tokens, of nodes that can; what an edit puts there later stays as it is."""
     for path, node in nodes(tree):
-        if isinstance(node, HeadNode):
-            tree = replaced(tree, path, replace(node, chunk=chunk))
+        if (changed := node.in_chunks(chunk)) is not node:
+            tree = replaced(tree, path, changed)
             plan = replace(plan, facts={**plan.facts, "loss_chunk": chunk})
     return tree, plan
 

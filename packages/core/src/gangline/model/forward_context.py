@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gangline.draws import uniforms
+from gangline.model.untraced import untraced
 from gangline.model.weight_grads import accumulate_grad, defer, is_deferring
 from gangline.pulse.layout import NUMBER
 from gangline.pulse.write import current as current_pulse
@@ -145,14 +146,10 @@ class _AddTerm(torch.autograd.Function):
         return grad_hidden, torch.full_like(ctx.like, ctx.surroundings.coefficient), None
 
 
-_add_term: Callable[[Tensor, Tensor, Frame], Tensor] = _AddTerm.apply
-
-
-def not_traced() -> None:
-    """Keep torch.compile out of `emit_loss`: it would take the coefficient of the forward pass for a constant."""
-    global _add_term
-    if _add_term == _AddTerm.apply:
-        _add_term = torch.compiler.disable(_AddTerm.apply)
+@untraced  # torch.compile would take the coefficient of the forward pass for a constant
+def _add_term(hidden: Tensor, term: Tensor, frame: Frame) -> Tensor:
+    added: Tensor = _AddTerm.apply(hidden, term, frame)
+    return added
 
 
 def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
-from gangline.model.decoder_nodes import LinearNode
+from gangline.model.linear_nodes import LinearNode
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import Product
 from gangline.model.tree import Decoding, Node, Shape, WrapNode, by_path, nodes, parameter_shapes, replaced

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gangline.batch import Batch
-from gangline.model.decoder_nodes import EmbeddingNode, LinearNode
+from gangline.model.linear_nodes import EmbeddingNode, LinearNode
 
 
 class Linear(nn.Module):

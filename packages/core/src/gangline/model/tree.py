@@ -78,6 +78,10 @@ class Node(ABC):
         """Whether this module, children left out, adds terms to the objective (`forward_context.emit_loss`)."""
         return False
 
+    def in_chunks(self, tokens: int) -> Node:
+        """This node with its loss computed for so many tokens at a time (`run.loss_chunk`); itself: it has no such."""
+        return self
+
     def ties(self) -> dict[str, str]:
         """Parameters in this module that are another one: alias, from here -> the full name it is kept under."""
         return {}

@@ -1,17 +1,10 @@
-"""Core's own plugin: its verbs, and the parts that are still its own. Registered as any other plugin is."""
+"""Core's own plugin: its verbs. Registered as any other plugin is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gangline.model import config as model, presets
 from gangline.plugin.hooks import Command, hookimpl
-from gangline.plugin.parts import Part
-
-
-@hookimpl
-def gangline_parts() -> Iterable[Part]:
-    return [*model.PARTS, *presets.PARTS]
 
 
 @hookimpl

@@ -259,7 +259,7 @@ def gangline_parts() -> Iterable[Part]:
 
 
         def edit(tree, plan, options):
-            from gangline.model.decoder_nodes import FeedForwardNode
+            from gangline_basics.model.decoder_nodes import FeedForwardNode
             from gangline.model.tree import nodes, replaced
 
             found = {path: node for path, node in nodes(tree) if isinstance(node, FeedForwardNode)}

@@ -13,8 +13,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gangline.config.sections import Recompute
-from gangline.model import documents, forward_context
+from gangline.model import forward_context
 from gangline.model.contracts import seam_function, seam_module
+from gangline.model.untraced import keep_out
 from gangline.parallel.prepare import Finish
 from gangline.plan import Seam, block_number, matches
 
@@ -28,8 +29,7 @@ def finisher(recompute: Recompute, compile: bool, every: int = 1, seams: Sequenc
     """
 
     if compile:
-        forward_context.not_traced()
-        documents.not_traced()
+        keep_out()
 
     def finish(block: nn.Module, path: str) -> None:
         chosen = block_number(path) % every == 0

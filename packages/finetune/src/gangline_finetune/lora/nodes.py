@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gangline.model.decoder_nodes import LinearNode
+from gangline.model.linear_nodes import LinearNode
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.tree import Decoding, Node, Shape, WrapNode
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gangline import Problem, UserError
 from gangline.config import ModelConfig, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, listed_divisors
 from gangline.config.fields import stated
-from gangline.model.rope_rates import Rope
+from gangline_basics.model.rope_rates import Rope
 from gangline_models.hugging_face.config_reader import ConfigReader
 from gangline_models.hugging_face.layers import layer_types
 from gangline_models.hugging_face.rope import read_rope

@@ -7,7 +7,7 @@ from typing import Any
 
 from gangline.config.fields import stated
 from gangline.errors import UserError
-from gangline.model.config import DecoderConfig
+from gangline_basics.model.config import DecoderConfig
 from gangline_models.families.decoder_rope import ROPE_FIELDS, SCALING, read_rope
 from gangline_models.families.decoder_window import WINDOW_FIELDS, read_window, window_json
 from gangline_models.hugging_face.fields import checked, refuse_unknown

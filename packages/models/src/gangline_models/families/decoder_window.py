@@ -15,7 +15,7 @@ from gangline.errors import UserError
 from gangline_models.hugging_face.fields import checked
 
 if TYPE_CHECKING:
-    from gangline.model.config import DecoderConfig
+    from gangline_basics.model.config import DecoderConfig
 
 WINDOW, FIRST = 4096, 28  # what transformers takes where a file is silent: sliding_window, max_window_layers
 WINDOW_FIELDS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline import Problem
 from gangline.config import NonNegativeInt, PositiveFloat, PositiveInt
-from gangline.model.decoder_nodes import BlockNode, DecoderNode, LinearNode, NormNode
-from gangline.model.rope_rates import Rope
+from gangline.model.linear_nodes import LinearNode
 from gangline.plan import Cut, Plan
+from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode, NormNode
+from gangline_basics.model.rope_rates import Rope
 from gangline_models.families.base import SIZES, FamilyConfig
 from gangline_models.hugging_face.experts import refuse_experts, refuse_packed
 from gangline_models.hugging_face.files import passed_over

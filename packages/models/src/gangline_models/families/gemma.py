@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline.config import PositiveFloat, PositiveInt
-from gangline.model.decoder_nodes import AttentionNode, DecoderNode, EmbeddingNode, HeadNode, NormNode
-from gangline.model.gating import Gating
+from gangline.model.linear_nodes import EmbeddingNode
 from gangline.plan import Plan
+from gangline_basics.model.decoder_nodes import AttentionNode, DecoderNode, HeadNode, NormNode
+from gangline_basics.model.gating import Gating
 from gangline_models.families.base import SIZES, PatternConfig, TwoRopesConfig
 from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
 from gangline_models.hugging_face.rope import read_layered_rope

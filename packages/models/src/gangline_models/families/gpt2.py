@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline import Problem
 from gangline.config import PositiveInt
-from gangline.model.decoder_nodes import BlockNode, DecoderNode, EmbeddingNode, HeadNode
+from gangline.model.linear_nodes import EmbeddingNode
 from gangline.plan import Plan
+from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode, HeadNode
 from gangline_models.families.base import FamilyConfig
 from gangline_models.hugging_face.tensors import tensor_names
 from gangline_models.nodes import (

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline.config import PositiveFloat, PositiveInt
-from gangline.model.decoder_nodes import BlockNode, DecoderNode, LinearNode, SinksNode
-from gangline.model.gating import Gating
+from gangline.model.linear_nodes import LinearNode
 from gangline.plan import Plan
+from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode, SinksNode
+from gangline_basics.model.gating import Gating
 from gangline_models.families.base import SIZES, PatternConfig
 from gangline_models.hugging_face.experts import refuse_experts, refuse_packed
 from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows

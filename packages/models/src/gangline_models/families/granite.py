@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline.config import PositiveFloat
-from gangline.model.decoder_nodes import DecoderNode, EmbeddingNode, HeadNode
+from gangline.model.linear_nodes import EmbeddingNode
 from gangline.plan import Plan
+from gangline_basics.model.decoder_nodes import DecoderNode, HeadNode
 from gangline_models.families.base import SIZES, RotaryConfig
 from gangline_models.nodes import SandwichBlockNode
 from gangline_models.plan import LAYER, TOP, TheirNames, plan_of

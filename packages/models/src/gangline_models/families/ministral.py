@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline.config import PositiveInt
-from gangline.model.decoder_nodes import BlockNode, DecoderNode
 from gangline.plan import Plan
+from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
 from gangline_models.families.base import SIZES, PatternConfig
 from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
 from gangline_models.plan import LAYER, TOP, TheirNames, plan_of

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline.config import PositiveInt
-from gangline.model.decoder_nodes import DecoderNode
 from gangline.plan import Plan
+from gangline_basics.model.decoder_nodes import DecoderNode
 from gangline_models.families.base import SIZES, RotaryConfig, TwoRopesConfig
 from gangline_models.hugging_face.layers import FULL, SLIDING, read_types, read_windows
 from gangline_models.hugging_face.rope import read_layered_rope

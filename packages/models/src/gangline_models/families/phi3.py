@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from gangline import UserError
 from gangline.config import AtMost, MoreThan
 from gangline.config.fields import stated
-from gangline.model.decoder_nodes import BlockNode, DecoderNode
 from gangline.plan import Plan
+from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
 from gangline_models.families.base import SIZES, WindowedConfig
 from gangline_models.hugging_face.rope import SHARE, read_rope, said_of_rope
 from gangline_models.plan import LAYER, TOP, TheirNames, plan_of

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from gangline import Problem, UserError
 from gangline.config import AtMost, MoreThan, PositiveInt, listed_divisors
 from gangline.config.fields import stated
-from gangline.model.decoder_nodes import BlockNode, DecoderNode, LinearNode
+from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node
 from gangline.plan import Cut, Init, Name, Plan
+from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
 from gangline_models.delta_nodes import (
     DecayNode,
     GatedAttentionNode,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline.config import PositiveInt
-from gangline.model.decoder_nodes import BlockNode, DecoderNode
-from gangline.model.rope_rates import Rope
 from gangline.plan import Plan
+from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
+from gangline_basics.model.rope_rates import Rope
 from gangline_models.families.base import SIZES, RotaryConfig
 from gangline_models.hugging_face.layers import FULL, read_types
 from gangline_models.plan import LAYER, TOP, TheirNames, plan_of

@@ -16,11 +16,11 @@ from functools import partial
 from torch import Tensor, nn
 
 from gangline.batch import Batch
-from gangline.model.attention import plain
 from gangline.model.build import construct
-from gangline.model.cache import KeyValues
-from gangline.model.rope import rotated
-from gangline.model.rope_rates import frequencies
+from gangline_basics.model.attention import plain
+from gangline_basics.model.kept_tokens import KeyValues
+from gangline_basics.model.rope import rotated
+from gangline_basics.model.rope_rates import frequencies
 from gangline_models.delta_nodes import GatedAttentionNode
 
 

@@ -29,13 +29,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gangline.batch import Batch
-from gangline.model.attention import plain
 from gangline.model.build import construct
-from gangline.model.cache import KeptTokens, KeyValues, one_query
 from gangline.model.forward_context import for_all_heads
 from gangline.model.linear import Linear
-from gangline.model.rope import rotated
-from gangline.model.rope_rates import frequencies
+from gangline_basics.model.attention import plain
+from gangline_basics.model.kept_tokens import KeptTokens, KeyValues, one_query
+from gangline_basics.model.rope import rotated
+from gangline_basics.model.rope_rates import frequencies
 from gangline_models.latent_nodes import LatentUpNode, MlaNode
 
 

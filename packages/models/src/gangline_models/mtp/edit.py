@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from gangline import UserError
 from gangline.model.compose import compose_model
-from gangline.model.decoder_nodes import DecoderNode, HeadNode, LinearNode
+from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node, by_path, nodes, parameter_shapes, replaced
 from gangline.plan import Init, Name, Plan, matches
+from gangline_basics.model.decoder_nodes import DecoderNode, HeadNode
 from gangline_models.hugging_face.names import theirs_of
 from gangline_models.mtp.config import Mtp
 from gangline_models.mtp.nodes import MtpHeadNode, MtpNode

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gangline.model.decoder_nodes import HeadNode, LinearNode
+from gangline.model.linear_nodes import LinearNode
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.tree import Decoding, Node, WrapNode
+from gangline_basics.model.decoder_nodes import HeadNode
 
 INDEX_BYTES = 8  # of the number of a token
 

@@ -16,9 +16,9 @@ from dataclasses import replace
 from math import sqrt
 
 from gangline import UserError
-from gangline.model.decoder_nodes import AttentionNode, HeadNode
 from gangline.model.tree import Node, by_path, nodes, parameter_shapes, replaced
 from gangline.plan import Plan, matches
+from gangline_basics.model.decoder_nodes import AttentionNode, HeadNode
 from gangline_models.mup.config import Mup
 
 

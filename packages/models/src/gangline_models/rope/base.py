@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gangline.config import PartConfig
 
 if TYPE_CHECKING:
-    from gangline.model.rope_rates import RopeScaling
+    from gangline_basics.model.rope_rates import RopeScaling
 
 GROUP = "model/rope"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gangline.config import PositiveFloat
-from gangline.model.rope_rates import RopeScaling, plain_rates
+from gangline_basics.model.rope_rates import RopeScaling, plain_rates
 from gangline_models.rope.base import RopeChoice
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gangline import Problem
 from gangline.config import PositiveFloat, PositiveInt
-from gangline.model.rope_rates import BandScaling, RopeScaling
+from gangline_basics.model.rope_rates import BandScaling, RopeScaling
 from gangline_models.rope.base import RopeChoice
 
 if TYPE_CHECKING:

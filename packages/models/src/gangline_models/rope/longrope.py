@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from gangline import Problem
 from gangline.config import AtLeast, PositiveFloat
-from gangline.model.rope_rates import RopeScaling, plain_rates
+from gangline_basics.model.rope_rates import RopeScaling, plain_rates
 from gangline_models.rope.base import RopeChoice
 
 if TYPE_CHECKING:

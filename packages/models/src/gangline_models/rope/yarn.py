@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gangline import Problem
 from gangline.config import PositiveFloat, PositiveInt
-from gangline.model.rope_rates import RopeScaling, plain_rates
+from gangline_basics.model.rope_rates import RopeScaling, plain_rates
 from gangline_models.rope.base import RopeChoice
 
 if TYPE_CHECKING:

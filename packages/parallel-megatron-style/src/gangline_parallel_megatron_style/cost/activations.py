@@ -1,12 +1,12 @@
 """What the forward pass of one microbatch keeps for the backward pass on one rank: core's count of each node
-(`gangline.explain.activations`) on this layout.
+(`gangline_basics.explain.activations`) on this layout.
 """
 
 from __future__ import annotations
 
 from gangline.config import Recompute
-from gangline.explain.activations import ActivationSizes, of_angles, of_head, of_node, recomputed_attention
 from gangline.model.tree import Node
+from gangline_basics.explain.activations import ActivationSizes, of_angles, of_head, of_node, recomputed_attention
 from gangline_parallel_megatron_style.cost.case import Case
 
 

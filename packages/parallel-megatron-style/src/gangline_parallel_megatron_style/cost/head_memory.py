@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from gangline.explain.activations import ActivationSizes, of_further_loss
+from gangline_basics.explain.activations import ActivationSizes, of_further_loss
 from gangline_parallel_megatron_style.cost import activations, memory
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from gangline.explain.activations import ActivationSizes
+from gangline_basics.explain.activations import ActivationSizes
 from gangline_parallel_megatron_style.cost import activations, head_memory, memory
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array

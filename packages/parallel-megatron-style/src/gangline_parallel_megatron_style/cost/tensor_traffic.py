@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from math import prod
 
 from gangline.config import Recompute
-from gangline.explain.activations import beside_head
-from gangline.model.decoder_nodes import EmbeddingNode, HeadNode
+from gangline.model.linear_nodes import EmbeddingNode
 from gangline.model.tree import Node, WrapNode, nodes
 from gangline.shard import model_array
+from gangline_basics.explain.activations import beside_head
+from gangline_basics.model.decoder_nodes import HeadNode
 from gangline_parallel_megatron_style.cost import memory
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import Sent, gather, reduce

@@ -22,15 +22,15 @@ from gangline.comm.base import Pending
 from gangline.comm.fake import FakeComms
 from gangline.comm.wrap import Wrapped, WrappedComms
 from gangline.mesh import DATA_AXES
-from gangline.model.attention import PlainAttention
 from gangline.model.calls import AttentionCall
 from gangline.model.compose import Composed
 from gangline.model.contracts import seam_function
-from gangline.model.norm import RMSNorm
 from gangline.plan import matches
 from gangline.plugin import registry
 from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.model.attention import PlainAttention
+from gangline_basics.model.norm import RMSNorm
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
 from gangline_parallel_megatron_style.runtime import ComposedRuntime

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from gangline.model.calls import LossCall
 from gangline.model.forward_context import emit_loss
-from gangline.model.loss import (
+from gangline.model.weight_grads import accumulate_grad, defer
+from gangline_basics.model.loss import (
     by_chunks,
     cap_logits_,
     gradients_by_chunks,
@@ -33,7 +34,6 @@ from gangline.model.loss import (
     uncapped_gradient_,
     wide,
 )
-from gangline.model.weight_grads import accumulate_grad, defer
 from gangline_parallel_megatron_style.tensor.rows import to_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting, anchor, wants
 

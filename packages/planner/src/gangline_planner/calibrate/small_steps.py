@@ -12,10 +12,10 @@ from gangline.config import Run
 from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed
-from gangline.model.config import DecoderConfig
 from gangline.plugin import registry
 from gangline.runtime import Job, Runtime
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.model.config import DecoderConfig
 from gangline_basics.parallel.config import Single
 
 MICROBATCHES = 2

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from gangline import Part, hookimpl
-from gangline.model.config import Tiny
-from gangline.model.decoder_nodes import LINEAR, fitted
-from gangline.model.plan import plan_decoder
+from gangline.model.linear_nodes import LINEAR, fitted
 from gangline.model.tree import Node
 from gangline.plan import matches
+from gangline_basics.model.config import Tiny
+from gangline_basics.model.plan import plan_decoder
 
 
 @dataclass(frozen=True, kw_only=True)

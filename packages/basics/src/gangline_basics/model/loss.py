@@ -198,7 +198,7 @@ def wide(x: Tensor) -> Tensor:
 def log_sum_exp(logits_NV: Tensor) -> Tensor:
     """(N,) in float32 at least, a few rows at a time."""
     if takes_kernels(logits_NV):
-        from gangline.model import loss_triton
+        from gangline_basics.model import loss_triton
 
         return loss_triton.log_sum_exp(logits_NV)
     return torch.cat([wide(rows).logsumexp(-1) for rows in logits_NV.split(_rows(logits_NV))])
@@ -218,7 +218,7 @@ def logits_gradient(
     here_N: whether the target is among these V logits, where a vocabulary is cut; None: all are. lse_N: of whole rows.
     """
     if takes_kernels(logits_NV):
-        from gangline.model import loss_triton
+        from gangline_basics.model import loss_triton
 
         return loss_triton.logits_gradient(logits_NV, targets_N, here_N, each_N, lse_N, z_N)
     out_NV = torch.empty_like(logits_NV)

@@ -9,8 +9,8 @@ from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from gangline.cluster.topology import Topology
+from gangline.config.memory import weight_bytes
 from gangline.config.sections import Recompute
-from gangline.explain.activations import ActivationSizes, of_head, of_node, recomputed_attention
 from gangline.explain.explained import Explained, RankExplained, StepAction, Transfer
 from gangline.explain.work import StageWork, work_of
 from gangline.mesh import DATA_AXES, Mesh
@@ -21,10 +21,11 @@ from gangline.model.products import AttentionProduct
 from gangline.model.tree import Node, by_path, parameter_shapes
 from gangline.parallel.owners import most_matrix_bytes
 from gangline.plan import Plan, block_number, is_mapped
-from gangline.shard import Layout, Registry, itemsize, model_array
+from gangline.shard import Layout, Registry, model_array
+from gangline_basics.explain.activations import ActivationSizes, of_head, of_node, recomputed_attention
 
 if TYPE_CHECKING:
-    from gangline.config.schema import ItemSizes, Run
+    from gangline.config.schema import Run
 
 
 def explain_replicated(
@@ -118,15 +119,6 @@ def _of_matrices(run: Run, mesh: Mesh, shapes: Mapping[str, tuple[int, ...]]) ->
     registry = Registry.of(mesh, {model_array(name): Layout(shape) for name, shape in shapes.items()})
     ranks = mesh.group(0, DATA_AXES)
     return most_matrix_bytes(run.optimizer, registry, list(shapes), ranks, run.precision.sizes().master)
-
-
-def weight_bytes(plan: Plan, name: str, width: ItemSizes) -> tuple[int, int]:
-    """Of each number of a parameter: (bytes that modules compute with, bytes that are kept beside them)."""
-    said = plan.dtype_of(name)
-    kept = width.master if said is None else itemsize(said)
-    if (said is not None and plan.computes_as_kept(name)) or kept == width.compute:
-        return kept, 0
-    return width.compute, kept
 
 
 def _part(

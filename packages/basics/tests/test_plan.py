@@ -11,17 +11,17 @@ import pytest
 from gangline.config.defaults import default_run
 from gangline.config.schema import EditConfig
 from gangline.errors import UserError
-from gangline.model import config, presets
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
-from gangline.model.config import DecoderConfig
-from gangline.model.decoder_nodes import FeedForwardNode
 from gangline.model.flops import parameter_count
-from gangline.model.plan import plan_decoder
 from gangline.model.tree import parameter_shapes, replaced
 from gangline.plan import Cut, Init, Name, Plan, Seam, matches
 from gangline.plugin import registry
 from gangline.plugin.parts import Part
+from gangline_basics.model import config, presets
+from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.decoder_nodes import FeedForwardNode
+from gangline_basics.model.plan import plan_decoder
 
 # What the models' own pages and config.json files come to, in parameters.
 PUBLISHED = {
@@ -115,8 +115,8 @@ def test_sizes_that_cannot_be_are_refused(values, words):
 def test_all_of_it_is_there_without_torch():
     code = (
         "import sys\n"
-        "from gangline.model.presets import PARTS\n"
-        "from gangline.model.plan import plan_decoder\n"
+        "from gangline_basics.model.presets import PARTS\n"
+        "from gangline_basics.model.plan import plan_decoder\n"
         "from gangline.model.compose import compose_model\n"
         "from gangline.model.flops import flops_per_token, parameter_count\n"
         "tree, plan = plan_decoder(PARTS[0].config())\n"

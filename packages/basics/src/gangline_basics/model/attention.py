@@ -16,16 +16,16 @@ from torch import Tensor, nn
 
 from gangline.batch import Batch
 from gangline.comm.base import Comm
-from gangline.model import documents
 from gangline.model.build import construct
-from gangline.model.cache import KeyValues
 from gangline.model.calls import AttentionCall
-from gangline.model.decoder_nodes import AttentionNode, SinksNode
-from gangline.model.flex import block_mask, flex, takes
 from gangline.model.recall import Recall
-from gangline.model.reference_attention import attend, visible
-from gangline.model.rope import rotated
-from gangline.model.rope_rates import frequencies
+from gangline_basics.model import documents
+from gangline_basics.model.decoder_nodes import AttentionNode, SinksNode
+from gangline_basics.model.flex import block_mask, flex, takes
+from gangline_basics.model.kept_tokens import KeyValues
+from gangline_basics.model.reference_attention import attend, visible
+from gangline_basics.model.rope import rotated
+from gangline_basics.model.rope_rates import frequencies
 
 PLAIN = AttentionCall()
 

@@ -15,8 +15,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from gangline.model.head import Head
 from gangline.model.linear import Linear
+from gangline_basics.model.head import Head
 
 LEAST_BYTES = 1 << 20  # of a matrix that is packed
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from gangline.model.calls import AttentionCall
+from gangline.model.document_ends import ends_of, told_ends
 from gangline.model.recall import Recall
+from gangline.model.untraced import untraced
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-_told = WeakTensorKeyDictionary()  # documents on a device -> where they end, which the host knows
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class DocumentSpans:
     def of(cls, document_BT: Tensor) -> DocumentSpans | None:
         """On a device whose host was not told (`tell_ends`) this waits for it. None: a number comes back in a row."""
         B, T = document_BT.shape
-        ends = _told.get(document_BT)
+        ends = told_ends(document_BT)
         if ends is None:
             if bool((document_BT[:, 1:] < document_BT[:, :-1]).any()):
                 return None
@@ -62,24 +62,11 @@ class DocumentSpans:
         return cls(tuple(spans), bounds, int(bounds.diff().max()))
 
 
-def ends_of(document_BT: Tensor) -> Tensor:
-    """(n,) int32, in the host's memory: where documents end in rows one after another, every row's end among them."""
-    last = torch.ones_like(document_BT, dtype=torch.bool)
-    last[:, :-1] = document_BT[:, 1:] != document_BT[:, :-1]
-    return (last.flatten().nonzero().flatten() + 1).to("cpu", torch.int32)
-
-
-def tell_ends(document_BT: Tensor, ends: Tensor) -> None:
-    """The host knows where these documents end, so that nobody has to wait for their device to say it."""
-    if document_BT.device.type != "cpu":
-        _told[document_BT] = ends
-
-
 def takes(call: AttentionCall, q_BHTC: Tensor, sinks_H: Tensor | None) -> bool:
     """Whether there is a kernel of documents for this call of queries."""
     if call.window is not None or call.soft_cap is not None or sinks_H is not None:
         return False
-    if torch.compiler.is_compiling() and _within is _within_now:
+    if torch.compiler.is_compiling() and not within_documents.is_out:
         return False
     if q_BHTC.is_cuda:
         width = q_BHTC.shape[-1]
@@ -87,6 +74,7 @@ def takes(call: AttentionCall, q_BHTC: Tensor, sinks_H: Tensor | None) -> bool:
     return q_BHTC.device.type == "cpu"
 
 
+@untraced  # where documents lie is of the batch, and not of the graph
 def within_documents(
     q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, document_BT: Tensor, call: AttentionCall, recall: Recall
 ) -> Tensor | None:
@@ -95,12 +83,6 @@ def within_documents(
     None where documents are not runs of tokens, and where this torch has no such kernel. recall: keeps where they lie
     for the next layer.
     """
-    return _within(q_BHTC, k_BKTC, v_BKTC, document_BT, call, recall)
-
-
-def _within_now(
-    q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, document_BT: Tensor, call: AttentionCall, recall: Recall
-) -> Tensor | None:
     if q_BHTC.is_cuda and _kernel() is None:
         return None
     found: DocumentSpans | None = recall("documents", document_BT, lambda: DocumentSpans.of(document_BT))
@@ -109,16 +91,6 @@ def _within_now(
     if q_BHTC.is_cuda:
         return varlen(q_BHTC, k_BKTC, v_BKTC, found, call)
     return _Within.apply(q_BHTC, k_BKTC, v_BKTC, found.spans, call.causal, call.scale)
-
-
-_within = _within_now
-
-
-def not_traced() -> None:
-    """Keep torch.compile out of `within_documents`: where documents lie is of the batch, and not of the graph."""
-    global _within
-    if _within is _within_now:
-        _within = torch.compiler.disable(_within_now)
 
 
 class _Within(torch.autograd.Function):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gangline.model.build import construct
-from gangline.model.decoder_nodes import FeedForwardNode
-from gangline.model.gating import Gating
+from gangline_basics.model.decoder_nodes import FeedForwardNode
+from gangline_basics.model.gating import Gating
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
-from gangline.model.plan import plan_decoder
 from gangline.model.recall import Recall
-from gangline.model.rope import angles, rotated
-from gangline.model.rope_rates import BandScaling, Rope, frequencies
+from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.plan import plan_decoder
+from gangline_basics.model.rope import angles, rotated
+from gangline_basics.model.rope_rates import BandScaling, Rope, frequencies
 
 LLAMA = BandScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192)
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gangline.model.decoder_nodes import NormNode
+from gangline_basics.model.decoder_nodes import NormNode
 
 
 class RMSNorm(nn.Module):

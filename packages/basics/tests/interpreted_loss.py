@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gangline.model import loss
 from gangline.model.kernels import takes_kernels
+from gangline_basics.model import loss
 
 
 @pytest.fixture
 def kernels(monkeypatch):
     """The kernels, which Triton interprets."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    from gangline.model import loss_triton
+    from gangline_basics.model import loss_triton
 
     return loss_triton
 

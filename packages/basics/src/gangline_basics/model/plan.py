@@ -6,19 +6,19 @@ from dataclasses import replace
 from math import sqrt
 
 from gangline.config.schema import Run
-from gangline.model.config import DecoderConfig
-from gangline.model.decoder_nodes import (
+from gangline.model.linear_nodes import EmbeddingNode
+from gangline.plan import Cut, Init, Name, Plan, Seam
+from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.decoder_nodes import (
     AttentionNode,
     BlockNode,
     DecoderNode,
-    EmbeddingNode,
     FeedForwardNode,
     HeadNode,
     NormNode,
     SinksNode,
 )
-from gangline.model.rope_rates import BandScaling, Rope, RopeScaling
-from gangline.plan import Cut, Init, Name, Plan, Seam
+from gangline_basics.model.rope_rates import BandScaling, Rope, RopeScaling
 
 
 def plan_decoder(config: DecoderConfig, run: Run | None = None) -> tuple[DecoderNode, Plan]:

@@ -11,16 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gangline.model.attention import attention
 from gangline.model.build import construct
-from gangline.model.config import DecoderConfig
-from gangline.model.decoder_nodes import FeedForwardNode, LinearNode, NormNode
 from gangline.model.init import whole_model
 from gangline.model.linear import Linear
-from gangline.model.loss import loss
-from gangline.model.norm import RMSNorm
-from gangline.model.plan import plan_decoder
+from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node, nodes, parameter_shapes, replaced
+from gangline_basics.model.attention import attention
+from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.decoder_nodes import FeedForwardNode, NormNode
+from gangline_basics.model.loss import loss
+from gangline_basics.model.norm import RMSNorm
+from gangline_basics.model.plan import plan_decoder
 
 SMALL = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=40, qk_norm=True)
 
@@ -113,7 +114,7 @@ class TestLoss:
 
     @pytest.mark.parametrize("chunk", [1, 61 * 4, 1 << 25])
     def test_agrees_with_torch_whatever_the_chunk(self, chunk, monkeypatch, random_batch):
-        monkeypatch.setattr("gangline.model.loss.CHUNK", chunk)
+        monkeypatch.setattr("gangline_basics.model.loss.CHUNK", chunk)
         batch = random_batch(3, 7, 61)
         tensors = [torch.randn(3, 7, 24).double(), torch.randn(61, 24).double()]
         results = []

@@ -1,4 +1,4 @@
-"""The options of a decoder. Published sizes are in `gangline.model.presets`. Torch-free."""
+"""The options of a decoder. Published sizes are in `gangline_basics.model.presets`. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HUGGING_FACE = "gangline_models.families.decoder"  # a package of its own reads and writes such models
 SHARED: dict[str, Any] = {  # by the parts of this file and the presets
     "group": "model",
-    "build": "gangline.model.plan:plan_decoder",
+    "build": "gangline_basics.model.plan:plan_decoder",
     "capabilities": {"pretrained": "gangline_models.hugging_face.pretrained:HuggingFace"},
 }
 
@@ -56,6 +56,9 @@ class DecoderConfig(ModelConfig):
 
     def pretrained(self) -> str | None:
         return self.weights
+
+    def preload(self, run: Run) -> list[str]:
+        return ["gangline_basics.model.decoder"]
 
     @classmethod
     def of_hugging_face(cls, directory: str | Path, config: dict[str, Any]) -> DecoderConfig:

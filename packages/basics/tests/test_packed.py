@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from gangline.config.defaults import default_run
-from gangline.model import packed as packing
-from gangline.model.columns import lay_out_by_columns
 from gangline.model.compose import compose_model
-from gangline.model.config import Tiny
 from gangline.model.init import whole_model
-from gangline.model.packed import available, packed
 from gangline.sampling.options import Sampling
+from gangline_basics.model import packed as packing
+from gangline_basics.model.columns import lay_out_by_columns
+from gangline_basics.model.config import Tiny
+from gangline_basics.model.packed import available, packed
 from gangline_basics.sampling.sampler import WORTH_PACKING, generate
 
 SHAPE = {"dim": 24, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "hidden": 40, "init_std": 0.5}

@@ -10,10 +10,10 @@ from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
 from gangline.model.calls import LossCall
 from gangline.model.compose import compose_model
-from gangline.model.config import Tiny
 from gangline.model.forward_context import Frame, frame
 from gangline.model.init import whole_model
-from gangline.model.loss import CrossEntropy
+from gangline_basics.model.config import Tiny
+from gangline_basics.model.loss import CrossEntropy
 from gangline_testkit.inputs import whole_sequences
 
 B, T, D, V = 2, 9, 6, 37

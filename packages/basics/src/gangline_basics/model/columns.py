@@ -16,8 +16,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gangline.model.head import Head
 from gangline.model.linear import Linear
+from gangline_basics.model.head import Head
 
 
 @torch.no_grad()

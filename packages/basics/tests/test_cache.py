@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from gangline.config.defaults import default_run
-from gangline.model.cache import KeyValues
 from gangline.model.calls import AttentionCall
 from gangline.model.compose import compose_model
-from gangline.model.config import Tiny
-from gangline.model.decoder_nodes import AttentionNode, FeedForwardNode
 from gangline.model.init import whole_model
 from gangline.model.seams import recomputed
 from gangline.model.tree import nodes, replaced
 from gangline.sampling.options import Sampling
+from gangline_basics.model.config import Tiny
+from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode
+from gangline_basics.model.kept_tokens import KeyValues
 from gangline_basics.sampling.sampler import generate
 
 SHAPE = {"dim": 24, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "hidden": 40, "init_std": 0.5}
@@ -74,12 +74,12 @@ def test_narrow_numbers_are_kept_as_they_are():
 
 @dataclass(frozen=True, kw_only=True)
 class SilentNode(FeedForwardNode):
-    module: ClassVar[str] = "gangline.model.feed_forward:FeedForward"
+    module: ClassVar[str] = "gangline_basics.model.feed_forward:FeedForward"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnAttentionNode(AttentionNode):
-    module: ClassVar[str] = "gangline.model.attention:Attention"
+    module: ClassVar[str] = "gangline_basics.model.attention:Attention"
 
 
 def test_a_node_that_says_nothing_of_its_own_module_is_named():

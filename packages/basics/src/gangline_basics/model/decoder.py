@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from gangline.batch import Batch
 from gangline.model.build import construct
-from gangline.model.decoder_nodes import DecoderNode
+from gangline_basics.model.decoder_nodes import DecoderNode
 
 
 class Decoder(nn.Module):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from gangline.batch import Batch
 from gangline.model.build import construct
-from gangline.model.decoder_nodes import HeadNode
-from gangline.model.loss import CrossEntropy, cap_logits_, logits
+from gangline_basics.model.decoder_nodes import HeadNode
+from gangline_basics.model.loss import CrossEntropy, cap_logits_, logits
 
 
 class Head(nn.Module):

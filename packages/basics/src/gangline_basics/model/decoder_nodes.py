@@ -1,4 +1,4 @@
-"""What the decoder is made of: its config nodes, from the whole model down to a linear. Torch-free."""
+"""What the decoder is made of: its config nodes, down to the linears. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from gangline.model.calls import AttentionCall, Call, LossCall
-from gangline.model.gating import SWIGLU, Gating
+from gangline.model.linear_nodes import LINEAR, fitted
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct, Product
-from gangline.model.rope_rates import PLAIN_ROPE, Rope
 from gangline.model.tree import Decoding, Node, Shape, children, nodes
+from gangline_basics.model.gating import SWIGLU, Gating
+from gangline_basics.model.rope_rates import PLAIN_ROPE, Rope
 
 
 @dataclass(frozen=True, kw_only=True)
 class NormNode(Node):
     """Root-mean-square normalisation over the last dim; `offset` is added to its weight."""
 
-    module: ClassVar[str] = "gangline.model.norm:RMSNorm"
+    module: ClassVar[str] = "gangline_basics.model.norm:RMSNorm"
     dim: int
     eps: float = 1e-5
     offset: float = 0.0
@@ -31,51 +32,10 @@ class NormNode(Node):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearNode(Node):
-    """x (..., in) -> x Wᵀ + b (..., out). Below a node that knows its sizes (`fitted`) they may be left out."""
-
-    module: ClassVar[str] = "gangline.model.linear:Linear"
-    in_features: int = 0
-    out_features: int = 0
-    bias: bool = False
-
-    def shapes(self) -> dict[str, Shape]:
-        shapes: dict[str, Shape] = {"weight": (self.out_features, self.in_features)}
-        return shapes | ({"bias": (self.out_features,)} if self.bias else {})
-
-    def decodes(self) -> Decoding | None:
-        return "tokenwise"
-
-    def activation_bytes(self, sizes: LocalSizes) -> int:
-        """Nothing of its own: the module around it counts its input, for it knows who else reads that."""
-        return 0
-
-    def rows(self, sizes: LocalSizes) -> int:
-        """How many rows it multiplies of a microbatch on one rank, those that a product that tp cuts has beside."""
-        return sizes.tokens
-
-
-LINEAR = LinearNode()  # of the size that the node around it says
-
-
-def fitted(node: Node, sizes: Mapping[str, tuple[int, int]]) -> None:
-    """Give the plain linears below `node` their sizes: name of the field -> (in_features, out_features).
-
-    For `__post_init__` of a node whose own fields say how wide its products are: so `replace(node, hidden=...)` changes
-    them too. What an edit has put there instead of a `LinearNode` stays as it is.
-    """
-    for name, (in_features, out_features) in sizes.items():
-        child = getattr(node, name)
-        if type(child) is LinearNode:
-            object.__setattr__(node, name, replace(child, in_features=in_features, out_features=out_features))
-            node.__dict__.pop("_children", None)
-
-
-@dataclass(frozen=True, kw_only=True)
 class SinksNode(Node):
     """A number per query head, which joins the sum of its softmax (`AttentionCall`)."""
 
-    module: ClassVar[str] = "gangline.model.attention:Sinks"
+    module: ClassVar[str] = "gangline_basics.model.attention:Sinks"
     heads: int
 
     def shapes(self) -> dict[str, Shape]:
@@ -92,7 +52,7 @@ class AttentionNode(Node):
     causal, window, scale, soft_cap and sinks are of the call at its seam, as `AttentionCall` has them.
     """
 
-    module: ClassVar[str] = "gangline.model.attention:Attention"
+    module: ClassVar[str] = "gangline_basics.model.attention:Attention"
     dim: int
     heads: int
     kv_heads: int
@@ -150,7 +110,7 @@ class AttentionNode(Node):
 class FeedForwardNode(Node):
     """Gated feed-forward: SwiGLU, or with another `gating` its relatives."""
 
-    module: ClassVar[str] = "gangline.model.feed_forward:FeedForward"
+    module: ClassVar[str] = "gangline_basics.model.feed_forward:FeedForward"
     dim: int
     hidden: int
     gating: Gating = SWIGLU
@@ -170,7 +130,7 @@ class FeedForwardNode(Node):
 class BlockNode(Node):
     """Attention, then feed-forward, each normalised before and added to the residual stream."""
 
-    module: ClassVar[str] = "gangline.model.block:Block"
+    module: ClassVar[str] = "gangline_basics.model.block:Block"
     attention_norm: Node
     attention: Node
     feed_forward_norm: Node
@@ -181,29 +141,6 @@ class BlockNode(Node):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingNode(Node):
-    """A vector for each token, times `scale`."""
-
-    module: ClassVar[str] = "gangline.model.linear:Embedding"
-    vocab_size: int
-    dim: int
-    scale: float = 1.0
-
-    def shapes(self) -> dict[str, Shape]:
-        return {"weight": (self.vocab_size, self.dim)}
-
-    def decodes(self) -> Decoding | None:
-        return "tokenwise"
-
-    def flops(self, sequence_length: int) -> int:
-        """None: a row is looked up, nothing is multiplied."""
-        return 0
-
-    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
-        return ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class HeadNode(Node):
     """The last norm, the product with the vocabulary, and the loss; `z` and `soft_cap`: of `LossCall`.
 
@@ -211,7 +148,7 @@ class HeadNode(Node):
     logits the loss has at a time (`run.loss_chunk`); None: all.
     """
 
-    module: ClassVar[str] = "gangline.model.head:Head"
+    module: ClassVar[str] = "gangline_basics.model.head:Head"
     vocab_size: int
     dim: int
     norm: Node
@@ -224,6 +161,9 @@ class HeadNode(Node):
     def call(self) -> LossCall:
         """What is computed at its seam."""
         return LossCall(z=self.z, soft_cap=self.soft_cap)
+
+    def in_chunks(self, tokens: int) -> Node:
+        return replace(self, chunk=tokens)
 
     def seams(self) -> Mapping[str, Call]:
         return {"loss": self.call}
@@ -239,7 +179,7 @@ class HeadNode(Node):
 class DecoderNode(Node):
     """The whole model. `tied`: the head multiplies with the embedding's weight."""
 
-    module: ClassVar[str] = "gangline.model.decoder:Decoder"
+    module: ClassVar[str] = "gangline_basics.model.decoder:Decoder"
     embed: Node
     blocks: tuple[Node, ...]
     head: Node

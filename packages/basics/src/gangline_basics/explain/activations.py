@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from math import gcd
 
 from gangline.model.calls import LOSS_CHUNK
-from gangline.model.decoder_nodes import AttentionNode, EmbeddingNode, FeedForwardNode, HeadNode, LinearNode, NormNode
 from gangline.model.kept_node import EightBitNode
+from gangline.model.linear_nodes import EmbeddingNode, LinearNode
 from gangline.model.local_sizes import LocalSizes
-from gangline.model.rope_rates import Rope
 from gangline.model.tree import Node, WrapNode, children, nodes
 from gangline.plan import Plan
+from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode, HeadNode, NormNode
+from gangline_basics.model.rope_rates import Rope
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import field, make_dataclass
 from typing import Any, get_type_hints
 
-from gangline.model.config import SHARED, DecoderConfig
 from gangline.plugin.parts import Part
+from gangline_basics.model.config import SHARED, DecoderConfig
 
 LLAMA3: dict[str, Any] = {"vocab_size": 128_256, "kv_heads": 8, "rope_theta": 500_000.0, "rope_scaling_factor": 8.0}
 QWEN3: dict[str, Any] = {

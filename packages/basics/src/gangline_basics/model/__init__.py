@@ -1,0 +1,1 @@
+"""The decoder: its options, its nodes, its modules, and what each of them computes."""
