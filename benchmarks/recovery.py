@@ -161,7 +161,7 @@ def kept_by(entry: Path, agent: int) -> bool:
         words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return False
-    return "gangline.launch.sidecars" in words and str(agent) in words
+    return "gangline_basics.launch.sidecars" in words and str(agent) in words
 
 
 def parent(pid: int) -> int:

@@ -24,10 +24,13 @@ def catalogue(ours: set[str]) -> str:
                 distribution=offer.distribution,
                 summary=offer.part.summary,
                 edit=issubclass(offer.part.config, EditConfig),
+                default=offer.part.default,
             )
         )
         for offer in offers
     ]
     verbs = {verb: name for name in sorted(ours - {DISTRIBUTION}) for verb in found.verbs_of(name)}
     words = {theirs: said for offer in offers for theirs, said in offer.part.words.items()}
-    return json.dumps({"parts": parts, "verbs": dict(sorted(verbs.items())), "words": words}, indent=1) + "\n"
+    synonyms = {f"{offer.group}.{option}": theirs for offer in offers for option, theirs in offer.part.synonyms.items()}
+    whole = {"parts": parts, "verbs": dict(sorted(verbs.items())), "words": words, "synonyms": synonyms}
+    return json.dumps(whole, indent=1) + "\n"

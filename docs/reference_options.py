@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mdtext import anchor, cell, sentence
 
-from gangline.config.defaults import DEFAULTS
+from gangline.config.defaults import default_choices
 from gangline.config.fields import Option, options
 from gangline.config.schema import LISTS, VERBS_READ
 from gangline.config.sections import SECTIONS
@@ -55,7 +55,7 @@ def ours() -> dict[str, list[Offer]]:
 
 
 def _about(group: str) -> str:
-    default = DEFAULTS.get(group)
+    default = default_choices().get(group)
     if group in LISTS:
         usual = ",".join(default or [])
         return f"A list, `{group}=[{usual}]` by default; options are set as `{group}.<name>.<option>`."

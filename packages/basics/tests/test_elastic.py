@@ -17,13 +17,13 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from gangline.launch import guard
 from gangline.launch.nodes import NAME
-from gangline.launch.starts import Starts
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
 from gangline.run.events import read_events
 from gangline_basics.launch import elastic, meeting, node, several
 from gangline_basics.launch.config import ElasticLaunch
 from gangline_basics.launch.meeting import FileBackend
+from gangline_basics.launch.starts import Starts
 from gangline_testkit.processes import kill, rank_processes
 from gangline_testkit.real_runs import SMALL, RealRuns
 from gangline_testkit.runs import small_run

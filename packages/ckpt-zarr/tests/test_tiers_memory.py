@@ -102,7 +102,7 @@ def keeper(run_dir: Path, log: Path, *prefix: str) -> Iterator[None]:
     """The process beside the ranks, once it could not let other nodes know of it. `prefix`: a command that runs it."""
     words = [str(os.getpid()), "10.0", "gangline_ckpt_zarr.tiers.keeper:keep", str(run_dir), "[0.0]"]
     with log.open("w") as file:
-        command = [*prefix, sys.executable, "-m", "gangline.launch.sidecars", *words]
+        command = [*prefix, sys.executable, "-m", "gangline_basics.launch.sidecars", *words]
         process = subprocess.Popen(command, stdout=file, stderr=file)
     trouble, until = places.directory(run_dir) / places.TROUBLE, time.monotonic() + 120
     while not trouble.exists() or not trouble.read_text():

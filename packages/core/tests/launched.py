@@ -214,7 +214,7 @@ def main() -> int:
     run_dir, world, target, args, config = [*sys.argv[1:], *["[]", "{}"][len(sys.argv) - 4 :]]
     try:
         if world == "agent":
-            from gangline.launch.agents import run_under_agent
+            from gangline_basics.launch.under_agent import run_under_agent
 
             run_under_agent(compose(run_dir), f"launched:{target}", tuple(json.loads(args)))
         from gangline.launch import forkserver

@@ -17,7 +17,7 @@ from gangline.comm.job_store import ADDRESS
 from gangline.config.defaults import default_run
 from gangline.errors import UserError
 from gangline.launch import forkserver, requeue
-from gangline.launch.agents import detect, first_host, tasks_per_node
+from gangline.launch.detected import detect, first_host, tasks_per_node
 from gangline.run.directory import RunDirectory
 from gangline.run.events import read_events
 from gangline_testkit import warm

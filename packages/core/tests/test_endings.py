@@ -21,7 +21,6 @@ from gangline.errors import UserError
 from gangline.launch import failures
 from gangline.launch.failures import RankFailure
 from gangline.launch.signals import hand_on
-from gangline.launch.starts import Starts
 from gangline.run import lock
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import RunEnding, decide_ending, read_ending, write_ending
@@ -31,6 +30,7 @@ from gangline.train.rank import train
 from gangline_basics.launch import several
 from gangline_basics.launch.config import LocalLaunch
 from gangline_basics.launch.several import Agents
+from gangline_basics.launch.starts import Starts
 from gangline_testkit.pool import pool
 from gangline_testkit.sessions import session
 

@@ -24,7 +24,6 @@ from gangline.launch import failures, worker
 from gangline.launch.failures import RankFailure
 from gangline.launch.nodes import fewest_and_most
 from gangline.launch.signals import HandedOn
-from gangline.launch.starts import JobStart, Starts
 from gangline.run import attempts, generation
 from gangline.run.attempts import Attempt
 from gangline.run.ending import EXIT_REQUEUE, RunEnding, clear_ending, read_ending, write_ending
@@ -35,6 +34,7 @@ from gangline_basics.launch.config import ElasticLaunch, LocalLaunch
 from gangline_basics.launch.elastic import Agent, AgentNode, RankFiles
 from gangline_basics.launch.meeting import FileBackend, meet_in
 from gangline_basics.launch.placed import PlacedAddress
+from gangline_basics.launch.starts import JobStart, Starts
 
 
 @pytest.fixture

@@ -23,12 +23,13 @@ from gangline.config import Sidecar
 from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
 from gangline.errors import PeerFailed, UserError
-from gangline.launch import changed_data, forkserver, guard, sidecars
+from gangline.launch import changed_data, forkserver, guard
 from gangline.launch.devices import count_gpus
 from gangline.launch.failures import lost_peer
 from gangline.launch.output import Copied
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
+from gangline_basics.launch import sidecars
 from gangline_basics.launch.config import LocalLaunch
 from gangline_basics.launch.local import start
 from gangline_testkit.pool import close_all
@@ -138,7 +139,7 @@ def test_what_a_run_needs_is_loaded_once_for_all_its_ranks(run_dir):
 
 def test_starting_ranks_imports_torch_only_then():
     code = (
-        "import sys; from gangline.launch import agents, worker, signals, sidecars;"
+        "import sys; from gangline.launch import detected, worker, signals; from gangline_basics.launch import starts;"
         "from gangline_basics.launch import local, config;"
         "assert 'torch' not in sys.modules and 'hydra' not in sys.modules"
     )

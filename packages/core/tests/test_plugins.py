@@ -92,6 +92,17 @@ def test_two_plugins_of_one_name_are_refused_with_both_named(strangers):
     assert not {"one", "two"} & set(found["offers"]["checkpoint"])
 
 
+def test_two_defaults_of_one_group_are_refused_with_both_named(strangers):
+    deep = checkpointer("deep", "gangline_deep").replace("summary=", "default=True, summary=")
+    strangers.add("gangline-deep", deep, version="2.5.1")
+    said = ask(strangers, "checkpoint=torch")["said"]["checkpoint=torch"]
+    assert "two installed packages say what a run has of checkpoint where nobody chooses" in said
+    assert "gangline-basics" in said
+    assert "gangline-deep 2.5.1 (deep)" in said
+    alone = ask(strangers, "checkpoint=deep", plugins="gangline-deep")
+    assert alone["said"] == {"checkpoint=deep": "gangline-deep 2.5.1"}
+
+
 def test_naming_one_of_the_two_settles_it(strangers):
     strangers.add("gangline-one", checkpointer("one", "gangline_one"), plugin="deep")
     strangers.add("gangline-two", checkpointer("two", "gangline_two"), plugin="deep")
@@ -313,10 +324,10 @@ def test_a_part_that_nobody_builds_is_an_error_of_its_plugin(strangers):
 
 
 def test_core_has_a_default_for_every_group():
-    from gangline.config.defaults import DEFAULTS
+    from gangline.config.defaults import default_choices
 
-    assert set(DEFAULTS) == set(GROUPS)
-    for group, choice in DEFAULTS.items():
+    assert set(default_choices()) == set(GROUPS)
+    for group, choice in default_choices().items():
         for name in choice if isinstance(choice, list) else [choice]:
             assert installed().find(group, name).distribution in ("gangline-core", "gangline-basics")
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from gangline.config.answers import Sidecar
-from gangline.launch import sidecars
 from gangline.run import provenance
+from gangline_basics.launch import sidecars
 
 WARM = """
 import multiprocessing

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from gangline.config.defaults import DEFAULTS
+from gangline.config.defaults import default_choices
 from gangline.config.schema import LISTS, Run
 from gangline.config.serial import from_dict
 from gangline.plugin.registry import installed
@@ -40,7 +40,7 @@ def small_run(*settings: str) -> Run:
 
 def content(settings: Iterable[str]) -> dict[str, Any]:
     """Settings as the plain data of a run."""
-    parts: dict[str, Any] = {**DEFAULTS, "track": []}
+    parts: dict[str, Any] = {**default_choices(), "track": []}
     values: dict[str, Any] = {"parts": parts}
     groups = installed().groups()
     for setting in settings:

@@ -45,7 +45,7 @@ LOADED = (
     "gangline.config.resume",
     "gangline_basics.launch.elastic",
     "gangline.launch.requeue",
-    "gangline.launch.sidecars",
+    "gangline_basics.launch.sidecars",
     "hydra",
     "yaml",
 )

@@ -40,6 +40,8 @@ PARTS = (
     Part(
         name="torch",
         config=TorchCheckpoint,
+        default=True,
+        synonyms={"keep_last": "save_total_limit keep_latest_k max_checkpoints"},
         build="gangline_basics.checkpoint.torch_dcp:build",
         summary="torch.distributed.checkpoint files with checksums; saved by any layout, read by any other",
     ),

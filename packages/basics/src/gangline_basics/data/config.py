@@ -116,6 +116,7 @@ PARTS = (
     Part(
         name="text",
         config=TextConfig,
+        default=True,
         build="gangline_basics.data.text:build",
         capabilities={"sample": "gangline_basics.sampling.show:show_sample"},
         summary="text files in memory, as bytes or through a tokenizer.json; by default Python's own source",

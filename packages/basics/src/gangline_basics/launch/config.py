@@ -109,6 +109,8 @@ PARTS = (
         name="local",
         group="launch",
         config=LocalLaunch,
+        default=True,
+        capabilities={"rank": "gangline_basics.launch.under_agent:run_under_agent"},
         build="gangline_basics.launch.local:LocalLauncher",
         summary="processes on this machine, forked from a server that has torch loaded",
     ),

@@ -38,7 +38,6 @@ from gangline.launch.failures import RankFailure
 from gangline.launch.network import LOOPBACK, interface_towards, listening_address
 from gangline.launch.nodes import NAME, machine_of
 from gangline.launch.signals import hand_on
-from gangline.launch.starts import JobStart, Starts, end
 from gangline.launch.worker import SPARE
 from gangline.run import generation
 from gangline.run.ending import EXIT_FAILURE, EXIT_REQUEUE, decide_ending, read_ending
@@ -46,6 +45,7 @@ from gangline.run.events import read_events
 from gangline.run.generation import VARIABLE
 from gangline_basics.launch.agent_log import LOGGERS, agent_log
 from gangline_basics.launch.config import LocalLaunch
+from gangline_basics.launch.starts import JobStart, Starts, end
 from gangline_basics.launch.stops import UNUSED, ranks_that_are_killed, requests
 
 _UNANSWERED = "Timeout waiting for key"  # torch's store of files raises a plain RuntimeError for it

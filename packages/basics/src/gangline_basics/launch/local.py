@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangline.config.schema import Run
-from gangline.launch import forkserver, sidecars
+from gangline.launch import forkserver
 from gangline.launch.base import Launcher
-from gangline.launch.starts import Starts
 from gangline.launch.worker import WORK
 from gangline.pulse import memory
+from gangline_basics.launch import sidecars
 from gangline_basics.launch.config import LocalLaunch
+from gangline_basics.launch.starts import Starts
 
 if TYPE_CHECKING:
     from gangline.run.directory import RunDirectory

@@ -12,20 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
-from gangline.launch import forkserver, guard, sidecars
+from gangline.launch import forkserver, guard
 from gangline.launch.base import Launcher
 from gangline.launch.nodes import UsableRanks, fewest_and_most, name_of_this_node
 from gangline.launch.output import outlive_readers
 from gangline.launch.signals import exit_code, hand_on, name_of, stop_signals
-from gangline.launch.starts import Starts
 from gangline.launch.worker import WORK
 from gangline.pulse import memory
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import EXIT_FAILURE, RunEnding, read_ending
 from gangline.run.generation import progress
+from gangline_basics.launch import sidecars
 from gangline_basics.launch.exclusion import Exclusion
 from gangline_basics.launch.local import say
 from gangline_basics.launch.placed import PlacedAddress
+from gangline_basics.launch.starts import Starts
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

@@ -161,6 +161,20 @@ class Tiny(DecoderConfig):
 
 
 PARTS = (
-    Part(name="tiny", config=Tiny, summary="1.6 M parameters on bytes: minutes on a CPU", **SHARED),
-    Part(name="decoder", config=DecoderConfig, summary="any decoder: every size is yours to give", **SHARED),
+    Part(name="tiny", config=Tiny, summary="1.6 M parameters on bytes: minutes on a CPU", default=True, **SHARED),
+    Part(
+        name="decoder",
+        config=DecoderConfig,
+        summary="any decoder: every size is yours to give",
+        words={"model_name_or_path": "model.weights=DIR  (gangline import DIR prints the complete command)"},
+        synonyms={
+            "dim": "width d_model hidden_size n_embd embed_dim model_dim",
+            "layers": "depth n_layer n_layers num_layers num_hidden_layers",
+            "heads": "n_head n_heads num_heads num_attention_heads",
+            "kv_heads": "n_kv_head n_kv_heads num_kv_heads num_key_value_heads",
+            "hidden": "d_ff ffn_dim ffn_hidden_size intermediate_size",
+            "tied": "tie_embeddings tie_word_embeddings tie_weights tied_embeddings",
+        },
+        **SHARED,
+    ),
 )

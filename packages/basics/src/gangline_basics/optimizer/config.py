@@ -106,6 +106,12 @@ PARTS = (
         build="gangline_basics.optimizer.adamw:build",
         summary="AdamW; weight decay on matrices alone",
         group="optimizer",
+        default=True,
+        synonyms={
+            "weight_decay": "wd",
+            "betas": "beta1 beta2 adam_beta1 adam_beta2",
+            "eps": "epsilon adam_epsilon",
+        },
     ),
     Part(
         name="adamw8bit",

@@ -86,6 +86,7 @@ PARTS = (
     Part(
         name="single",
         config=Single,
+        default=True,
         build="gangline_basics.parallel.single:build",
         summary="One process: the reference that every other layout is tested against",
     ),

@@ -61,7 +61,13 @@ class Fp16(PrecisionConfig):
 
 
 PARTS = (
-    Part(name="fp32", config=Fp32, build="gangline_basics.precision.plain:fp32", summary="Everything in float32"),
+    Part(
+        name="fp32",
+        config=Fp32,
+        build="gangline_basics.precision.plain:fp32",
+        summary="Everything in float32",
+        default=True,
+    ),
     Part(
         name="fp64",
         config=Fp64,

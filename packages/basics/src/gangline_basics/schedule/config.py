@@ -73,6 +73,8 @@ PARTS = (
         build="gangline_basics.schedule.shapes:cosine",
         summary="Warm up, then fall along half a cosine to the end of the run",
         group="schedule",
+        default=True,
+        synonyms={"final": "min_lr final_lr end_lr min_lr_ratio"},
     ),
     Part(
         name="wsd",

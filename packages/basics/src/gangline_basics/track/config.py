@@ -35,12 +35,18 @@ class TensorBoard(TrackConfig):
     path: str | None = None  # null: tensorboard/ in the run directory
 
 
+def tensorboard_command(config: TensorBoard, directory: str) -> str:
+    """The command that shows the curves of the run in `directory`."""
+    return f"tensorboard --logdir {config.path or directory}"
+
+
 PARTS = (
     Part(
         name="console",
         group="track",
         config=Console,
         build="gangline_basics.track.console:build",
+        default=True,
         summary="a progress line with the time left on a terminal, plain lines elsewhere",
     ),
     Part(
@@ -48,6 +54,7 @@ PARTS = (
         group="track",
         config=JsonLines,
         build="gangline_basics.track.jsonl:build",
+        default=True,
         summary="metrics.jsonl: a record a step, floats in full precision",
     ),
     Part(
@@ -55,6 +62,8 @@ PARTS = (
         group="track",
         config=TensorBoard,
         build="gangline_basics.track.tensorboard:build",
+        capabilities={"curves": "gangline_basics.track.config:tensorboard_command"},
+        default=True,
         summary="curves for TensorBoard",
     ),
 )

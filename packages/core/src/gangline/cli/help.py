@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from gangline.config.command_line import known_options, named
-from gangline.config.defaults import DEFAULTS
+from gangline.config.defaults import default_choices
 from gangline.config.fields import REQUIRED, Option
 from gangline.config.recipes import recipes, summary
 from gangline.config.schema import LISTS
@@ -69,11 +69,11 @@ def text(words: Sequence[str] = ()) -> str:
 
 
 def _groups() -> str:
-    found = installed()
+    found, usual_choices = installed(), default_choices()
     width = max(len(group) for group in found.groups())
     lines = ["Groups  (* is the default; gangline plugins says what each part does)"]
     for group in found.groups():
-        default = DEFAULTS.get(group, OFF)
+        default = usual_choices.get(group, OFF)
         usual = default if isinstance(default, list) else [default]
         marked = [f"{name}*" if name in usual else name for name in found.choices(group)]
         absent = [name for name in catalogue.names(group) if name not in found.offers(group)]

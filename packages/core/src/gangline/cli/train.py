@@ -7,10 +7,10 @@ torch nor Hydra; nor does `train --help` further down.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from gangline.cli import guarded
 from gangline.errors import UserError
@@ -146,15 +146,28 @@ def _show(line: CommandLine) -> int:
     return 0
 
 
-def _run(line: CommandLine, argv: Sequence[str]) -> int:
-    from gangline.launch import agents
+def _rank_of_a_job(agent: str) -> Callable[[Callable[[], RunDirectory]], NoReturn]:
+    """What trains as a rank that an agent has started: capability `rank` of the launcher that a run has by default."""
+    from gangline.config.defaults import default_choices
+    from gangline.plugin import registry
 
-    job = agents.detect()
+    name = str(default_choices()["launch"])
+    train = registry.capability(registry.installed().find("launch", name).part.config(), "rank")
+    if train is None:
+        raise UserError(f"{agent} started this process, and launch={name} does not take part in a job of others.")
+    ranks: Callable[[Callable[[], RunDirectory]], NoReturn] = train
+    return ranks
+
+
+def _run(line: CommandLine, argv: Sequence[str]) -> int:
+    from gangline.launch.detected import detect
+
+    job = detect()
     if job is not None:
         default_requests()
         if line.multirun:
             raise UserError(f"{job.agent} started this job for one run; -m starts several.", "Leave out -m.")
-        return agents.run_under_agent(lambda: _prepare(line, argv, job.key))
+        return _rank_of_a_job(job.agent)(lambda: _prepare(line, argv, job.key))
     from gangline.launch import forkserver, requeue
 
     if _ranks_run_here(line):

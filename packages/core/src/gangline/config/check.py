@@ -19,7 +19,7 @@ from gangline.config.suggest import near
 from gangline.config.validation import PATH as VALIDATION_SETS, check_sets, problems_of, read_sets
 from gangline.config.values import written
 from gangline.errors import Problem, UserError
-from gangline.launch import agents
+from gangline.launch.detected import detect
 from gangline.launch.devices import count_gpus
 from gangline.launch.nodes import usable
 from gangline.mesh import DATA_AXES, Mesh
@@ -91,7 +91,7 @@ def _variables(run: Run) -> Iterator[Problem]:
 
 def _too_few_processes(run: Run) -> list[Problem]:
     """The fewest processes that the job goes on with are too few for any layout."""
-    if agents.detect() is not None or (fewest := run.launch.fewest_processes(run)) is None:
+    if detect() is not None or (fewest := run.launch.fewest_processes(run)) is None:
         return []
     ranks, said = fewest
     usable_ranks, found = usable(run, ranks)
@@ -105,7 +105,7 @@ def _too_few_processes(run: Run) -> list[Problem]:
 
 def world_of(run: Run) -> int:
     """How many ranks the run will have: as many as the job has that started this process, else as many as we start."""
-    job = agents.detect()
+    job = detect()
     return job.world if job else run.launch.world(run)
 
 
@@ -184,7 +184,7 @@ def layout_problems(run: Run) -> list[Problem]:
     """Axes that multiply to the world, a batch that divides over the data ranks."""
     world = world_of(run)
     name = installed().part_of(run.parallel).part.name
-    job = agents.detect()
+    job = detect()
     if job and run.launch.processes not in (None, world):
         what = f"launch.processes={run.launch.processes}, but {job.agent} started {world} processes."
         return [Problem(what, "", "Leave launch.processes out: the number is the job's.")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gangline.config.defaults import DEFAULTS
+from gangline.config.defaults import default_choices
 from gangline.config.known_options import KnownOptions
 from gangline.config.schema import LISTS
 from gangline.errors import UserError
@@ -21,7 +21,9 @@ def named(words: Sequence[str]) -> dict[str, list[str]]:
 def known_options(words: Sequence[str]) -> KnownOptions:
     """The options of the run that the words name, defaults where they are silent."""
     given = named(words)
-    choices = {group: [name] if isinstance(name, str) else list(name) for group, name in DEFAULTS.items()} | given
+    choices = {
+        group: [name] if isinstance(name, str) else list(name) for group, name in default_choices().items()
+    } | given
     offers: dict[str, Offer] = {}
     for group in sorted(choices, key=lambda group: "/" in group):
         for name in choices[group] if group in LISTS else choices[group][-1:]:

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gangline.config.schema import LISTS, EditConfig, PartConfig, Run
+from gangline.config.schema import GROUPS, LISTS, EditConfig, PartConfig, Run
 from gangline.config.sections import SECTIONS
 from gangline.errors import UserError
+from gangline.plugin import catalogue
 from gangline.plugin.registry import OFF, installed
 
-DEFAULTS: dict[str, str | list[str]] = {
-    "model": "tiny",
-    "parallel": "single",
-    "precision": "fp32",
-    "optimizer": "adamw",
-    "schedule": "cosine",
-    "checkpoint": "torch",
-    "data": "text",
-    "track": ["console", "jsonl", "tensorboard"],
-    "health": [],
-    "callback": [],
-    "launch": "local",
-}
+
+def default_choices() -> dict[str, str | list[str]]:
+    """The part of each group of core, or the list of them, that a run has where nobody chooses.
+
+    Installed parts say so (`Part.default`); of a group where none does it is what the catalogue knows, to be installed.
+    """
+    found: dict[str, str | list[str]] = {}
+    for group in GROUPS:
+        offers = installed().offers(group).values()
+        names = [offer.part.name for offer in offers if offer.part.default] or catalogue.defaults(group)
+        found[group] = names if group in LISTS else "".join(names[:1])
+    return found
 
 
 def default_suppliers() -> set[str]:
     """The distributions whose parts a run is made of where nothing is chosen."""
-    named = [(group, name) for group, choice in DEFAULTS.items() for name in _listed(choice)]
+    named = [(group, name) for group, choice in default_choices().items() for name in _listed(choice)]
     offers = [installed().offers(group).get(name) for group, name in named]
     return {offer.distribution for offer in offers if offer is not None}
 
@@ -47,10 +47,11 @@ def default_run(**given: Any) -> Run:
     parts: dict[str, Any] = {}
     edits: dict[str, EditConfig] = {}
     extra: dict[str, PartConfig] = {}
-    for group, choice in {**DEFAULTS, **given}.items():
+    usual = default_choices()
+    for group, choice in {**usual, **given}.items():
         if group in LISTS:
             parts[group] = dict(_member(group, one) for one in _listed(choice))
-        elif group in DEFAULTS:
+        elif group in usual:
             parts[group] = _config(group, choice)
         elif choice not in (None, False, OFF):
             config = _config(group, choice)

@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
-from gangline.config.defaults import DEFAULTS
+from gangline.config.defaults import default_choices
 from gangline.config.fields import Option, options
 from gangline.config.schema import LISTS
 from gangline.config.sections import SECTIONS
@@ -147,7 +147,7 @@ def _known(group: str) -> list[str]:
 
 def _added(group: str, name: str) -> list[str]:
     """Return the default members of a list group and one more."""
-    return list(dict.fromkeys([*DEFAULTS[group], name]))
+    return list(dict.fromkeys([*default_choices()[group], name]))
 
 
 def _how_to_get(*lines: str) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gangline.config.schema import ItemSizes, Run
 from gangline.errors import Problem, UserError
-from gangline.launch import agents
+from gangline.launch.detected import detect
 from gangline.launch.devices import count_gpus
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
@@ -31,7 +31,7 @@ def memory_problems(run: Run) -> list[Problem]:
 
     Activations and buffers are not counted, so a run that passes may still run out of memory.
     """
-    local = run.launch.here and not run.launch.shares and agents.detect() is None
+    local = run.launch.here and not run.launch.shares and detect() is None
     on_cpu = run.run.device == "cpu" or not (
         count_gpus(run.run.device) or any(Path(file).exists() for file in OTHER_GPUS)
     )

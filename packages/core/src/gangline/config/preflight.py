@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
-from gangline.config.defaults import DEFAULTS
+from gangline.config.defaults import default_choices
 from gangline.config.known_options import LAYERS, KnownOptions
 from gangline.config.schema import GROUPS, LISTS
 from gangline.config.suggest import near
@@ -185,7 +185,7 @@ def _choose(
     picks: Iterable[Override], layers: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Choice], list[dict[str, Any]]]:
     """The final choice in every group; and the layers without what belonged to parts that were replaced."""
-    choices: dict[str, Choice] = {key: list(v) if isinstance(v, list) else v for key, v in DEFAULTS.items()}
+    choices: dict[str, Choice] = dict(default_choices())
     before: list[dict[str, Choice]] = []
     for layer in layers:
         _replace(choices, {group: _choice(group, value) for group, value in (layer.get("parts") or {}).items()})

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from gangline.plugin import catalogue
 
-# What others call an option: ours -> their words, in the part of the path behind the last dot.
+# What others call an option that every run has: ours -> their words, in the part of the path behind the last dot.
 SYNONYMS = {
     "run.steps": "epochs num_epochs max_steps num_steps train_steps total_steps max_iters iters",
     "run.seed": "random_seed rng_seed",
@@ -18,20 +18,9 @@ SYNONYMS = {
     "validate.every": "eval_every eval_interval eval_steps val_interval",
     "optimizer.learning_rate": "lr max_lr peak_lr rate",
     "optimizer.clip_norm": "grad_clip clip clip_grad clip_grad_norm gradient_clipping max_norm max_grad_norm",
-    "optimizer.weight_decay": "wd",
-    "optimizer.betas": "beta1 beta2 adam_beta1 adam_beta2",
-    "optimizer.eps": "epsilon adam_epsilon",
     "schedule.warmup_steps": "warmup warmup_iters num_warmup_steps",
-    "schedule.final": "min_lr final_lr end_lr min_lr_ratio",
-    "model.dim": "width d_model hidden_size n_embd embed_dim model_dim",
-    "model.layers": "depth n_layer n_layers num_layers num_hidden_layers",
-    "model.heads": "n_head n_heads num_heads num_attention_heads",
-    "model.kv_heads": "n_kv_head n_kv_heads num_kv_heads num_key_value_heads",
-    "model.hidden": "d_ff ffn_dim ffn_hidden_size intermediate_size",
-    "model.tied": "tie_embeddings tie_word_embeddings tie_weights tied_embeddings",
     "model.vocab_size": "vocab n_vocab vocabulary_size",
     "checkpoint.every": "save_every save_interval save_steps checkpoint_interval ckpt_every",
-    "checkpoint.keep_last": "save_total_limit keep_latest_k max_checkpoints",
     "data.path": "dataset data_path data_dir corpus files",
     "launch.processes": "nproc nproc_per_node num_processes world_size gpus ngpus num_gpus",
 }
@@ -43,11 +32,10 @@ ANSWERS = {
     "gradient_accumulation_steps gradient_accumulation grad_accum accumulation accumulate_grad_batches": (
         "batch.micro_size=N  (gradient accumulation = batch.global_size / (batch.micro_size x data-parallel ranks))"
     ),
-    "model_name_or_path": "model.weights=DIR  (gangline import DIR prints the complete command)",
     "config_file": "recipe=NAME|FILE.yaml",
 }
 _ANSWER = {word: answer for words, answer in (ANSWERS | catalogue.WORDS).items() for word in words.split()}
-_OURS = {theirs: ours for ours, words in SYNONYMS.items() for theirs in words.split()}
+_OURS = {theirs: ours for ours, words in (SYNONYMS | catalogue.SYNONYMS).items() for theirs in words.split()}
 
 
 def near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:

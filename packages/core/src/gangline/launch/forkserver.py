@@ -152,7 +152,11 @@ def of_run(run: Run) -> set[str]:
     from gangline.plugin.registry import installed
 
     usual, offers = default_suppliers(), [installed().part_of(config) for _, config in run.parts()]
-    return {*needs(run), *asked_by_parts(run), *(offer.part.build.partition(":")[0] for offer in offers if offer.distribution in usual)}
+    return {
+        *needs(run),
+        *asked_by_parts(run),
+        *(offer.part.build.partition(":")[0] for offer in offers if offer.distribution in usual),
+    }
 
 
 def set_environment() -> None:

@@ -23,12 +23,14 @@ class KnownPart:
     distribution: str
     summary: str
     edit: bool = False  # a model edit: its group has `off` even where nothing supplies the group
+    default: bool = False  # as of `Part`
 
 
 _CONTENT = json.loads(DATA.read_text(encoding="utf-8"))
 ENTRIES = tuple(KnownPart(**entry) for entry in _CONTENT["parts"])
 VERBS: dict[str, str] = _CONTENT["verbs"]  # verbs of `gangline` -> the distribution that they come with
 WORDS: dict[str, str] = _CONTENT["words"]  # words of other frameworks that a part answers, as `Part.words` has them
+SYNONYMS: dict[str, str] = _CONTENT["synonyms"]  # path of an option -> what other frameworks call it
 
 
 def get(distribution: str) -> str:
@@ -70,6 +72,11 @@ def groups() -> list[str]:
 def edit_groups() -> set[str]:
     """The groups of model edits among them."""
     return {entry.group for entry in ENTRIES if entry.edit}
+
+
+def defaults(group: str) -> list[str]:
+    """What a run has of `group` where nobody chooses."""
+    return [entry.name for entry in ENTRIES if entry.group == group and entry.default]
 
 
 def names(group: str) -> list[str]:

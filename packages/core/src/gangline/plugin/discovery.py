@@ -98,6 +98,7 @@ def discover(environ: Mapping[str, str]) -> Found:
             _same_name(found, name, entries, [other for other in by_name if other != name])
         else:
             _load(found, manager, entries[0])
+    _two_defaults(found)
     for offer in [offer for offers in found.offers.values() for offer in offers.values()]:
         if why := _nobody_builds(found, offer):
             plugin = next((entry.name for entry in ours if owner(entry) == offer.distribution), offer.distribution)
@@ -199,6 +200,15 @@ def _add(found: Found, dist: str, version: str, offered: Iterable[Offer | Comman
         if first is not thing:
             found.clashing[place] = _clash(f"offer {thing.group}={thing.part.name}", first.supplier, thing.supplier)
             found.clashes.append(found.clashing[place])
+
+
+def _two_defaults(found: Found) -> None:
+    """Two parts that both say that a run has them: which is meant nobody can say. Lists have any number."""
+    for group, offers in found.offers.items():
+        usual = [offer for offer in offers.values() if offer.part.default]
+        if group not in LISTS and len(usual) > 1:
+            names = (f"{offer.supplier} ({offer.part.name})" for offer in usual)
+            found.clashes.append(_clash(f"say what a run has of {group} where nobody chooses", *names))
 
 
 def _clash(what: str, *who: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import sys
 
 from gangline.config.schema import Run
 from gangline.errors import UserError
+from gangline.plugin import registry
 from gangline.train.session import Session
 
 
@@ -17,7 +18,7 @@ def left_behind(s: Session, why: str) -> dict[str, str]:
     more = f" run.steps={2 * s.step}" if why == "done" else ""
     return {
         "figure": figure_of(s) if ended else "",
-        "curves": f"gangline compare {directory} OTHER_RUN{_tensorboard(s.run, str(directory))}" if ended else "",
+        "curves": f"gangline compare {directory} OTHER_RUN{_shown_by(s.run, str(directory))}" if ended else "",
         "resume": f"train resume={directory}{more}" if ended and s.saved else "",
     }
 
@@ -36,6 +37,7 @@ def figure_of(s: Session) -> str:
         return ""
 
 
-def _tensorboard(run: Run, directory: str) -> str:
-    config = run.track.get("tensorboard")
-    return "" if config is None else f", tensorboard --logdir {getattr(config, 'path', None) or directory}"
+def _shown_by(run: Run, directory: str) -> str:
+    """The commands of others that show what the run's trackers wrote (capability `curves`), each after a comma."""
+    found = [(config, registry.capability(config, "curves")) for config in run.track.values()]
+    return "".join(f", {shows(config, directory)}" for config, shows in found if shows)
