@@ -413,26 +413,16 @@ def test_the_command_refuses_with_code_2_and_no_traceback(tmp_path, capsys):
         assert wrong[0] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["sample", "export"])
-def test_a_damaged_checkpoint_is_told_without_a_traceback(verb, tmp_path, capsys):
+def test_a_damaged_checkpoint_is_told_without_a_traceback(tmp_path, capsys):
     run = make_run(tmp_path / "run", 1, 2)
     for file in (tmp_path / "run" / "checkpoints" / "step-00000002").rglob("*.distcp"):
         file.write_bytes(file.read_bytes()[:100])
-    words = {"sample": ["--tokens", "2", "--device", "cpu"], "export": [str(tmp_path / "out")]}[verb]
-    assert main([verb, run.run.dir, *words]) == 2
+    words = ["--tokens", "2", "--device", "cpu"]
+    assert main(["sample", run.run.dir, *words]) == 2
     told = capsys.readouterr().err
     assert "is damaged" in told
     assert "--checkpoint" in told
-    assert not (tmp_path / "out").exists()
-    assert main([verb, run.run.dir, *words, "--checkpoint", "step-00000001"]) == 0
-
-
-@pytest.mark.parametrize("wrong", [["--shard-gb", "nan"], ["--shard-gb", "0"], ["--merge", "--apart", "lora"]])
-def test_words_of_an_export_that_mean_nothing_are_refused(wrong, tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["export", str(tmp_path), str(tmp_path / "out"), *wrong])
-    assert ended.value.code == 2
-    assert wrong[-2] in capsys.readouterr().err
+    assert main(["sample", run.run.dir, *words, "--checkpoint", "step-00000001"]) == 0
 
 
 def test_what_several_processes_trained_one_samples(runs):

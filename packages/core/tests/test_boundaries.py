@@ -31,6 +31,20 @@ def test_core_has_no_word_of_a_plugin():
     assert said == {}
 
 
+def test_core_imports_no_other_package():
+    """Nor does it name a module of one: what lies beyond core comes by way of the parts that are installed."""
+    packages = {path.name for path in SOURCE.parents[2].glob("*/src/gangline_*")}
+    found = {
+        f"{path.relative_to(SOURCE)}: {name}"
+        for path in FILES
+        if path.suffix == ".py" and path.name != "hooks.py"  # whose examples are plugins
+        for name in re.findall(r"\bgangline_[a-z_]+", path.read_text())
+        if name in packages
+    }
+    assert len(packages) > 10
+    assert found == set()
+
+
 def test_the_words_are_ones_that_the_catalogue_does_use():
     assert {word.lower() for word in OF_PLUGINS.findall((SOURCE / "plugin/catalogue.json").read_text())} >= {
         "moe",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
+from gangline.cli.main import main
 from gangline.cli.train import main as train
 from gangline.config.check import problems
 from gangline.config.compose import compose_one
@@ -92,6 +94,27 @@ def test_averages_are_exported_by_their_prefix(tmp_path):
     torch.testing.assert_close(theirs[name], average)
     assert theirs.keys() == own.keys()
     assert not torch.equal(theirs[name], own[name])
+
+
+@pytest.mark.parametrize("wrong", [["--shard-gb", "nan"], ["--shard-gb", "0"], ["--merge", "--apart", "lora"]])
+def test_words_of_an_export_that_mean_nothing_are_refused(wrong, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["export", str(tmp_path), str(tmp_path / "out"), *wrong])
+    assert ended.value.code == 2
+    assert wrong[-2] in capsys.readouterr().err
+
+
+def test_an_export_of_a_damaged_checkpoint_is_told_without_a_traceback(tmp_path, capsys):
+    trained(tmp_path / "run", "run.steps=2", "checkpoint.every=1")
+    for file in (tmp_path / "run" / "checkpoints" / "step-00000002").rglob("*.distcp"):
+        file.write_bytes(file.read_bytes()[:100])
+    words = ["export", str(tmp_path / "run"), str(tmp_path / "out")]
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert "is damaged" in told
+    assert "--checkpoint" in told
+    assert not (tmp_path / "out").exists()
+    assert main([*words, "--checkpoint", "step-00000001"]) == 0
 
 
 def test_without_this_package_it_is_named(tmp_path):

@@ -1,0 +1,54 @@
+"""What goes in and out: the data, the tracker and the launcher of the set. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from gangline.data.base import DataSource
+from gangline.launch.base import Launcher
+from gangline.track import Tracker
+
+
+class StepsSource(DataSource):
+    def __init__(self, config, run, split):
+        self.modulus, self.tokens, self.seed = run.model.vocab_size, run.batch.sequence_length + 1, run.seed
+        self.split = split
+
+    def sample(self, i):
+        draws = np.random.default_rng((self.seed, self.split == "train", i)).integers(1, 3, self.tokens)
+        return {"tokens": np.cumsum(draws) % self.modulus}
+
+    def length(self):
+        return 64
+
+    def fingerprint(self):
+        return f"steps-{self.modulus}-{self.tokens}-{self.seed}-{self.split}"
+
+
+class QuietTracker(Tracker):
+    """A line of JSON for each step."""
+
+    def __init__(self, config, run):
+        self.path = Path(run.run.dir, "losses.jsonl")
+
+    def record(self, record):
+        with self.path.open("a") as file:
+            file.write(json.dumps([record.step, record.loss]) + "\n")
+
+
+class HereLauncher(Launcher):
+    """One rank, a process of its own."""
+
+    def __init__(self, config, run):
+        pass
+
+    def launch(self, directory):
+        code = f"import sys\nfrom gangline.launch import worker\nworker.leave(worker.main({str(directory.path)!r}))"
+        alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        return subprocess.run([sys.executable, "-c", code], env={**os.environ, **alone}).returncode
