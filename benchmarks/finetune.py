@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from gangline.batch import Batch
-from gangline.comm.fake import FakeComms
 from gangline.config import Run
 from gangline.config.compose import compose_one
 from gangline.data.expand import expand
@@ -32,6 +31,7 @@ from gangline.plugin import registry
 from gangline.runtime import Job, Runtime
 from gangline.train.build import draw_weights
 from gangline.train.recompute_and_compile import finisher
+from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
 from gangline_testkit.inputs import whole_sequences
 
 SHAPE = {"vocab_size": 2048, "dim": 256, "layers": 4, "heads": 8, "kv_heads": 4, "hidden": 704}

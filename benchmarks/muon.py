@@ -25,9 +25,8 @@ from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed, compose_model
 from gangline.model.init import initialise
-from gangline.parallel.owners import MatrixId
 from gangline.plugin.registry import build
-from gangline.runtime import Job, Runtime
+from gangline.runtime import Job, MatrixId, Runtime
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.optimizer.config import Muon

@@ -7,7 +7,6 @@ import re
 import pytest
 import torch
 
-from gangline.comm.fake import FakeComms
 from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed
@@ -17,6 +16,7 @@ from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.commands import main
 from gangline_parallel_megatron_style.cost import memory, traffic
 from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
 from gangline_testkit import StrategySuite
 from gangline_testkit.inputs import whole_sequences
 from gangline_testkit.runs import small_run

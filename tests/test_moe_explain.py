@@ -13,7 +13,6 @@ from fractions import Fraction
 import pytest
 import torch
 
-from gangline.comm.fake import FakeComms
 from gangline.config.compose import compose_one
 from gangline.config.defaults import default_run
 from gangline.errors import UserError
@@ -23,13 +22,13 @@ from gangline.model.build import construct
 from gangline.model.compose import Composed
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.local_sizes import LocalSizes
-from gangline.parallel.prepare import set_products
 from gangline.plan import Fold, Plan
 from gangline.plugin import registry
 from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.model.decoder_nodes import FeedForwardNode
 from gangline_basics.model.gating import Gating
+from gangline_basics.parallel.prepare import set_products
 from gangline_moe.config import FOLD, MoeOptions
 from gangline_moe.dispatch.dispatcher import TokenDispatcher
 from gangline_moe.edit import layer_node
@@ -41,6 +40,7 @@ from gangline_parallel_megatron_style.cost.activations import ActivationSizes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import links
 from gangline_parallel_megatron_style.explain.explained import case_of, explained
+from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
 from gangline_parallel_megatron_style.explain.trace import Allocations, Traced, trace
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 

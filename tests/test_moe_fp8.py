@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from gangline.model.build import construct
-from gangline.parallel.prepare import set_products
 from gangline.plan import Plan
 from gangline.plugin.registry import build
 from gangline_basics.model.decoder_nodes import FeedForwardNode
+from gangline_basics.parallel.prepare import set_products
 from gangline_moe.config import MoeOptions
 from gangline_moe.edit import layer_node
 from gangline_moe.products import PrecisionProducts

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from gangline.parallel.norm import MeasuredNorm, clip, global_norm, ordered_norm, row_squares
+from gangline_basics.parallel.norm import MeasuredNorm, clip, global_norm, ordered_norm, row_squares
 
 
 def gradients(seed=0, dtype=torch.float32):

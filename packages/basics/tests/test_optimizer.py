@@ -8,9 +8,8 @@ import torch
 from gangline.config.compose import compose
 from gangline.mesh import Mesh
 from gangline.optimizer.pieces import decay_of
-from gangline.parallel.owners import MatrixId
 from gangline.plan import chosen, is_mapped
-from gangline.runtime import ParamShard, ShardedParam
+from gangline.runtime import MatrixId, ParamShard, ShardedParam
 from gangline.shard import Box, Division, Layout, Registry, Shard
 from gangline_basics.optimizer.adamw import AdamwOptimizer
 from gangline_basics.optimizer.adamw8bit import Adamw8bitOptimizer

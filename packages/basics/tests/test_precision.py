@@ -16,7 +16,6 @@ from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import Composed
 from gangline.model.init import initialise
-from gangline.parallel.storage import WholeStorage
 from gangline.precision import Precision
 from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
@@ -27,6 +26,7 @@ from gangline_basics.optimizer.config import Adamw
 from gangline_basics.parallel.config import Ddp, Single
 from gangline_basics.parallel.ddp import build as build_ddp
 from gangline_basics.parallel.single import build as build_single
+from gangline_basics.parallel.storage import WholeStorage
 from gangline_basics.precision.config import PARTS, Fp16
 from gangline_basics.precision.fp16 import ScaledFp16
 from gangline_basics.precision.plain import Plain

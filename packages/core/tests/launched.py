@@ -217,7 +217,7 @@ def main() -> int:
             from gangline_basics.launch.under_agent import run_under_agent
 
             run_under_agent(compose(run_dir), f"launched:{target}", tuple(json.loads(args)))
-        from gangline.launch import forkserver
+        from gangline_basics.launch import forkserver
         from gangline_basics.launch.config import LocalLaunch
         from gangline_basics.launch.local import start
 

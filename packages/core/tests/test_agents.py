@@ -16,10 +16,11 @@ import pytest
 from gangline.comm.job_store import ADDRESS
 from gangline.config.defaults import default_run
 from gangline.errors import UserError
-from gangline.launch import forkserver, requeue
+from gangline.launch import requeue
 from gangline.launch.detected import detect, first_host, tasks_per_node
 from gangline.run.directory import RunDirectory
 from gangline.run.events import read_events
+from gangline_basics.launch import forkserver
 from gangline_testkit import warm
 from gangline_testkit.ports import free_port
 from gangline_testkit.processes import kill

@@ -10,8 +10,8 @@ from gangline.data.base import DataSource
 from gangline.data.expand import count, expand
 from gangline.data.reader import ReadPlace
 from gangline.data.sample_reader import KeptMemory, stacked
-from gangline.parallel.microbatch import count_on_host
 from gangline.train.batches import Batches
+from gangline_basics.parallel.microbatch import count_on_host
 
 CPU = torch.device("cpu")
 

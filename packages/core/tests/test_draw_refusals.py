@@ -9,8 +9,8 @@ import torch
 
 from gangline.cli.main import main
 from gangline.errors import UserError
-from gangline.sampling.draw import draw
-from gangline.sampling.options import Sampling
+from gangline.sampling import Sampling
+from gangline_basics.sampling.draw import draw
 from gangline_testkit.sessions import trained
 
 

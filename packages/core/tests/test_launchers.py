@@ -10,10 +10,10 @@ from gangline.cli import main as gangline
 from gangline.cli.train import main as train
 from gangline.config.check import check, world_of
 from gangline.config.defaults import default_run
-from gangline.launch import forkserver
 from gangline.plugin import catalogue
 from gangline.plugin.registry import installed
 from gangline.run.directory import RunDirectory
+from gangline_basics.launch import forkserver
 from gangline_basics.launch.config import LocalLaunch
 from gangline_testkit import as_installed
 from gangline_testkit.real_runs import SMALL, small_text

@@ -243,7 +243,7 @@ def catches(pid: int, signum: signal.Signals) -> bool:
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_a_server_that_still_loads_torch_goes_with_its_parent(name):
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # in the background it is ignored
-    code += "; from gangline.launch import forkserver; forkserver.warm(); print('warm', flush=True); input()"
+    code += "; from gangline_basics.launch import forkserver; forkserver.warm(); print('warm', flush=True); input()"
     parent = subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,

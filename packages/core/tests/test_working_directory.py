@@ -14,10 +14,10 @@ from gangline_basics.launch import sidecars
 
 WARM = """
 import multiprocessing
-from gangline.launch import forkserver
+from gangline_basics.launch import forkserver
 
 if __name__ == "__main__":
-    forkserver.PRELOAD = ("gangline.launch.server", "json")
+    forkserver.PRELOAD = ("gangline_basics.launch.server", "json")
     forkserver.warm()
     child = multiprocessing.get_context("forkserver").Process(target=print, args=("forked",))
     child.start()

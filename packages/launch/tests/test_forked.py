@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 CODE = """
 import sys
 from gangline.config.defaults import default_run
-from gangline.launch import forkserver
+from gangline_basics.launch import forkserver
 from gangline_launch.forked import fork_agent
 """
 RANKS = """

@@ -23,8 +23,8 @@ from gangline.config.compose import compose, compose_one
 from gangline.model.compose import compose_model
 from gangline.model.forward_context import Collected, Frame, frame
 from gangline.model.init import whole_model
-from gangline.parallel.prepare import finish_head
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.parallel.prepare import finish_head
 from gangline_models.hugging_face.config import edited_config_from
 from gangline_testkit import ModelEditSuite
 from gangline_testkit.inputs import microbatch

@@ -15,10 +15,10 @@ from gangline.model.build import construct
 from gangline.model.forward_context import Collected, Frame
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.weight_grads import deferring
-from gangline.parallel.prepare import set_products
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import FeedForwardNode
 from gangline_basics.model.gating import Gating
+from gangline_basics.parallel.prepare import set_products
 from gangline_basics.precision.plain import Plain
 from gangline_moe.config import MoeOptions
 from gangline_moe.edit import layer_node

@@ -7,10 +7,10 @@ import pytest
 from gangline.cli.train import main
 from gangline.config.defaults import default_run
 from gangline.errors import Problem
-from gangline.launch import forkserver
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.plan import Cut, Fold, Plan
+from gangline_basics.launch import forkserver
 from gangline_basics.launch.config import LocalLaunch
 from gangline_parallel_megatron_style.config import Fsdp, Hsdp, Pp, ThreeD, Tp
 from gangline_parallel_megatron_style.layout import fits

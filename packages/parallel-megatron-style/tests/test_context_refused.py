@@ -13,9 +13,9 @@ from gangline.config.check import check
 from gangline.errors import UserError
 from gangline.model.calls import AttentionCall, LossCall
 from gangline.model.seams import calls
-from gangline.parallel.prepare import set_products
 from gangline_basics.model.attention import plain
 from gangline_basics.model.loss import CrossEntropy
+from gangline_basics.parallel.prepare import set_products
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.commands import main
 from gangline_parallel_megatron_style.context.apply import Method, set_attention

@@ -9,7 +9,6 @@ import torch
 from test_cost_traffic import microbatch
 from torch import nn
 
-from gangline.comm.fake import FakeComms
 from gangline.config import RunSection
 from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
@@ -24,6 +23,7 @@ from gangline_basics.model.config import DecoderConfig
 from gangline_parallel_megatron_style.config import Pp, Tp
 from gangline_parallel_megatron_style.cost import activations, peak_memory, timing
 from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
 from gangline_testkit import bytes_kept
 
 MODEL = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, hidden=48)

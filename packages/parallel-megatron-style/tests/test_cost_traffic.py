@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from gangline.batch import Batch
-from gangline.comm.fake import FakeComms
 from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed, compose_model
@@ -18,6 +17,7 @@ from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.cost import traffic
 from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
 from gangline_testkit.inputs import whole_sequences
 
 TINY = (
@@ -159,7 +159,7 @@ MUON = [
 @pytest.mark.parametrize("words", MUON)
 def test_what_muon_gathers_and_hands_out(words, monkeypatch):
     """Of all ranks of a stage together, for they do not send the same; in several batches."""
-    monkeypatch.setattr("gangline.parallel.owners.LIMIT", 20_000)
+    monkeypatch.setattr("gangline_basics.parallel.owners.LIMIT", 20_000)
     run = compose_one([*TINY.split(), "optimizer=muon", *words.split()])
     mesh = Mesh.of(run.parallel.axes(run.launch.processes or run.parallel.world(0)))
     case, (tree, plan) = Case.of(run, mesh), compose_model(run)

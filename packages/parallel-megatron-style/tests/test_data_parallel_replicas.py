@@ -9,7 +9,7 @@ from torch import Tensor
 from gangline.mesh import Mesh
 from gangline.model import forward_context
 from gangline.model.compose import compose_model
-from gangline.parallel.microbatch import frame_of
+from gangline_basics.parallel.microbatch import frame_of
 from gangline_testkit import strategy_ranks
 from gangline_testkit.compare import Held, all_close, assemble
 from gangline_testkit.pool import pool

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from gangline.comm.solo import Solo
-from gangline.parallel.prepare import set_products
 from gangline.plan import Plan
+from gangline_basics.parallel.prepare import set_products
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 

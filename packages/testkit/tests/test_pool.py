@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from gangline.errors import UserError
-from gangline.launch import forkserver
 from gangline.mesh import Mesh
 from gangline.plugin.registry import installed
+from gangline_basics.launch import forkserver
 from gangline_testkit import rank
 from gangline_testkit.install import as_installed
 from gangline_testkit.pool import PoolBroken, pool

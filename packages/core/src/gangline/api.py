@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from gangline.config.check import check
 from gangline.config.schema import Run
 from gangline.errors import UserError
+from gangline.launch.base import preparation
 from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
 
@@ -70,10 +71,8 @@ def launch(directory: RunDirectory) -> int:
     keeps the configuration that it had.
     """
     run = directory.run()
-    if not run.launch.here:
-        from gangline.launch import forkserver
-
-        forkserver.drop()
+    if not run.launch.here and (ready := preparation()):
+        ready.stop()
     try:
         return registry.build(run.launch, run).launch(directory)
     except UserError:

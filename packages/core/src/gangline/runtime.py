@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -17,13 +17,20 @@ if TYPE_CHECKING:
     from gangline.config.schema import Run
     from gangline.mesh import Mesh
     from gangline.model.compose import Composed
-    from gangline.parallel.owners import MatrixId
-    from gangline.parallel.prepare import Finish
     from gangline.plan import Plan
     from gangline.precision import Precision
-    from gangline.sampling.decode import Stop
-    from gangline.sampling.options import Sampling, Written
+    from gangline.sampling import Sampling, Stop, Written
     from gangline.shard import Registry, Shard
+
+
+Finish = Callable[["nn.Module", str], None]  # (block, its path): recomputation and compilation, in place
+
+
+class MatrixId(NamedTuple):
+    """A matrix by the parameter that it is, or is one of a stack of: leading dims flattened, counted from 0."""
+
+    name: str
+    number: int
 
 
 @dataclass(frozen=True)

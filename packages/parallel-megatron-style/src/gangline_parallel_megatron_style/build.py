@@ -15,11 +15,11 @@ from gangline.mesh import Mesh
 from gangline.model.linear import Linear
 from gangline.model.seams import calls, recomputed
 from gangline.model.tree import Node, by_path
-from gangline.parallel.prepare import bind_folds, finish_head, set_products
 from gangline.plan import Plan
 from gangline.precision import Precision
 from gangline.runtime import Job
 from gangline.shard import dtype_name, model_array
+from gangline_basics.parallel.prepare import bind_folds, finish_head, set_products
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.config import AxesConfig
 from gangline_parallel_megatron_style.data_parallel.describe import describe

@@ -19,16 +19,15 @@ from gangline.batch import Batch
 from gangline.mesh import AXES, DATA_AXES
 from gangline.model import forward_context
 from gangline.model.forward_context import Collected
-from gangline.parallel.matrices import Matrices
-from gangline.parallel.metrics import Tally
-from gangline.parallel.microbatch import count_tokens, frame_of
-from gangline.parallel.owners import MatrixId
-from gangline.parallel.sample_losses import check_share, evaluated, in_global_order
-from gangline.runtime import Runtime, ShardedParam, StepResult
-from gangline.sampling.decode import Stop, decode
-from gangline.sampling.on_ranks import writing
-from gangline.sampling.options import Sampling, Written
+from gangline.runtime import MatrixId, Runtime, ShardedParam, StepResult
+from gangline.sampling import Sampling, Stop, Written
 from gangline.shard import Registry, Shard
+from gangline_basics.parallel.matrices import Matrices
+from gangline_basics.parallel.metrics import Tally
+from gangline_basics.parallel.microbatch import count_tokens, frame_of
+from gangline_basics.parallel.sample_losses import check_share, evaluated, in_global_order
+from gangline_basics.sampling.decode import decode
+from gangline_basics.sampling.on_ranks import writing
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.data_parallel.group_schedule import GroupSchedule
 from gangline_parallel_megatron_style.data_parallel.norm import GradNorm

@@ -9,7 +9,7 @@ from torch import Tensor
 from gangline.batch import Batch
 from gangline.comm.base import Comm, Pending
 from gangline.model.forward_context import Collected, Frame
-from gangline.parallel.microbatch import count_on_host, frame_of
+from gangline_basics.parallel.microbatch import count_on_host, frame_of
 
 
 class StepContext:

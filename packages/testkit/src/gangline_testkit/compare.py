@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gangline.parallel.owners import MatrixId
+from gangline.runtime import MatrixId
 
 Held = tuple[str, tuple[int, ...], Tensor]  # array name, offset, what lies there
 Clipped = tuple[float, list[Held], list[Held]]  # the norm that `clip` gives, and the gradients before and after it

@@ -266,9 +266,9 @@ def written(job: Job) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """
     from gangline.comm.solo import Solo
     from gangline.model.init import whole_model
-    from gangline.parallel.prepare import bind_folds
-    from gangline.sampling.decode import decode
-    from gangline.sampling.options import Sampling
+    from gangline.sampling import Sampling
+    from gangline_basics.parallel.prepare import bind_folds
+    from gangline_basics.sampling.decode import decode
 
     if recomputed(job.tree):
         return []

@@ -27,7 +27,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from gangline.launch.forkserver import drop
+from gangline_basics.launch.forkserver import drop
 from gangline_testkit.rank import Failure, serve
 from gangline_testkit.ship import pack
 

@@ -15,11 +15,10 @@ from gangline.mesh import Mesh
 from gangline.model.compose import Composed
 from gangline.model.init import initialise
 from gangline.model.tree import Node
-from gangline.parallel.owners import MatrixId
 from gangline.plan import Plan
 from gangline.plugin.registry import load
 from gangline.precision import Precision
-from gangline.runtime import Job as RuntimeJob, Runtime
+from gangline.runtime import Job as RuntimeJob, MatrixId, Runtime
 from gangline.shard import Registry, dtype_name, model_array, parameter_of
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.precision.plain import Plain

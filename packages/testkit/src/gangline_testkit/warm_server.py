@@ -31,12 +31,13 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from gangline.errors import UserError
-from gangline.launch import forkserver
 from gangline.plugin.hooks import ENTRY_POINTS
+from gangline_basics.launch import forkserver
 from gangline_testkit.warm_client import NUMBER
 
+SIGNALS_OF_THE_SERVER = "gangline_basics.launch.server"
 LOADED = (
-    *(name for name in forkserver.PRELOAD if name != "gangline.launch.server"),  # that one is of the ranks' own server
+    *(name for name in forkserver.PRELOAD if name != SIGNALS_OF_THE_SERVER),  # that is of the ranks' own server
     "gangline.api",
     "gangline.plugin.builtin",
     "gangline.cli",

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 
 from gangline.comm.ordered import sum_rows
-from gangline.parallel.microbatch import count_tokens, frame_of
-from gangline.parallel.norm import clip
-from gangline.parallel.owners import MatrixId
+from gangline.runtime import MatrixId
+from gangline_basics.parallel.microbatch import count_tokens, frame_of
+from gangline_basics.parallel.norm import clip
 from gangline_testkit.toys.rows import RowsRuntime
 
 

@@ -19,10 +19,10 @@ from gangline.model.flops import flops_per_token, parameter_count
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct
 from gangline.model.tree import Node, by_path, parameter_shapes
-from gangline.parallel.owners import most_matrix_bytes
 from gangline.plan import Plan, block_number, is_mapped
 from gangline.shard import Layout, Registry, model_array
 from gangline_basics.explain.activations import ActivationSizes, of_head, of_node, recomputed_attention
+from gangline_basics.parallel.owners import most_matrix_bytes
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

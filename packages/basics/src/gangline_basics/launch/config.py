@@ -110,7 +110,10 @@ PARTS = (
         group="launch",
         config=LocalLaunch,
         default=True,
-        capabilities={"rank": "gangline_basics.launch.under_agent:run_under_agent"},
+        capabilities={
+            "rank": "gangline_basics.launch.under_agent:run_under_agent",
+            "preparation": "gangline_basics.launch.forkserver:ForkServer",
+        },
         build="gangline_basics.launch.local:LocalLauncher",
         summary="processes on this machine, forked from a server that has torch loaded",
     ),

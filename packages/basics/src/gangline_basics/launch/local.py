@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangline.config.schema import Run
-from gangline.launch import forkserver
 from gangline.launch.base import Launcher
 from gangline.launch.worker import WORK
 from gangline.pulse import memory
-from gangline_basics.launch import sidecars
+from gangline_basics.launch import forkserver, sidecars
 from gangline_basics.launch.config import LocalLaunch
 from gangline_basics.launch.starts import Starts
 

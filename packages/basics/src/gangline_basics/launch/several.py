@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
-from gangline.launch import forkserver, guard
+from gangline.launch import guard
 from gangline.launch.base import Launcher
 from gangline.launch.nodes import UsableRanks, fewest_and_most, name_of_this_node
 from gangline.launch.output import outlive_readers
@@ -22,7 +22,7 @@ from gangline.pulse import memory
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import EXIT_FAILURE, RunEnding, read_ending
 from gangline.run.generation import progress
-from gangline_basics.launch import sidecars
+from gangline_basics.launch import forkserver, sidecars
 from gangline_basics.launch.exclusion import Exclusion
 from gangline_basics.launch.local import say
 from gangline_basics.launch.placed import PlacedAddress

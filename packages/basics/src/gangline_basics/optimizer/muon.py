@@ -22,9 +22,8 @@ from torch import Tensor
 from gangline.config.schema import Run
 from gangline.optimizer.base import Optimizer
 from gangline.optimizer.pieces import decay_of, in_blocks, state_shard
-from gangline.parallel.owners import MatrixId
 from gangline.plan import chosen
-from gangline.runtime import Runtime, ShardedParam
+from gangline.runtime import MatrixId, Runtime, ShardedParam
 from gangline.shard import Shard, model_array
 from gangline_basics.optimizer.adamw import AdamwOptimizer
 from gangline_basics.optimizer.config import Muon

@@ -17,19 +17,17 @@ from gangline.mesh import DATA_AXES
 from gangline.model import forward_context
 from gangline.model.buffers import listeners
 from gangline.model.forward_context import Collected
-from gangline.parallel import norm
-from gangline.parallel.matrices import Matrices
-from gangline.parallel.metrics import Tally
-from gangline.parallel.microbatch import WholeModel, count_on_host, count_tokens, frame_of
-from gangline.parallel.owners import MatrixId
-from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
-from gangline.parallel.sample_losses import check_share, evaluated, in_global_order
-from gangline.parallel.storage import WholeStorage
-from gangline.runtime import Job, ParamShard, Runtime, ShardedParam, StepResult
-from gangline.sampling.decode import Stop
-from gangline.sampling.on_ranks import keeps, shared, writing
-from gangline.sampling.options import Sampling, Written
+from gangline.runtime import Job, MatrixId, ParamShard, Runtime, ShardedParam, StepResult
+from gangline.sampling import Sampling, Stop, Written
 from gangline.shard import Layout, Registry, Shard, model_array, parameter_of
+from gangline_basics.parallel import norm
+from gangline_basics.parallel.matrices import Matrices
+from gangline_basics.parallel.metrics import Tally
+from gangline_basics.parallel.microbatch import WholeModel, count_on_host, count_tokens, frame_of
+from gangline_basics.parallel.prepare import bind_folds, finish_blocks, set_products
+from gangline_basics.parallel.sample_losses import check_share, evaluated, in_global_order
+from gangline_basics.parallel.storage import WholeStorage
+from gangline_basics.sampling.on_ranks import keeps, shared, writing
 
 
 class WholeRuntime(Runtime):

@@ -26,16 +26,16 @@ from gangline.mesh import Mesh
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.model.seams import recomputed
-from gangline.parallel.prepare import bind_folds
 from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
-from gangline.sampling.decode import Stop, decode
-from gangline.sampling.options import Sampling, Why, Written, check_lengths
+from gangline.sampling import Sampling, Stop, Why, Written, check_lengths
 from gangline.shard import MODEL, Layout, Registry, Shard, dtype_name, model_array
 from gangline_basics.data.chat import TemplateRefusal, template_of
 from gangline_basics.data.codec import TextCodec, TokenizerCodec
 from gangline_basics.model.columns import lay_out_by_columns
 from gangline_basics.model.packed import packed
+from gangline_basics.parallel.prepare import bind_folds
+from gangline_basics.sampling.decode import decode
 from gangline_basics.sampling.text import after, codec_of, encode, ends_of, spelled, unstopped
 
 if TYPE_CHECKING:

@@ -148,12 +148,13 @@ def _show(line: CommandLine) -> int:
 
 def _rank_of_a_job(agent: str) -> Callable[[Callable[[], RunDirectory]], NoReturn]:
     """What trains as a rank that an agent has started: capability `rank` of the launcher that a run has by default."""
-    from gangline.config.defaults import default_choices
+    from gangline.config.defaults import default_part
     from gangline.plugin import registry
 
-    name = str(default_choices()["launch"])
-    train = registry.capability(registry.installed().find("launch", name).part.config(), "rank")
+    launcher = default_part("launch")
+    train = registry.capability(launcher, "rank")
     if train is None:
+        name = registry.installed().part_of(launcher).part.name
         raise UserError(f"{agent} started this process, and launch={name} does not take part in a job of others.")
     ranks: Callable[[Callable[[], RunDirectory]], NoReturn] = train
     return ranks
@@ -168,10 +169,12 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
         if line.multirun:
             raise UserError(f"{job.agent} started this job for one run; -m starts several.", "Leave out -m.")
         return _rank_of_a_job(job.agent)(lambda: _prepare(line, argv, job.key))
-    from gangline.launch import forkserver, requeue
+    from gangline.launch import requeue
+    from gangline.launch.base import preparation
 
-    if _ranks_run_here(line):
-        forkserver.warm()  # loads torch meanwhile
+    ready = preparation()
+    if ready and _ranks_run_here(line):
+        ready.start()  # loads torch meanwhile
     try:
         if line.multirun:
             _refuse_resume(line)
@@ -186,7 +189,8 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
             directory.lock()
         requeue.remember(key, directory.path)
     except BaseException:  # a mistake, or asked to stop
-        forkserver.drop()
+        if ready:
+            ready.stop()
         raise
     from gangline import api
 

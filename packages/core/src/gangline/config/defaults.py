@@ -25,6 +25,13 @@ def default_choices() -> dict[str, str | list[str]]:
     return found
 
 
+def default_part(group: str) -> PartConfig:
+    """The configuration of the part of a group that a run has where nobody chooses. Raises UserError where it is not
+    installed.
+    """
+    return _config(group, str(default_choices()[group]))
+
+
 def default_suppliers() -> set[str]:
     """The distributions whose parts a run is made of where nothing is chosen."""
     named = [(group, name) for group, choice in default_choices().items() for name in _listed(choice)]

@@ -9,8 +9,33 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gangline.config.defaults import default_part
+from gangline.plugin import registry
+
 if TYPE_CHECKING:
     from gangline.run.directory import RunDirectory
+
+
+class Preparation(ABC):
+    """What a launcher makes ready while a run is still composed: capability `preparation`, a class without arguments.
+
+    That of the launcher which a run has by default is asked where its ranks will be started here.
+    """
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin, and return at once."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End what was begun, if anything was: no ranks will be started here."""
+
+
+def preparation() -> Preparation | None:
+    """That of the default launcher; None: it has none."""
+    make = registry.capability(default_part("launch"), "preparation")
+    made: Preparation | None = None if make is None else make()
+    return made
 
 
 class Launcher(ABC):

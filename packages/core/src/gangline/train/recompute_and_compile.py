@@ -16,8 +16,8 @@ from gangline.config.sections import Recompute
 from gangline.model import forward_context
 from gangline.model.contracts import seam_function, seam_module
 from gangline.model.untraced import keep_out
-from gangline.parallel.prepare import Finish
 from gangline.plan import Seam, block_number, matches
+from gangline.runtime import Finish
 
 
 def finisher(recompute: Recompute, compile: bool, every: int = 1, seams: Sequence[Seam] = ()) -> Finish:

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gangline.comm.autograd import all_to_all
 from gangline.comm.base import Comm
 from gangline.model.recall import Recall
+from gangline_basics.parallel.autograd import all_to_all
 
 Attention = Callable[..., Tensor]
 

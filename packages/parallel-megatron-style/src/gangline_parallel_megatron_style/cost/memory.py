@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from gangline.parallel.owners import most_matrix_bytes
 from gangline.shard import itemsize
+from gangline_basics.parallel.owners import most_matrix_bytes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
 

@@ -13,8 +13,8 @@ from math import gcd
 from gangline.config import Recompute
 from gangline.explain.explained import Operation, When
 from gangline.model.tree import nodes
-from gangline.parallel.owners import matrix_traffic
 from gangline_basics.model.decoder_nodes import AttentionNode
+from gangline_basics.parallel.owners import matrix_traffic
 from gangline_parallel_megatron_style.cost import memory
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import BESIDE, Sent, gather, reduce

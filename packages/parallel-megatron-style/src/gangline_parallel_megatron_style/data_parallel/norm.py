@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gangline.comm.base import Comm
-from gangline.parallel.norm import MeasuredNorm, ordered_norm, row_squares
 from gangline.runtime import ShardedParam
 from gangline.shard import Registry, model_array
+from gangline_basics.parallel.norm import MeasuredNorm, ordered_norm, row_squares
 
 
 class GradNorm:

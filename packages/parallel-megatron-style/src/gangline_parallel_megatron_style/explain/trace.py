@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 
 from gangline.batch import Batch
 from gangline.comm.base import Pending
-from gangline.comm.fake import FakeComms
 from gangline.comm.wrap import Wrapped, WrappedComms
 from gangline.mesh import DATA_AXES
 from gangline.model.calls import AttentionCall
@@ -33,6 +32,7 @@ from gangline_basics.model.attention import PlainAttention
 from gangline_basics.model.norm import RMSNorm
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
+from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
 from gangline_parallel_megatron_style.runtime import ComposedRuntime
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from gangline.model.calls import Call, LossCall, call_of
 from gangline.model.contracts import OwnProducts, bind_around, bind_linear, seam_function
 from gangline.model.linear import Embedding, Linear
 from gangline.model.seams import call_at
-from gangline.parallel.prepare import full_product, refuse_own
 from gangline.plan import Plan, matches
 from gangline.precision import Precision
 from gangline_basics.model.loss import CrossEntropy
+from gangline_basics.parallel.prepare import full_product, refuse_own
 from gangline_parallel_megatron_style.tensor.embedding import Lookup
 from gangline_parallel_megatron_style.tensor.loss import VocabularyLoss
 from gangline_parallel_megatron_style.tensor.region import Region

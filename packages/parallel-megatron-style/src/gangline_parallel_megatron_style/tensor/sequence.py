@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gangline.comm.autograd import all_gather, all_reduce
 from gangline.comm.base import Comm
+from gangline_basics.parallel.autograd import all_gather, all_reduce
 from gangline_parallel_megatron_style.tensor.rows import from_rows, to_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from gangline.batch import Batch
-from gangline.comm.autograd import all_gather, all_reduce
 from gangline.comm.base import Comm, Comms
 from gangline.model.contracts import bind_around, bind_linear, seam_function
 from gangline.model.linear import Embedding, Linear
 from gangline.plan import Plan, matches
+from gangline_basics.parallel.autograd import all_gather, all_reduce
 
 
 class _Enter(torch.autograd.Function):

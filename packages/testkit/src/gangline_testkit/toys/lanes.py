@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gangline.comm.autograd import all_gather, reduce_scatter
 from gangline.comm.base import Comm
 from gangline.model import forward_context
+from gangline_basics.parallel.autograd import all_gather, reduce_scatter
 from gangline_testkit.toys.plugin import LanesNode
 
 

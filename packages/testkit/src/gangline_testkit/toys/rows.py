@@ -16,16 +16,15 @@ from gangline.mesh import DATA_AXES
 from gangline.model import forward_context
 from gangline.model.buffers import listeners
 from gangline.model.forward_context import Collected, Frame
-from gangline.parallel import norm
-from gangline.parallel.matrices import Matrices
-from gangline.parallel.metrics import Tally
-from gangline.parallel.microbatch import count_tokens, frame_of
-from gangline.parallel.owners import MatrixId
-from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
-from gangline.parallel.sample_losses import check_share, evaluated, in_global_order
-from gangline.parallel.storage import kept_dtype
-from gangline.runtime import Job, ParamShard, Runtime, ShardedParam, StepResult
+from gangline.runtime import Job, MatrixId, ParamShard, Runtime, ShardedParam, StepResult
 from gangline.shard import Layout, Registry, Shard, dtype_name, model_array
+from gangline_basics.parallel import norm
+from gangline_basics.parallel.matrices import Matrices
+from gangline_basics.parallel.metrics import Tally
+from gangline_basics.parallel.microbatch import count_tokens, frame_of
+from gangline_basics.parallel.prepare import bind_folds, finish_blocks, set_products
+from gangline_basics.parallel.sample_losses import check_share, evaluated, in_global_order
+from gangline_basics.parallel.storage import kept_dtype
 from gangline_testkit.toys.axes import Axes
 from gangline_testkit.toys.plugin import Rows
 from gangline_testkit.toys.rows_storage import RowsOf, layout_of

@@ -4,7 +4,7 @@ The parts of a batch of matrices are sent to the matrices' owners in one all-to-
 one, and the parts of the results are sent back in another. So a matrix is mapped once, and to the bits that every rank
 that holds it would have got by itself.
 
-Owners are a function of the registry alone (`gangline.parallel.owners`).
+Owners are a function of the registry alone (`gangline_basics.parallel.owners`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from gangline.comm.base import Comm
-from gangline.parallel.owners import Matrix, MatrixId, MatrixPart, batches, matrices_of, matrix_owners, owners_of
-from gangline.runtime import ShardedParam
+from gangline.runtime import MatrixId, ShardedParam
 from gangline.shard import Registry, model_array
+from gangline_basics.parallel.owners import Matrix, MatrixPart, batches, matrices_of, matrix_owners, owners_of
 
 Pieces = Sequence[Tensor]
 Batch = dict[str, Pieces]

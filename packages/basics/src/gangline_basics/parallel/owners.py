@@ -1,4 +1,4 @@
-"""Which rank maps which matrix (`gangline.parallel.matrices`), from the registry alone. Torch-free.
+"""Which rank maps which matrix (`gangline_basics.parallel.matrices`), from the registry alone. Torch-free.
 
 A matrix (m, n) costs m · n · min(m, n), as the products of a Newton-Schulz iteration do; the most expensive are
 assigned first, each to the least loaded of its holders, or to the least loaded of all ranks where they have their
@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from gangline.runtime import MatrixId
 from gangline.shard import Box, Registry, model_array
 
 if TYPE_CHECKING:
@@ -21,13 +22,6 @@ if TYPE_CHECKING:
 LIMIT = 1 << 28  # bytes of matrices that are under way together, if every rank then has one to map
 
 T = TypeVar("T")
-
-
-class MatrixId(NamedTuple):
-    """A matrix by the parameter that it is, or is one of a stack of: leading dims flattened, counted from 0."""
-
-    name: str
-    number: int
 
 
 @dataclass

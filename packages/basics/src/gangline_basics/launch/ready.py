@@ -6,8 +6,8 @@ from contextlib import suppress
 from importlib import import_module
 
 from gangline.config.defaults import default_suppliers
-from gangline.launch.forkserver import usual
 from gangline.plugin.registry import installed
+from gangline_basics.launch.forkserver import usual
 
 _usual = default_suppliers()
 

@@ -11,11 +11,10 @@ import torch
 
 from gangline.batch import Batch
 from gangline.model.cache import Cache
-from gangline.sampling.draw import draw
-from gangline.sampling.options import Sampling, Why, Written
+from gangline.sampling import Sampling, Stop, Why, Written
+from gangline_basics.sampling.draw import draw
 
 Forward = Callable[[Batch], torch.Tensor]  # (B, V): logits of what follows each row's last token, the same on all ranks
-Stop = Callable[[list[int]], bool]  # whether a text of these tokens is done
 
 
 def decode(

@@ -13,8 +13,7 @@ from gangline.model.contracts import OwnProducts, bind_around
 from gangline.model.linear import Linear
 from gangline.plan import Plan, matches
 from gangline.precision import Precision
-
-Finish = Callable[[nn.Module, str], None]  # (block, its path): recomputation and compilation, in place
+from gangline.runtime import Finish
 
 
 def set_products(model: nn.Module, plan: Plan, precision: Precision) -> None:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.config.sections import Recompute
 from gangline.errors import UserError
-from gangline.launch import semaphores
+from gangline.launch.base import Preparation
+from gangline_basics.launch import semaphores
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 # What every rank needs, or may need while its run is not known yet. A name that does not import is passed over in
 # silence; a test imports each.
 PRELOAD = (
-    "gangline.launch.server",  # first: how the server itself takes signals
+    "gangline_basics.launch.server",  # first: how the server itself takes signals
     "torch",
     "torch.distributed",
     "torch.distributed.elastic.multiprocessing.api",
@@ -36,11 +37,11 @@ PRELOAD = (
     "torch.optim",
     "gangline.launch.worker",
     "gangline.train.rank",
-    "gangline.launch.ready",
+    "gangline_basics.launch.ready",
 )
 
 # Of these: what a run that is known needs only where it has chosen a part with it, which `of_run` adds.
-OF_SOME_PARTS = ("torch.distributed.checkpoint", "gangline.launch.ready")
+OF_SOME_PARTS = ("torch.distributed.checkpoint", "gangline_basics.launch.ready")
 
 _ENDS_SECONDS = 5.0  # a server whose connections have closed takes to be gone, on a loaded machine
 
@@ -203,3 +204,13 @@ def drop() -> None:
         os.kill(server._forkserver_pid, signal.SIGKILL)
         server._stop()
     _loading.clear()
+
+
+class ForkServer(Preparation):
+    """The server, as `train` starts it while the run is composed."""
+
+    def start(self) -> None:
+        warm()
+
+    def stop(self) -> None:
+        drop()

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 
-from gangline.launch import semaphores
+from gangline_basics.launch import semaphores
 
 MADE = """
 import multiprocessing, sys
-from gangline.launch import semaphores
+from gangline_basics.launch import semaphores
 semaphores.own()
 queue = multiprocessing.get_context("forkserver").SimpleQueue()
 print(queue._rlock._semlock.name, flush=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.launch import forkserver
+from gangline_basics.launch import forkserver
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_one_that_lives_is_not_lost(server, monkeypatch: pytest.MonkeyPatch) -> 
     assert forkserver.lost() == 0
 
 
-WARM = [sys.executable, "-c", "from gangline.launch import forkserver; forkserver.warm(); forkserver.drop()"]
+WARM = [sys.executable, "-c", "from gangline_basics.launch import forkserver; forkserver.warm(); forkserver.drop()"]
 
 
 def test_temporary_folder_too_deep_for_a_socket_is_named(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_resource_tracker_outlives_a_terminal():
     code = """
 import os, signal
 from multiprocessing import resource_tracker
-from gangline.launch.forkserver import start_tracker
+from gangline_basics.launch.forkserver import start_tracker
 start_tracker()
 pid = resource_tracker._resource_tracker._pid
 os.kill(pid, signal.SIGHUP)

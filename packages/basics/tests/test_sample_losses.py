@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gangline.comm.solo import Solo
-from gangline.parallel.sample_losses import in_global_order
+from gangline_basics.parallel.sample_losses import in_global_order
 
 
 @pytest.mark.parametrize("each", [1, 2, 3])

@@ -12,8 +12,8 @@ from gangline.comm.base import Comm
 from gangline.comm.objects import gather_json
 from gangline.model.seams import recomputed
 from gangline.model.tree import Node
-from gangline.sampling.decode import Forward, Stop, decode
-from gangline.sampling.options import Sampling, Written
+from gangline.sampling import Sampling, Stop, Written
+from gangline_basics.sampling.decode import Forward, decode
 
 
 def keeps(tree: Node) -> bool:

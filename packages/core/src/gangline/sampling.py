@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from gangline.errors import UserError
 
 Why = Literal["length", "end", "stop"]
+Stop = Callable[[list[int]], bool]  # whether a text of these tokens is done
 
 
 @dataclass(frozen=True, kw_only=True)
