@@ -19,7 +19,7 @@ from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed, compose_model
 from gangline.model.init import initialise
-from gangline.optimizer.base import Optimizer
+from gangline.optimizer import Optimizer
 from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
 from gangline.runtime import Job, Runtime

@@ -23,8 +23,8 @@ from itertools import combinations
 from pathlib import Path
 from statistics import median, quantiles
 
-from gangline.cluster.file import load_cluster
 from gangline.record import read_records
+from gangline_basics.cluster.file import load_cluster
 from gangline_planner.compare import compare
 from gangline_testkit.real_runs import own_environment, small_text
 

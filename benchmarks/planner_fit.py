@@ -2,7 +2,7 @@
 
     python benchmarks/planner_fit.py published.json [--rounds 12] [--cross]
 
-Few numbers, each with a meaning (`gangline.cluster.file.NUMBERS`), none of them of a table: those of software and
+Few numbers, each with a meaning (`NUMBERS` of the cluster file), none of them of a table: those of software and
 network are one for all machines, those of products one for each generation of accelerators. All rows that can be judged
 are fitted on, and published/calibrated.json lists them. Every table weighs as the root of its rows, so that no large
 one drowns the others. Reweighted Gauss-Newton steps on the mean absolute logarithm of predicted over published, where
@@ -33,9 +33,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gangline import UserError
-from gangline.cluster.file import SHIPPED, Cluster, Quantity, load_cluster, shipped
 from gangline.explain.explained import Explained
 from gangline.explain.work import StageWork
+from gangline_basics.cluster.file import SHIPPED, Cluster, Quantity, load_cluster, shipped
 from gangline_planner import accuracy
 from gangline_planner.price.step import Pieces, estimate, step_time
 from published import calibrated

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gangline.cluster.file import load_cluster
+from gangline_basics.cluster.file import load_cluster
 from gangline_planner.table import rows, text
 
 PAGE = Path(__file__).parent / "costs.md"

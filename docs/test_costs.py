@@ -5,7 +5,7 @@ from __future__ import annotations
 import costs
 import pytest
 
-from gangline.cluster.file import load_cluster
+from gangline_basics.cluster.file import load_cluster
 from gangline_planner.table import MODELS, WORLDS, below, table_row
 
 

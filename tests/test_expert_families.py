@@ -15,7 +15,7 @@ from gangline.config.compose import compose_one
 from gangline.model.compose import compose_model
 from gangline.model.flops import parameter_count
 from gangline.model.seams import recomputed
-from gangline.sampling import Sampling
+from gangline.runtime import Sampling
 from gangline_basics.sampling.sampler import generate
 from gangline_models.hugging_face.config import model_config_from
 

@@ -10,7 +10,7 @@ import write_ranks
 from gangline import UserError
 from gangline.config import Run
 from gangline.config.serial import from_dict
-from gangline.sampling import Sampling
+from gangline.runtime import Sampling
 from gangline_testkit import StrategySuite
 from gangline_testkit.pool import pool
 from gangline_testkit.runs import SMALL, content

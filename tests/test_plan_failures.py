@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.cluster.file import Quantity, load_cluster
 from gangline.plugin.registry import installed
+from gangline_basics.cluster.file import Quantity, load_cluster
 from gangline_planner.assumed import explain, planned
 from gangline_planner.failures import COURSES, MOST, as_text, simulated
 from gangline_planner.forecast import forecast

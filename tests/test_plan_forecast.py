@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from gangline.cli.main import main
-from gangline.cluster.file import SHIPPED, Quantity, load_cluster
 from gangline.model.tree import Node, replaced
+from gangline_basics.cluster.file import SHIPPED, Quantity, load_cluster
 from gangline_planner.assumed import explain, planned
 from gangline_planner.choose import chosen
 from gangline_planner.forecast import forecast
@@ -193,7 +193,7 @@ def test_what_no_price_is_known_of_is_not_bought(say):
 
 def test_goodput_at_a_mean_time_between_failures(say):
     """By Young and Daly, from what the plan says of saves."""
-    from gangline.explain.reliability import Reliability
+    from gangline_basics.explain.reliability import Reliability
 
     found = json.loads(say(f"{SMALL} --mtbf 2 --tokens 1e9 --json")[1])
     rare = json.loads(say(f"{SMALL} --mtbf 200 --tokens 1e9 --json")[1])

@@ -10,8 +10,8 @@ import pytest
 
 from gangline import UserError
 from gangline.cli.main import main
-from gangline.cluster.file import Quantity, load_cluster, save_cluster
 from gangline.config.compose import compose_one
+from gangline_basics.cluster.file import Quantity, load_cluster, save_cluster
 from gangline_planner.assumed import explain, planned, refused, strategy
 from gangline_planner.bounds import bounded, fastest_first
 from gangline_planner.choose import NEAR, chosen, planned_as

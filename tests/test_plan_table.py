@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.cli.main import main
-from gangline.cluster.file import Quantity, load_cluster
+from gangline_basics.cluster.file import Quantity, load_cluster
 from gangline_planner import table
 from gangline_planner.table import HEAD, TOKENS, table_row
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.cluster.file import Quantity
 from gangline.model.products import AttentionProduct, MatrixProduct
 from gangline.plugin.registry import installed
+from gangline_basics.cluster.file import Quantity
 from gangline_planner.accuracy import accuracy
 from gangline_planner.forecast import forecast
 from published import report as report_module, work

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gangline import UserError
-from gangline.cluster.file import Cluster, load_cluster
 from gangline.config import Recompute
 from gangline.config.defaults import default_run
 from gangline.explain.explained import Explained
 from gangline.mesh import Mesh
 from gangline.plugin.registry import installed
+from gangline_basics.cluster.file import Cluster, load_cluster
 from gangline_basics.model.config import DecoderConfig
 from gangline_planner.price.step import step_time
 from published.model import experts_of, model_of, modules_of

@@ -14,7 +14,7 @@ from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
 from gangline.model.seams import recomputed
 from gangline.model.tree import nodes, replaced
-from gangline.sampling import Sampling
+from gangline.runtime import Sampling
 from gangline_basics.model.config import Tiny
 from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode
 from gangline_basics.model.kept_tokens import KeyValues

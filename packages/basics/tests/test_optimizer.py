@@ -7,7 +7,6 @@ import torch
 
 from gangline.config.compose import compose
 from gangline.mesh import Mesh
-from gangline.optimizer.pieces import decay_of
 from gangline.plan import chosen, is_mapped
 from gangline.runtime import MatrixId, ParamShard, ShardedParam
 from gangline.shard import Box, Division, Layout, Registry, Shard
@@ -16,6 +15,7 @@ from gangline_basics.optimizer.adamw8bit import Adamw8bitOptimizer
 from gangline_basics.optimizer.config import Adamw, Adamw8bit, Lion, Muon, Soap
 from gangline_basics.optimizer.lion import LionOptimizer
 from gangline_basics.optimizer.muon import MuonOptimizer, orthogonalise
+from gangline_basics.optimizer.pieces import decay_of
 from gangline_basics.optimizer.soap import SoapOptimizer
 
 SHAPES = {"a.weight": (64, 32), "b.weight": (3, 17), "b.bias": (17,), "stack": (3, 8, 16), "gain": (1,)}

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from gangline.config.defaults import default_run
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
-from gangline.sampling import Sampling
+from gangline.runtime import Sampling
 from gangline_basics.model import packed as packing
 from gangline_basics.model.columns import lay_out_by_columns
 from gangline_basics.model.config import Tiny

@@ -24,7 +24,7 @@ from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.model.init import initialise
 from gangline.run.directory import RunDirectory
-from gangline.sampling import Sampling, Written
+from gangline.runtime import Sampling, Written
 from gangline.shard import Layout, Registry, Shard
 from gangline_basics.checkpoint.config import Off
 from gangline_basics.checkpoint.torch_dcp import DcpCheckpointer

@@ -123,7 +123,7 @@ def test_request_past_its_deadline_names_the_place_and_the_last_error(monkeypatc
     def act(left: float) -> None:
         raise ConnectionResetError("gone")
 
-    monkeypatch.setattr("gangline.retry.FIRST_SECONDS", 0.001)
+    monkeypatch.setattr("gangline.storage.retry.FIRST_SECONDS", 0.001)
     with pytest.raises(StoreError, match=r"s3://b/a: no success within 0.01 s \(\d+ tries\); the last: gone") as caught:
         retry_request(act, "s3://b/a", 0.01)
     assert caught.value.errno == errno.ETIMEDOUT

@@ -42,7 +42,7 @@ def proxy() -> Iterator[FaultyProxy]:
         patch.setenv("AWS_ACCESS_KEY_ID", "someone")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setattr("gangline.retry.FIRST_SECONDS", 0.01)
+        patch.setattr("gangline.storage.retry.FIRST_SECONDS", 0.01)
         patch.setitem(fsspec.config.conf, "s3", {"session": AioSession()})  # reads the description of S3 only once
         patch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
         yield proxy

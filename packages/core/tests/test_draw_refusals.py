@@ -9,7 +9,7 @@ import torch
 
 from gangline.cli.main import main
 from gangline.errors import UserError
-from gangline.sampling import Sampling
+from gangline.runtime import Sampling
 from gangline_basics.sampling.draw import draw
 from gangline_testkit.sessions import trained
 

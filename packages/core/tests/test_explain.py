@@ -10,13 +10,13 @@ import pytest
 
 from gangline.config.compose import compose_one
 from gangline.explain.explained import StepAction
-from gangline.explain.timeline import ActionTimes, step_timeline
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.model.flops import flops_per_token
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct, MatrixProduct
 from gangline.model.tree import nodes
+from gangline_basics.explain.timeline import ActionTimes, step_timeline
 
 
 def explained(words: str):
@@ -99,7 +99,7 @@ def test_ranks_that_wait_for_ever_are_named():
 def test_it_needs_no_torch():
     script = (
         "import sys; from gangline.config.compose import compose_one; from gangline.mesh import Mesh; "
-        "run = compose_one(['parallel=ddp', 'launch.processes=8']); import gangline.cluster; "
+        "run = compose_one(['parallel=ddp', 'launch.processes=8']); import gangline_basics.cluster.file; "
         "assert run.parallel.explain(run, Mesh.of({'dp_replicate': 8})).parameters; sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)

@@ -14,13 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from gangline import files
 from gangline.errors import UserError
-from gangline.files import lock_file, lock_folder, lock_handle, open_lock, open_replacement, sync_folder, write_whole
+from gangline.storage import files
+from gangline.storage.files import (
+    lock_file,
+    lock_folder,
+    lock_handle,
+    open_lock,
+    open_replacement,
+    sync_folder,
+    write_whole,
+)
 
 HOLDER = """
 import sys, time
-from gangline.files import lock_file
+from gangline.storage.files import lock_file
 with lock_file(sys.argv[1]):
     print("held", flush=True)
     time.sleep(600)

@@ -18,7 +18,6 @@ from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from gangline.cluster.given import GivenNodes, given_nodes
 from gangline.errors import Problem, UserError
 from gangline.launch import failures, worker
 from gangline.launch.failures import RankFailure
@@ -29,6 +28,7 @@ from gangline.run.attempts import Attempt
 from gangline.run.ending import EXIT_REQUEUE, RunEnding, clear_ending, read_ending, write_ending
 from gangline.run.events import Events, read_events
 from gangline.run.generation import FILE, Fenced, advance, hold, progress
+from gangline_basics.cluster.given import GivenNodes, given_nodes
 from gangline_basics.launch import elastic, meeting_state
 from gangline_basics.launch.config import ElasticLaunch, LocalLaunch
 from gangline_basics.launch.elastic import Agent, AgentNode, RankFiles

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gangline import retry as retrying
-from gangline.retry import RetryTimeout, may_pass, retry
+from gangline.storage import retry as retrying
+from gangline.storage.retry import RetryTimeout, may_pass, retry
 
 
 class Answered(Exception):

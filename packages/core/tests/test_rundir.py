@@ -17,9 +17,9 @@ import yaml
 from gangline.config.defaults import default_run
 from gangline.config.serial import to_dict
 from gangline.errors import UserError
-from gangline.files import write_whole
 from gangline.run import provenance
 from gangline.run.directory import RunDirectory, fresh
+from gangline.storage.files import write_whole
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_a_kill_while_writing_leaves_the_old_file_or_the_new_one(tmp_path):
     target = tmp_path / "config.yaml"
     old, new = "old\n" * 20000, "new\n" * 20000
     code = (
-        "import sys; from pathlib import Path; from gangline.files import write_whole\n"
+        "import sys; from pathlib import Path; from gangline.storage.files import write_whole\n"
         "print('go', flush=True)\nfor _ in range(100000): write_whole(Path(sys.argv[1]), 'new\\n' * 20000)"
     )
     for number in range(6):

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from gangline import UserError
-from gangline.cluster.file import load_cluster
 from gangline.config.check import check
 from gangline.config.compose import compose_one
 from gangline.run.events import read_events
 from gangline.train.rank import train
+from gangline_basics.cluster.file import load_cluster
 from gangline_health.burn_in import measure
 from gangline_health.burn_in.check import exact_sum
 from gangline_health.burn_in.config import BurnInHealth

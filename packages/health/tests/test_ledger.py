@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gangline import UserError
+from gangline.cli.figure import render
 from gangline.config.compose import compose_one
-from gangline.figure import render
 from gangline.run.directory import RunDirectory
 from gangline.train.rank import train
 from gangline_health.commands.report import run as report

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import pytest
 
 from gangline import UserError
-from gangline.cluster.given import nodes_per_rack
 from gangline.config import ParallelConfig
 from gangline.config.defaults import default_run
 from gangline.run.ending import RunEnding, decide_ending
+from gangline_basics.cluster.given import nodes_per_rack
 from gangline_basics.launch.placed import PlacedAddress
 from gangline_launch import agent, clocks, fabric, storage
 from gangline_launch.explain import axes_by_tier

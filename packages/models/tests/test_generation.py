@@ -10,7 +10,7 @@ from test_families import ours, run_of
 from gangline.model.compose import compose_model
 from gangline.model.linear import Linear
 from gangline.model.seams import recomputed
-from gangline.sampling import Sampling
+from gangline.runtime import Sampling
 from gangline_basics.sampling.sampler import generate
 from gangline_models.modules.latent import LatentUp
 

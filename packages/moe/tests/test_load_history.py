@@ -12,9 +12,9 @@ from matplotlib.colors import to_hex
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from gangline.cli.figure import INK, PALE
 from gangline.config.check import meaningless
 from gangline.errors import UserError
-from gangline.figure import INK, PALE
 from gangline.health import Action
 from gangline.record import StepRecord
 from gangline.track import Start

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.cluster.topology import Topology
 from gangline.config.defaults import default_run
 from gangline.config.fields import options
 from gangline.config.serial import from_dict, to_dict
+from gangline.explain.topology import Topology
 from gangline.mesh import AXES, Mesh
 from gangline_parallel_megatron_style.config import AxesConfig, Fsdp, Hsdp, Pp, ThreeD, Tp
 

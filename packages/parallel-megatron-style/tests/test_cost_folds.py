@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import pytest
 
-from gangline.cluster.topology import Topology
 from gangline.config import RunSection
 from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
+from gangline.explain.topology import Topology
 from gangline.mesh import Mesh
 from gangline.model.local_sizes import CommVolume, LocalSizes
 from gangline.model.tree import Node, Shape

@@ -10,13 +10,13 @@ from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed, compose_model
 from gangline.model.init import initialise
-from gangline.model.kept import decode
-from gangline.model.kept_node import keep_in_8_bits
 from gangline.plugin import registry
 from gangline.runtime import Job
 from gangline.shard import Shard, model_array
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.kept import decode
+from gangline_basics.model.kept_node import keep_in_8_bits
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.memory import state

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from gangline.config.compose import compose_one
-from gangline.explain.timeline import ActionTimes, step_timeline
 from gangline.mesh import Mesh
+from gangline_basics.explain.timeline import ActionTimes, step_timeline
 from gangline_parallel_megatron_style.cost import timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.pipeline.simulate import simulate
@@ -84,7 +84,7 @@ def test_the_timeline_is_the_schedules_own(both):
 
 
 def test_another_network_is_another_tier():
-    from gangline.cluster.topology import Topology
+    from gangline.explain.topology import Topology
 
     run = compose_one(["parallel=3d"])
     found = run.parallel.explain(run, Mesh.of(run.parallel.axes(8)), topology=Topology(gpus_per_node=2))

@@ -11,11 +11,11 @@ from torch import nn
 
 from gangline.comm.solo import Done
 from gangline.comm.wrap import Wrapped
-from gangline.explain.timeline import ActionTimes
 from gangline.mesh import Mesh
 from gangline.model import forward_context
 from gangline.model.linear import Linear
 from gangline.model.linear_nodes import LinearNode
+from gangline_basics.explain.timeline import ActionTimes
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.executor import AHEAD, Executor

@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gangline.explain.timeline import ActionTimes
+from gangline_basics.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction
 from gangline_parallel_megatron_style.pipeline.program import (
     Message,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gangline.explain.timeline import ActionTimes
+from gangline_basics.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, forward_only, make_schedule
 from gangline_parallel_megatron_style.pipeline.simulate import peak_activations, simulate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import write_ranks
 
-from gangline.sampling import Sampling
+from gangline.runtime import Sampling
 from gangline_testkit.pool import pool
 from gangline_testkit.runs import small_run
 

@@ -6,7 +6,7 @@ from runtimes import runtime_of
 
 from gangline.batch import Batch
 from gangline.config.schema import Run
-from gangline.sampling import Sampling, Written
+from gangline.runtime import Sampling, Written
 from gangline_testkit.inputs import share
 from gangline_testkit.strategy_ranks import Stepped, one_step
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from gangline.cli.main import main
-from gangline.cluster.file import Quantity, load_cluster, save_cluster
 from gangline.explain.explained import StepAction
-from gangline.explain.timeline import StepTimeline
 from gangline.model.products import AttentionProduct, MatrixProduct
+from gangline_basics.cluster.file import Quantity, load_cluster, save_cluster
+from gangline_basics.explain.timeline import StepTimeline
 from gangline_planner.assumed import explain, planned
 from gangline_planner.calibrate.command import crowded, said, threads_of, told, written
 from gangline_planner.calibrate.fit import Measured, numbers, stage_time, work_of

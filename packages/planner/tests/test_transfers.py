@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gangline.cluster.file import Quantity, load_cluster
 from gangline.explain.explained import Transfer
+from gangline_basics.cluster.file import Quantity, load_cluster
 from gangline_planner.price.step import jitter_of
 from gangline_planner.price.transfers import messages, transfer_seconds
 

@@ -195,22 +195,25 @@ class Name:
 
 @dataclass(frozen=True)
 class Kept:
-    """Frozen parameters matching `pattern` are kept in fewer bits, whatever the precision (`gangline.model.kept`).
+    """Frozen parameters matching `pattern` are kept in fewer bits, whatever the precision.
 
     bfloat16  instead of the precision's master weights
     int8      a matrix W (out, in) of a linear as codes; beside it lies `scales` (out, in / block), float32, one for
               each `block` neighbours of a row. The module multiplies with the two as they are
+    codes     "package.module:function", called with (shard, plan, fill): fills the shard of codes or scales, where
+              `fill` fills one with the weight as it is
 
-    Raises ValueError for codes without a block.
+    Raises ValueError for codes without a block, or without what makes them.
     """
 
     pattern: str
     dtype: Literal["bfloat16", "int8"]
     block: int = 0
+    codes: str = ""
 
     def __post_init__(self) -> None:
-        if (self.dtype == "int8") != (self.block > 0):
-            raise ValueError(f"{self.pattern} is kept in {self.dtype}, in blocks of {self.block}")
+        if {self.dtype == "int8", self.block > 0, bool(self.codes)} == {True, False}:
+            raise ValueError(f"{self.pattern} is kept in {self.dtype}, in blocks of {self.block}, by {self.codes!r}")
 
 
 @dataclass(frozen=True)

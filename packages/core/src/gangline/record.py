@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gangline.files import open_regular
+from gangline.storage.files import open_regular
 
 
 @dataclass

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
     from gangline.model.compose import Composed
     from gangline.plan import Plan
     from gangline.precision import Precision
-    from gangline.sampling import Sampling, Stop, Written
     from gangline.shard import Registry, Shard
 
 
+Why = Literal["length", "end", "stop"]
+Stop = Callable[[list[int]], bool]  # whether a text of these tokens is done
 Finish = Callable[["nn.Module", str], None]  # (block, its path): recomputation and compilation, in place
 
 
@@ -98,6 +100,44 @@ class Job:
         from gangline.model.build import model_of
 
         return model_of(self.composed.tree, self.composed.plan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How each token is drawn from softmax(logits / temperature), and when a text ends.
+
+    tokens       that are written after each prompt at most
+    temperature  0 takes the likeliest token
+    top_k        draw from so many of the likeliest alone; None: from all
+    top_p        draw from the likeliest that together have this probability (nucleus; arXiv 1904.09751, section 3.1)
+    seed         a token is a function of (seed, number of the prompt, tokens written before it) and the probabilities
+    ends         tokens that end a text; they are no part of it
+
+    Raises ValueError for what has no meaning.
+    """
+
+    tokens: int
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+    ends: frozenset[int] = field(default_factory=frozenset)
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0 or not 0 <= self.temperature < math.inf:
+            raise ValueError(f"tokens={self.tokens} and temperature={self.temperature} must be finite and not negative")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k={self.top_k} is no number of tokens to draw from")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p} is not in (0, 1]")
+
+
+@dataclass(frozen=True)
+class Written:
+    """The tokens after one prompt, and why there are no more: an end token came, a stop string, or enough of them."""
+
+    tokens: list[int]
+    why: Why
 
 
 class Runtime(ABC):

@@ -13,7 +13,7 @@ from torch import nn
 
 from gangline.mesh import Mesh
 from gangline.model.build import materialise
-from gangline.optimizer.base import Optimizer
+from gangline.optimizer import Optimizer
 from gangline.precision import Precision
 from gangline.runtime import ParamShard, Runtime, ShardedParam, StepResult
 from gangline.shard import Layout, Registry, Shard

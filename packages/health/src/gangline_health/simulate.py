@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 
 from gangline import Part
-from gangline.explain.reliability import FailureSimulator, SimulatedJob, SimulatedTime, SimulatorConfig
+from gangline_basics.explain.reliability import FailureSimulator, SimulatedJob, SimulatedTime, SimulatorConfig
 from gangline_health.ledger.spans import KINDS
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gangline import UserError
-from gangline.files import write_whole
+from gangline.storage.files import write_whole
 from gangline_launch import job as jobs
 
 FOLDER = "clocks"  # in RUN_DIR/launch: a file of each node, with its time in it

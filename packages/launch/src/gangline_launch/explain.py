@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gangline.cluster.given import given_nodes
 from gangline.mesh import Mesh
 from gangline.run.directory import RunDirectory
+from gangline_basics.cluster.given import given_nodes
 from gangline_launch.config import ClusterLaunch
 from gangline_launch.fabric import FABRICS
 

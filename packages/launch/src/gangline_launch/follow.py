@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TextIO
 
 from gangline import UserError
-from gangline.files import open_regular, read_regular
 from gangline.launch.signals import default_requests
 from gangline.run.ending import read_ending
+from gangline.storage.files import open_regular, read_regular
 from gangline_launch import job as jobs
 from gangline_launch.job import FOLDER, SubmittedJob, job_of
 from gangline_launch.state import JobState, Scheduler, SchedulerError

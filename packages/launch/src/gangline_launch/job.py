@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gangline import UserError
-from gangline.files import lock_handle, open_lock, read_regular, write_whole
+from gangline.storage.files import lock_handle, open_lock, read_regular, write_whole
 
 FOLDER = "launch"
 FILE = "job.json"

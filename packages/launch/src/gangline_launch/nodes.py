@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangline.files import read_regular
+from gangline.storage.files import read_regular
 from gangline_launch.job import FOLDER
 from gangline_launch.kubernetes import levels
 from gangline_launch.slurm.commands import fields

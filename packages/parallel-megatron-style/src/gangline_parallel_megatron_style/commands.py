@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline import UserError
+from gangline.cli.figure import write_figure
 from gangline.cli.flags import Flags
 from gangline.cli.verbs import run_verb
 from gangline.config.suggest import near
-from gangline.explain.timeline import ActionTimes
-from gangline.figure import write_figure
+from gangline_basics.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.draw import Caption, as_text, schedule_figure
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline
 
 if TYPE_CHECKING:
-    from gangline.cluster.given import GivenNodes
     from gangline.config import Run
+    from gangline_basics.cluster.given import GivenNodes
 
 VERBS = {
     "explain": "what a layout sends, keeps and waits for; nothing is started, and no GPU is needed",
@@ -74,9 +74,9 @@ def _explain(argv: Sequence[str]) -> int:
 
 def _asked(words: Sequence[str]) -> tuple[Run, GivenNodes | None]:
     """A run of `train`'s words; or one that lies in a directory, with the nodes that its newest start was given."""
-    from gangline.cluster.given import given_nodes
     from gangline.config.compose import compose_one
     from gangline.run.directory import RunDirectory
+    from gangline_basics.cluster.given import given_nodes
 
     if len(words) != 1 or not Path(words[0], "config.yaml").exists():
         return compose_one(words), None

@@ -8,8 +8,8 @@ from math import prod
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from gangline import Problem
-from gangline.cluster.topology import Topology
 from gangline.config import LayoutBounds, NonNegativeInt, OneOf, ParallelConfig, PositiveInt, divisors
+from gangline.explain.topology import Topology
 from gangline.mesh import AXES, Mesh
 from gangline_parallel_megatron_style.layout.factor import factor, nearest
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES

@@ -19,8 +19,7 @@ from gangline.batch import Batch
 from gangline.mesh import AXES, DATA_AXES
 from gangline.model import forward_context
 from gangline.model.forward_context import Collected
-from gangline.runtime import MatrixId, Runtime, ShardedParam, StepResult
-from gangline.sampling import Sampling, Stop, Written
+from gangline.runtime import MatrixId, Runtime, Sampling, ShardedParam, StepResult, Stop, Written
 from gangline.shard import Registry, Shard
 from gangline_basics.parallel.matrices import Matrices
 from gangline_basics.parallel.metrics import Tally

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields, replace
 from math import ceil, log2
 
 from gangline import UserError
-from gangline.cluster.file import Cluster
 from gangline.config import BatchSection, ParallelConfig, Run
 from gangline.config.check import layout_problems, meaningless, world_of
 from gangline.config.compose import compose_one
@@ -17,6 +16,7 @@ from gangline.model.compose import compose_model
 from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline.plugin.registry import installed
+from gangline_basics.cluster.file import Cluster
 
 LENGTH = 8192  # tokens per sequence: Llama 3's (arXiv 2407.21783, table 4)
 STEP = 2**22  # tokens per step: Llama 2's (arXiv 2307.09288, section 2.2) and those that Llama 3 begins with

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from gangline.cluster.file import Cluster
 from gangline.config import LayoutBounds, ParallelConfig, Run
 from gangline.explain.explained import When
 from gangline.mesh import Mesh
 from gangline.model.flops import flops_per_token
 from gangline.model.tree import Node
 from gangline.plan import Plan
+from gangline_basics.cluster.file import Cluster
 from gangline_planner.alternatives import LaidOut, divided, words_of
 from gangline_planner.assumed import Planned, kernels_of
 from gangline_planner.price.products import Rates

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 
-from gangline.cluster.file import Cluster
 from gangline.explain.explained import Explained
+from gangline_basics.cluster.file import Cluster
 from gangline_planner.alternatives import name_of
 from gangline_planner.assumed import Planned, explain, refused
 from gangline_planner.bounds import Alternative, fastest_first

@@ -10,10 +10,10 @@ from typing import Any
 
 from gangline import UserError
 from gangline.cli import notes_by
-from gangline.cluster.file import Cluster
 from gangline.model.compose import compose_model
 from gangline.record import read_records
 from gangline.run.directory import RunDirectory
+from gangline_basics.cluster.file import Cluster
 from gangline_planner.assumed import Planned, explain
 from gangline_planner.forecast import Forecast, forecast
 from gangline_planner.page import unknown

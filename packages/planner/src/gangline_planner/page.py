@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gangline.cluster.file import shipped
 from gangline.config import Run
 from gangline.plugin.registry import installed
+from gangline_basics.cluster.file import shipped
 from gangline_planner.accuracy import expected_error
 from gangline_planner.forecast import Forecast
 from gangline_planner.pictures.terminal import memory_bars, step_bar, timeline

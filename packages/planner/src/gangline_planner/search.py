@@ -9,7 +9,7 @@ from heapq import nsmallest
 from typing import TYPE_CHECKING, Any
 
 from gangline import UserError
-from gangline.cluster.file import Cluster, shipped
+from gangline_basics.cluster.file import Cluster, shipped
 from gangline_planner.accuracy import expected_error
 from gangline_planner.alternatives import name_of
 from gangline_planner.assumed import Planned, refused

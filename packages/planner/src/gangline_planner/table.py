@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gangline.cluster.file import Cluster
+from gangline_basics.cluster.file import Cluster
 from gangline_planner.assumed import planned
 from gangline_planner.choose import NEAR, fastest
 from gangline_planner.forecast import Forecast

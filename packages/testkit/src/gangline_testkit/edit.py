@@ -23,11 +23,11 @@ from gangline.model.calls import call_of
 from gangline.model.compose import compose_model
 from gangline.model.contracts import Bindable, seam_function
 from gangline.model.flops import flops_per_token
-from gangline.model.kept_node import EightBitNode
 from gangline.model.linear import Embedding, Linear
 from gangline.model.seams import calls, recomputed
 from gangline.model.tree import Node, children, nodes, parameter_shapes
 from gangline.plan import Plan
+from gangline_basics.model.kept_node import EightBitNode
 from gangline_testkit import strategy_ranks as ranks
 from gangline_testkit.claims import needs
 from gangline_testkit.compare import all_close, assemble, close, number_close
@@ -266,7 +266,7 @@ def written(job: Job) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """
     from gangline.comm.solo import Solo
     from gangline.model.init import whole_model
-    from gangline.sampling import Sampling
+    from gangline.runtime import Sampling
     from gangline_basics.parallel.prepare import bind_folds
     from gangline_basics.sampling.decode import decode
 

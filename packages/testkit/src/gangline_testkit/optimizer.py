@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
-from gangline.optimizer.base import Optimizer
+from gangline.optimizer import Optimizer
 from gangline.plugin.registry import load
 from gangline.runtime import Runtime
 from gangline.shard import Registry, dtype_name

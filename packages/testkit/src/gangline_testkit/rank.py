@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from gangline.comm.base import Comms
-from gangline.files import write_whole
 from gangline.mesh import Mesh
+from gangline.storage.files import write_whole
 from gangline_testkit.ship import unpack
 
 index = 0  # of this process among the ranks of its pool

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 
 from gangline.config.schema import EditConfig, HealthConfig, PrecisionConfig, ScheduleConfig, TrackConfig
-from gangline.explain.reliability import SimulatorConfig
 from gangline.plugin.hooks import hookimpl
 from gangline.plugin.parts import Part
+from gangline_basics.explain.reliability import SimulatorConfig
 from gangline_basics.optimizer.config import Adamw
 from gangline_basics.precision.config import Fp16
 from gangline_testkit.toys.plugin import Files, Lanes, Nan, Numbers, Previous, Rows

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from gangline.files import read_regular, write_whole
+from gangline.storage.files import read_regular, write_whole
 
 
 class RunId:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from gangline.files import read_regular
+from gangline.storage.files import read_regular
 
 BLOCK, HEADER, CHUNK = 32768, 7, struct.Struct("<IHB")
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4

@@ -32,8 +32,8 @@ from torch.futures import Future
 
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
-from gangline.files import open_regular, read_regular, sync_folder, write_whole
 from gangline.run.generation import hold
+from gangline.storage.files import open_regular, read_regular, sync_folder, write_whole
 from gangline_basics.checkpoint.planners import arrays_of
 
 METADATA, DOCUMENT, CHECKSUMS = ".metadata", "document.json", "checksums.json"

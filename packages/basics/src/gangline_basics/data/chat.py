@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
-from gangline.data.named_tokens import CONFIG, read_object, special_tokens
 from gangline.errors import UserError
+from gangline_basics.data.named_tokens import CONFIG, read_object, special_tokens
 
 Spans = tuple[tuple[int, int], ...]  # [start, stop) of letters
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gangline.data.named_tokens import special_tokens
 from gangline.errors import UserError
+from gangline_basics.data.named_tokens import special_tokens
 from gangline_basics.data.pieces import TextPieces
 
 if TYPE_CHECKING:

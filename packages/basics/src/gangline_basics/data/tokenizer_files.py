@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from gangline.data.named_tokens import CONFIG, GENERATION, MAP, generation_config, named_words
 from gangline.errors import UserError
+from gangline_basics.data.named_tokens import CONFIG, GENERATION, MAP, generation_config, named_words
 
 # As transformers writes them; which there are depends on the tokenizer.
 TOKENIZER = (

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from math import gcd
 
 from gangline.model.calls import LOSS_CHUNK
-from gangline.model.kept_node import EightBitNode
 from gangline.model.linear_nodes import EmbeddingNode, LinearNode
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.tree import Node, WrapNode, children, nodes
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode, HeadNode, NormNode
+from gangline_basics.model.kept_node import EightBitNode
 from gangline_basics.model.rope_rates import Rope
 
 

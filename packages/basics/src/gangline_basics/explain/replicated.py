@@ -8,10 +8,10 @@ from dataclasses import replace
 from math import ceil, prod
 from typing import TYPE_CHECKING
 
-from gangline.cluster.topology import Topology
 from gangline.config.memory import weight_bytes
 from gangline.config.sections import Recompute
 from gangline.explain.explained import Explained, RankExplained, StepAction, Transfer
+from gangline.explain.topology import Topology
 from gangline.explain.work import StageWork, work_of
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import UserError
-from gangline.files import open_own
+from gangline.storage.files import open_own
 
 LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing")
 

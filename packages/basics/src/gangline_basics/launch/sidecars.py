@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline.config.answers import Sidecar
-from gangline.files import open_own, read_regular
 from gangline.launch import guard
 from gangline.launch.nodes import name_of_this_node
+from gangline.storage.files import open_own, read_regular
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

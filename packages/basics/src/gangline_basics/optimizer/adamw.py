@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from gangline.config.schema import Run
-from gangline.optimizer.base import Optimizer
-from gangline.optimizer.pieces import grouped, state_shard
+from gangline.optimizer import Optimizer
 from gangline.runtime import ParamShard, Runtime, ShardedParam
 from gangline.shard import Shard, model_array
 from gangline_basics.optimizer.config import Adamw
+from gangline_basics.optimizer.pieces import grouped, state_shard
 
 
 class AdamwOptimizer(Optimizer):

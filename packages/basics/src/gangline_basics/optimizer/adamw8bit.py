@@ -22,13 +22,13 @@ from torch import Tensor
 
 from gangline.config.schema import Run
 from gangline.errors import UserError
-from gangline.optimizer.base import Optimizer
-from gangline.optimizer.pieces import grouped
+from gangline.optimizer import Optimizer
 from gangline.runtime import ParamShard, Runtime
 from gangline.shard import Layout, Registry, Shard, model_array
 from gangline_basics.optimizer.adamw import AdamwOptimizer
 from gangline_basics.optimizer.codes import decode, encode
 from gangline_basics.optimizer.config import Adamw8bit
+from gangline_basics.optimizer.pieces import grouped
 
 AT_ONCE = 1 << 24  # numbers of a piece whose moments are in full at a time
 STATES = (("exp_avg", True), ("exp_avg_sq", False))  # and whether it has a sign

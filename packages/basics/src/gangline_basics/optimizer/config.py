@@ -8,8 +8,8 @@ from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from gangline.config.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, ShareBelowOne
-from gangline.optimizer.decaying import DecayingConfig
 from gangline.plugin.parts import Part
+from gangline_basics.optimizer.decaying import DecayingConfig
 
 if TYPE_CHECKING:
     pass

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from gangline.config.schema import Run
-from gangline.optimizer.base import Optimizer
-from gangline.optimizer.pieces import grouped, state_shard
+from gangline.optimizer import Optimizer
 from gangline.runtime import Runtime
 from gangline.shard import Shard, model_array
 from gangline_basics.optimizer.config import Lion
+from gangline_basics.optimizer.pieces import grouped, state_shard
 
 
 class LionOptimizer(Optimizer):

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from gangline.config.schema import Run
-from gangline.optimizer.base import Optimizer
-from gangline.optimizer.pieces import decay_of, in_blocks, state_shard
+from gangline.optimizer import Optimizer
 from gangline.plan import chosen
 from gangline.runtime import MatrixId, Runtime, ShardedParam
 from gangline.shard import Shard, model_array
 from gangline_basics.optimizer.adamw import AdamwOptimizer
 from gangline_basics.optimizer.config import Muon
+from gangline_basics.optimizer.pieces import decay_of, in_blocks, state_shard
 
 QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's coefficients: steep at zero, so few iterations do
 

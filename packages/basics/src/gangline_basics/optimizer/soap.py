@@ -27,13 +27,13 @@ import torch
 from torch import Tensor
 
 from gangline.config.schema import Run
-from gangline.optimizer.base import Optimizer
-from gangline.optimizer.pieces import decay_of, in_blocks
+from gangline.optimizer import Optimizer
 from gangline.plan import chosen
 from gangline.runtime import MatrixId, Runtime
 from gangline.shard import Layout, Registry, Shard, model_array
 from gangline_basics.optimizer.adamw import AdamwOptimizer
 from gangline_basics.optimizer.config import Soap
+from gangline_basics.optimizer.pieces import decay_of, in_blocks
 
 FIRST = 8  # power iterations of the first bases; each refresh is one more
 

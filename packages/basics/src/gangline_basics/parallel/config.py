@@ -11,9 +11,9 @@ from gangline.errors import Problem, UserError
 from gangline.plugin.parts import Part
 
 if TYPE_CHECKING:
-    from gangline.cluster.topology import Topology
     from gangline.config.schema import Run
     from gangline.explain.explained import Explained
+    from gangline.explain.topology import Topology
     from gangline.mesh import Mesh
     from gangline.model.tree import Node
     from gangline.plan import Plan

@@ -17,8 +17,7 @@ from gangline.mesh import DATA_AXES
 from gangline.model import forward_context
 from gangline.model.buffers import listeners
 from gangline.model.forward_context import Collected
-from gangline.runtime import Job, MatrixId, ParamShard, Runtime, ShardedParam, StepResult
-from gangline.sampling import Sampling, Stop, Written
+from gangline.runtime import Job, MatrixId, ParamShard, Runtime, Sampling, ShardedParam, StepResult, Stop, Written
 from gangline.shard import Layout, Registry, Shard, model_array, parameter_of
 from gangline_basics.parallel import norm
 from gangline_basics.parallel.matrices import Matrices

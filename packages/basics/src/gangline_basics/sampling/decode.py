@@ -11,7 +11,7 @@ import torch
 
 from gangline.batch import Batch
 from gangline.model.cache import Cache
-from gangline.sampling import Sampling, Stop, Why, Written
+from gangline.runtime import Sampling, Stop, Why, Written
 from gangline_basics.sampling.draw import draw
 
 Forward = Callable[[Batch], torch.Tensor]  # (B, V): logits of what follows each row's last token, the same on all ranks

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gangline.draws import uniforms
 from gangline.errors import UserError
-from gangline.sampling import Sampling
+from gangline.runtime import Sampling
 
 
 def draw(logits_BV: Tensor, sampling: Sampling, numbers_B: Tensor, step: int) -> list[int]:

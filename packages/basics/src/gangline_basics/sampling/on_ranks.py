@@ -12,7 +12,7 @@ from gangline.comm.base import Comm
 from gangline.comm.objects import gather_json
 from gangline.model.seams import recomputed
 from gangline.model.tree import Node
-from gangline.sampling import Sampling, Stop, Written
+from gangline.runtime import Sampling, Stop, Written
 from gangline_basics.sampling.decode import Forward, decode
 
 

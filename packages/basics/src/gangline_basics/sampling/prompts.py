@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,18 @@ def _prompt(line: str, where: str) -> Prompt:
     if not isinstance(text, str):
         raise UserError(f"{where} is no prompt: {line:.60}", 'Write "...", {"prompt": "..."} or {"messages": [...]}.')
     return text
+
+
+def check_lengths(prompts: Sequence[Sequence[int]], tokens: int, context: int) -> None:
+    """Refuse an empty prompt, and a text that would grow longer than what the model was trained on (`context`)."""
+    for number, prompt in enumerate(prompts, 1):
+        which = f"prompt {number}" if len(prompts) > 1 else "the prompt"
+        if not prompt:
+            raise UserError(f"{which} has no token.", "There is nothing to go on from.")
+        if len(prompt) + tokens > context:
+            left = context - len(prompt)
+            raise UserError(
+                f"{which} has {len(prompt)} tokens, and with {tokens} more that is beyond the context of {context}.",
+                "The model was trained on rows of batch.sequence_length tokens, and knows no positions behind them.",
+                f"Take {left} tokens at most." if left > 0 else "Take a shorter prompt.",
+            )

@@ -28,7 +28,7 @@ from gangline.model.compose import compose_model
 from gangline.model.seams import recomputed
 from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
-from gangline.sampling import Sampling, Stop, Why, Written, check_lengths
+from gangline.runtime import Sampling, Stop, Why, Written
 from gangline.shard import MODEL, Layout, Registry, Shard, dtype_name, model_array
 from gangline_basics.data.chat import TemplateRefusal, template_of
 from gangline_basics.data.codec import TextCodec, TokenizerCodec
@@ -36,6 +36,7 @@ from gangline_basics.model.columns import lay_out_by_columns
 from gangline_basics.model.packed import packed
 from gangline_basics.parallel.prepare import bind_folds
 from gangline_basics.sampling.decode import decode
+from gangline_basics.sampling.prompts import check_lengths
 from gangline_basics.sampling.text import after, codec_of, encode, ends_of, spelled, unstopped
 
 if TYPE_CHECKING:

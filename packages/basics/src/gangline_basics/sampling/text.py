@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gangline.data.named_tokens import generation_config, special_tokens
 from gangline.errors import UserError
 from gangline.plugin import registry
 from gangline_basics.data.codec import TextCodec, TokenizerCodec
+from gangline_basics.data.named_tokens import generation_config, special_tokens
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

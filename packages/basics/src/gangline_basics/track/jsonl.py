@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from gangline.files import open_own
 from gangline.record import StepRecord
 from gangline.run.events import end_line
+from gangline.storage.files import open_own
 from gangline.track import Start, Tracker
 
 if TYPE_CHECKING:

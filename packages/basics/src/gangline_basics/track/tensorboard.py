@@ -13,8 +13,8 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from gangline.files import open_own
 from gangline.record import StepRecord, numbers
+from gangline.storage.files import open_own
 from gangline.track import Start, Tracker
 
 if TYPE_CHECKING:

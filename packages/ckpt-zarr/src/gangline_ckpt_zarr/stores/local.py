@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from gangline.files import lock_folder, sync_folder, write_whole
+from gangline.storage.files import lock_folder, sync_folder, write_whole
 from gangline_ckpt_zarr.stores.base import METADATA, ObjectStore, ObjectWriter, Ranges, Read
 from gangline_ckpt_zarr.stores.direct import DirectWriter
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import fsspec
 from fsspec.asyn import sync
 
-from gangline.retry import http_status
+from gangline.storage.retry import http_status
 from gangline_ckpt_zarr.stores.base import ObjectStore, ObjectWriter, deletion_order
 from gangline_ckpt_zarr.stores.ranges import Fetch, fetches
 from gangline_ckpt_zarr.stores.retry import retry_request

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable
 from typing import TypeVar
 
-from gangline.retry import PERMANENT, RetryTimeout, retry
+from gangline.storage.retry import PERMANENT, RetryTimeout, retry
 from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.stores.base import StoreError
 

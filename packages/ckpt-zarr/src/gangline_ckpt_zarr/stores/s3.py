@@ -11,7 +11,7 @@ from typing import Any
 
 import fsspec
 
-from gangline.retry import http_status
+from gangline.storage.retry import http_status
 from gangline_ckpt_zarr.stores.base import ObjectWriter, StoreError
 from gangline_ckpt_zarr.stores.remote import REQUEST_SECONDS, SIDE_BY_SIDE, RemoteStore
 

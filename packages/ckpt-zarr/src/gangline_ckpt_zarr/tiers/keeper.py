@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gangline import UserError
-from gangline.files import lock_folder
 from gangline.launch.guard import born, space
 from gangline.launch.nodes import name_of_this_node
 from gangline.run.ending import read_ending
+from gangline.storage.files import lock_folder
 from gangline_ckpt_zarr.tiers.peers import FOLDER, Address, announce, this_machine, withdraw
 from gangline_ckpt_zarr.tiers.places import TROUBLE, directory, make, of_run, of_user
 from gangline_ckpt_zarr.tiers.server import Server

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline import UserError
-from gangline.files import lock_file, write_whole
+from gangline.storage.files import lock_file, write_whole
 from gangline_ckpt_zarr.stores.base import Ranges
 from gangline_ckpt_zarr.tiers import handshake
 from gangline_ckpt_zarr.tiers.handshake import line_from

@@ -12,9 +12,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from gangline.cli import notes_by, wide_open
+from gangline.cli.figure import integers, legend, style, subplots, write_figure
 from gangline.config.suggest import near
 from gangline.errors import UserError, printable
-from gangline.figure import integers, legend, style, subplots, write_figure
 from gangline.record import StepRecord, numbers, plain, read_records
 from gangline.run.directory import RunDirectory
 

@@ -10,9 +10,9 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from gangline.cli.compare import Curve, curve, draw_curve
+from gangline.cli.figure import integers, legend, render, style, subplots
 from gangline.errors import UserError
-from gangline.figure import integers, legend, render, style, subplots
-from gangline.files import open_own
+from gangline.storage.files import open_own
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

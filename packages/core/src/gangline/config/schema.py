@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     import torch
 
-    from gangline.cluster.topology import Topology
     from gangline.comm.base import Comms
     from gangline.data.vocabulary import Codec, RendersChats
     from gangline.explain.explained import Explained
+    from gangline.explain.topology import Topology
     from gangline.mesh import Mesh
     from gangline.model.adapter import Adapter
     from gangline.model.tree import Node
@@ -231,7 +231,7 @@ class PrecisionConfig(PartConfig):
 
 @dataclass
 class OptimizerConfig(PartConfig, StateSizes):
-    """`build(config, run, runtime) -> gangline.optimizer.base.Optimizer`."""
+    """`build(config, run, runtime) -> gangline.optimizer.Optimizer`."""
 
     learning_rate: NonNegativeFloat = 3e-3  # at its highest; the schedule multiplies it with a factor up to 1
     clip_norm: PositiveFloat | None = 1.0  # global gradient norm; null for none

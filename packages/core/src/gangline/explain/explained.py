@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from gangline.cluster.topology import Tier, Topology
+from gangline.explain.topology import Tier, Topology
 from gangline.explain.work import StageWork
 from gangline.mesh import Mesh
 

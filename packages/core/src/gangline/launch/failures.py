@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gangline.errors import PeerFailed, UserError
-from gangline.files import open_regular, read_regular
 from gangline.launch.changed_data import changed_data
 from gangline.launch.output import log_path
 from gangline.launch.signals import name_of
 from gangline.run.ending import EXIT_FAILURE, EXIT_REQUEUE, EXIT_STOPPED, RunEnding, decide_ending
+from gangline.storage.files import open_regular, read_regular
 
 PEER_WAIT_SECONDS = 1.0
 

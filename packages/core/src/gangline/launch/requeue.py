@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gangline.errors import UserError
-from gangline.files import read_regular, write_whole
 from gangline.run.directory import RunDirectory
 from gangline.run.files import refuse_others
+from gangline.storage.files import read_regular, write_whole
 
 NOTES = Path("runs", f".jobs-{os.geteuid()}")  # of this user; a file for each job and command line: its run directory
 

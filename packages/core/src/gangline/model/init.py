@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -10,9 +10,9 @@ from torch import nn
 from gangline.draws import fill
 from gangline.model.buffers import buffers_of
 from gangline.model.build import materialise, model_of
-from gangline.model.kept import fill_as_kept
 from gangline.model.tree import Node
 from gangline.plan import Plan
+from gangline.plugin.registry import load
 from gangline.shard import Shard, model_array, parameter_of
 
 
@@ -37,6 +37,20 @@ def initialise(shards: Iterable[Shard], plan: Plan, seed: int) -> None:
 
     for shard in shards:
         fill_as_kept(shard, plan, drawn)
+
+
+def fill_as_kept(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> None:
+    """Fill a `model/...` shard with what the plan keeps of its weight; `fill` fills one with the weight as it is.
+
+    Raises what `Kept.codes` of the plan's rule raises.
+    """
+    rule = plan.kept_of(plan.owner(parameter_of(shard.name)))
+    if rule is not None and rule.codes:
+        load(rule.codes)(shard, plan, fill)
+        return
+    fill(shard)
+    if rule is not None:
+        shard.local.copy_(shard.local.to(getattr(torch, rule.dtype)))
 
 
 def whole_model(

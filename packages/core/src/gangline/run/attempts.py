@@ -23,7 +23,7 @@ from typing import Any
 
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import UserError
-from gangline.files import LINES_BYTES, open_own, read_regular
+from gangline.storage.files import LINES_BYTES, open_own, read_regular
 
 FILE = "attempts.jsonl"
 SKIPPED_IN = "passed over in "  # begins `why` of a line that a run has from the one whose weights it began with

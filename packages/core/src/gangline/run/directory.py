@@ -23,11 +23,11 @@ from gangline.config.schema import LISTS, Run
 from gangline.config.serial import from_dict, to_dict
 from gangline.config.yaml_files import PlainDumper, load_yaml
 from gangline.errors import UserError
-from gangline.files import read_regular, write_whole
 from gangline.plugin.registry import installed
 from gangline.run import provenance
 from gangline.run.lock import RunLock, unwritable
 from gangline.run.redaction import refuse_secrets
+from gangline.storage.files import read_regular, write_whole
 
 END = "..."  # YAML's end-of-document marker: the last line of a whole config.yaml
 

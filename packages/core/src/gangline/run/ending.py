@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gangline.errors import EXIT_USER_ERROR
-from gangline.files import read_regular, write_whole
+from gangline.storage.files import read_regular, write_whole
 
 FILE = "ending.json"
 VERSION = 1

@@ -51,10 +51,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from gangline.files import LINES_BYTES, open_own, read_regular
 from gangline.pulse.write import current
 from gangline.record import plain
 from gangline.run.generation import Fenced, hold
+from gangline.storage.files import LINES_BYTES, open_own, read_regular
 
 FILE = "events.jsonl"
 

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from gangline.errors import UserError
-from gangline.files import special_file_error
+from gangline.storage.files import special_file_error
 
 _CHECKPOINTS = "checkpoints"
 # A link in place of one of these leads what a run writes, and deletes, to another directory.

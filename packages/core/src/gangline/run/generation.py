@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from gangline.files import LINES_BYTES, lock_handle, open_handle, open_lock, read_regular
+from gangline.storage.files import LINES_BYTES, lock_handle, open_handle, open_lock, read_regular
 
 VARIABLE = "GANGLINE_GENERATION"
 FILE = ".generation"

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import UserError
-from gangline.files import LINES_BYTES, open_regular
 from gangline.record import newest, record_of
 from gangline.run import ending, events
 from gangline.run.directory import RunDirectory
 from gangline.run.generation import most_steps
 from gangline.run.lock import held
+from gangline.storage.files import LINES_BYTES, open_regular
 
 TAIL = 1 << 16  # bytes of a file's end that are read first
 SILENT_SECONDS = 600.0  # of a run on another machine: it has written nothing for so long

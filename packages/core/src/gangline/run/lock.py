@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 
 from gangline.errors import UserError
-from gangline.files import lock_handle, open_lock
 from gangline.run.files import refuse_planted
+from gangline.storage.files import lock_handle, open_lock
 
 OVER_SECONDS = 60.0  # how long a node that comes to a job that is over waits for its last nodes to go
 _OVER = " over"

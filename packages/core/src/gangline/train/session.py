@@ -17,7 +17,7 @@ from gangline.data.base import DataSource
 from gangline.health import HealthCheck
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed
-from gangline.optimizer.base import Optimizer
+from gangline.optimizer import Optimizer
 from gangline.precision import Precision
 from gangline.record import StepRecord
 from gangline.run.attempts import Attempt

@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gangline.checkpoint.id import CheckpointId
-from gangline.files import open_handle, read_regular
 from gangline.record import StepRecord
 from gangline.run.generation import hold
+from gangline.storage.files import open_handle, read_regular
 from gangline.train.session import Session
 
 FILE = ".unreported"  # its first line: the record that waits, or nothing

@@ -23,10 +23,10 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from gangline import UserError
-from gangline.data.named_tokens import special_tokens
-from gangline.files import lock_folder
 from gangline.launch.guard import die_with
+from gangline.storage.files import lock_folder
 from gangline_basics.data.chat_tokens import LEARNT_RULE
+from gangline_basics.data.named_tokens import special_tokens
 from gangline_dataloader.prepare import assemble, choice, known, prepare_plan as plans, task
 from gangline_dataloader.prepare.inputs import listing
 from gangline_dataloader.prepare.prepare_plan import PLAN, SUBMITTED, WORK, PreparePlan

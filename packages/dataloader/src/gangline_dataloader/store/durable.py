@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline import UserError
-from gangline.files import sync_folder, write_whole
+from gangline.storage.files import sync_folder, write_whole
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from gangline import UserError
-from gangline.files import open_replacement
+from gangline.storage.files import open_replacement
 
 HEADER = 128
 WHOLE = 1 << 27  # bytes up to which a file is read whole to be held against its checksum; above, PIECES of it

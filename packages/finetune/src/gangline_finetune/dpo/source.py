@@ -13,7 +13,7 @@ import numpy as np
 
 from gangline import UserError
 from gangline.data.base import FirstModel, Sample, Split
-from gangline.files import open_replacement
+from gangline.storage.files import open_replacement
 from gangline_basics.data.chat_tokens import MaskedTokens
 from gangline_basics.data.codec import TokenizerCodec
 from gangline_finetune.chat.templated import TemplatedSource, encoded_rows

@@ -14,8 +14,7 @@ from gangline.batch import Batch
 from gangline.comm.base import Comms
 from gangline.comm.objects import gather_json
 from gangline.config import Run
-from gangline.runtime import Runtime
-from gangline.sampling import Sampling, Written
+from gangline.runtime import Runtime, Sampling, Written
 from gangline_basics.sampling.sampler import Writer
 from gangline_finetune.evaluate.text_model import AskedRow, TextModel, as_lm
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gangline import UserError
-from gangline.data.named_tokens import special_tokens
 from gangline_basics.data.codec import TextCodec
+from gangline_basics.data.named_tokens import special_tokens
 from gangline_basics.sampling.sampler import Writer
 
 Asked = tuple[tuple[str, str], list[int], list[int]]  # texts, and tokens of context and continuation

@@ -8,10 +8,10 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from gangline import UserError
-from gangline.model.kept_node import keep_in_8_bits, keep_in_bf16
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node, by_path, nodes, replaced
 from gangline.plan import Cut, Init, Name, Plan, names
+from gangline_basics.model.kept_node import keep_in_8_bits, keep_in_bf16
 from gangline_finetune.lora.config import LoraConfig
 from gangline_finetune.lora.nodes import DoraNode, DroppedLoraNode, LengthsNode, LoraNode
 

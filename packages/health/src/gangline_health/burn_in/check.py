@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gangline.cluster.file import load_cluster, save_cluster
 from gangline.comm.objects import gather_json
-from gangline.files import read_regular, write_whole
 from gangline.health import Action, HealthCheck, Verdict
 from gangline.launch.nodes import name_of_this_node
+from gangline.storage.files import read_regular, write_whole
+from gangline_basics.cluster.file import load_cluster, save_cluster
 from gangline_health.burn_in import measure
 from gangline_health.burn_in.config import BurnInHealth
 from gangline_health.burn_in.judge import RankRates, bad_links, bad_ranks, measured

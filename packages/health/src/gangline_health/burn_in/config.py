@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from gangline import Part, Problem, UserError
-from gangline.cluster.file import load_cluster
 from gangline.config import HealthConfig, MoreThan, OneOf, PositiveFloat, PositiveInt, Run
+from gangline_basics.cluster.file import load_cluster
 
 Less = Annotated[float, MoreThan(0)]  # and less than 1
 

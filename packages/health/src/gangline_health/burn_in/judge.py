@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from gangline.cluster.file import Cluster, Quantity
-from gangline.cluster.topology import Topology
+from gangline.explain.topology import Topology
+from gangline_basics.cluster.file import Cluster, Quantity
 from gangline_health.burn_in.config import BurnInHealth
 
 MOST_SHARE = 0.9  # a rank below a tenth of the median is bad on any machine

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from gangline.files import write_whole
 from gangline.launch.signals import ANSWER, answer_signal
 from gangline.pulse.write import current
+from gangline.storage.files import write_whole
 from gangline_health.hangs import processes
 from gangline_health.pulses import Seen
 

@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangline.files import open_regular
 from gangline.launch.guard import born
 from gangline.launch.output import log_path
 from gangline.launch.signals import STACKS
+from gangline.storage.files import open_regular
 from gangline_health.pulses import Seen
 
 TICK = os.sysconf("SC_CLK_TCK")

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gangline.files import open_own, read_regular
+from gangline.storage.files import open_own, read_regular
 from gangline_health.hangs.diagnose import Watched
 from gangline_health.pulses import Collective, Seen
 

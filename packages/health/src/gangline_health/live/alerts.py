@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from gangline import UserError
-from gangline.files import lock_handle, open_lock, read_regular, write_whole
 from gangline.health import Action, Verdict
 from gangline.run.directory import RunDirectory
 from gangline.run.events import Events
+from gangline.storage.files import lock_handle, open_lock, read_regular, write_whole
 from gangline_health.live.follow import Follower
 from gangline_health.live.target import is_url, named
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gangline.files import open_regular
+from gangline.storage.files import open_regular
 
 
 class Follower:

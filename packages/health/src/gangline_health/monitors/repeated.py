@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangline.checkpoint.id import CheckpointId
-from gangline.files import open_regular
 from gangline.health import Action, Verdict
 from gangline.run import attempts
 from gangline.run.events import read_events
+from gangline.storage.files import open_regular
 from gangline_health.monitors.base import Monitor
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from gangline import UserError
-from gangline.files import write_whole
 from gangline.launch.base import Launcher
 from gangline.run.ending import clear_ending, read_ending, write_ending
+from gangline.storage.files import write_whole
 from gangline_launch import clocks, job as jobs
 from gangline_launch.follow import follow
 from gangline_launch.give_back import give_back, handed_over

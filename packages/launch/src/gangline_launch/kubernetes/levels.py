@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangline import UserError
-from gangline.files import read_regular, write_whole
+from gangline.storage.files import read_regular, write_whole
 from gangline_launch import job as jobs
 from gangline_launch.kubernetes.scheduler import KubectlError, kubectl
 

@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 
 from gangline import UserError
-from gangline.files import read_regular, write_whole
 from gangline.run.ending import read_ending
+from gangline.storage.files import read_regular, write_whole
 from gangline_launch import job as jobs
 from gangline_launch.slurm.requeues import steps_done
 

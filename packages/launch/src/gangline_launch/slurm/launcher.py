@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline import UserError
-from gangline.files import write_whole
 from gangline.launch.base import Launcher
 from gangline.run.ending import clear_ending, read_ending, write_ending
+from gangline.storage.files import write_whole
 from gangline_basics.launch.exclusion import excluded
 from gangline_launch import clocks, job as jobs, storage
 from gangline_launch.follow import EXIT_FAILURE, follow, follow_all

@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gangline.files import open_own, read_regular
 from gangline.record import read_records
+from gangline.storage.files import open_own, read_regular
 from gangline_launch import job as jobs
 
 FILE = "requeues.jsonl"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gangline import UserError
-from gangline.files import read_regular, write_whole
+from gangline.storage.files import read_regular, write_whole
 from gangline_launch import job as jobs
 from gangline_launch.job import SubmittedJob
 from gangline_launch.slurm import commands

@@ -47,7 +47,7 @@ def decoded(read: Read, shapes: Shapes, plan: Plan) -> Read:
         return read
 
     def weights(wanted: Shapes) -> Iterator[tuple[str, torch.Tensor]]:
-        from gangline.model.kept import decode
+        from gangline_basics.model.kept import decode
 
         for name, tensor in read(wanted):
             if plan.dtype_of(name) == "int8":

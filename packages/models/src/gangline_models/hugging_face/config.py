@@ -12,9 +12,9 @@ from typing import Any
 from gangline.config.schema import EditConfig, ModelConfig, Run
 from gangline.config.suggest import near
 from gangline.errors import Problem, UserError
-from gangline.files import read_regular
 from gangline.plugin.catalogue import suppliers
 from gangline.run.directory import holds_checkpoint
+from gangline.storage.files import read_regular
 from gangline_models.hugging_face.fields import checked
 from gangline_models.hugging_face.tensors import tensor_names
 

@@ -31,8 +31,7 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
     Several shards of a list are filled at once; of another iterable each is asked for when the one before is full.
     Raises UserError where a tensor is missing, has another shape, or is one that this model has no place for.
     """
-    from gangline.model.init import initialise
-    from gangline.model.kept import fill_as_kept
+    from gangline.model.init import fill_as_kept, initialise
 
     with Tensors(directory) as tensors:
         _refuse_strangers(tensors, plan)

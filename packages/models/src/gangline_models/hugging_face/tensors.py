@@ -11,7 +11,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
-from gangline.files import read_regular
+from gangline.storage.files import read_regular
 from gangline_models.hugging_face.tensor_file import TensorFile
 
 if TYPE_CHECKING:

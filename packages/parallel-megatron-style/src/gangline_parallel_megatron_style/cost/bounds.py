@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from gangline.cluster.topology import Tier, Topology
 from gangline.config import LayoutBounds
 from gangline.explain.explained import Operation, Transfer, When
+from gangline.explain.topology import Tier, Topology
 from gangline.explain.work import StageWork
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.tree import Node

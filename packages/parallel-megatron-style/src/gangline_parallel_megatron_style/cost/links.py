@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from gangline.cluster.topology import Tier
 from gangline.explain.explained import Operation, Transfer, When
+from gangline.explain.topology import Tier
 from gangline.mesh import Mesh
 from gangline.plan import Fold
 from gangline_parallel_megatron_style.cost.case import Case

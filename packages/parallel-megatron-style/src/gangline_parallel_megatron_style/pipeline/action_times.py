@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gangline.explain.timeline import ActionTimes
+from gangline_basics.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.pipeline.actions import KINDS
 
 UNIFORM = ActionTimes()

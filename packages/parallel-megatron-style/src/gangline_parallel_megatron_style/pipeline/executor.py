@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gangline.comm.base import Comm, Pending
-from gangline.explain.timeline import ActionTimes
+from gangline_basics.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule
 from gangline_parallel_megatron_style.pipeline.program import (

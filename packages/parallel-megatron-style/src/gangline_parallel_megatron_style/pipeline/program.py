@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from gangline.explain.timeline import ActionTimes
+from gangline_basics.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import Kind, PipelineAction, Schedule
 from gangline_parallel_megatron_style.pipeline.dependencies import needs, result

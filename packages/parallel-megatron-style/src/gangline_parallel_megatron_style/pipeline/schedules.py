@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gangline.explain.timeline import ActionTimes
+from gangline_basics.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Placement, Schedule
 from gangline_parallel_megatron_style.pipeline.classic import gpipe, one_f_one_b, zb_h1

@@ -6,7 +6,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 
-from gangline.explain.timeline import ActionTimes
+from gangline_basics.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM, per_stage
 from gangline_parallel_megatron_style.pipeline.actions import Kind, PipelineAction, Schedule, place_of, stage_of
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gangline import UserError
-from gangline.cluster.file import Cluster, Quantity, save_cluster
-from gangline.cluster.topology import Topology
+from gangline.explain.topology import Topology
+from gangline_basics.cluster.file import Cluster, Quantity, save_cluster
 from gangline_planner.calibrate.progress import MARK
 
 ASSUMED = {  # what no measurement of one machine shows

@@ -13,12 +13,12 @@ from math import log, sqrt
 from statistics import median
 from typing import TypeVar
 
-from gangline.cluster.file import Cluster, Quantity
-from gangline.cluster.topology import Topology
+from gangline.explain.topology import Topology
 from gangline.explain.work import StageWork
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.model.products import AttentionProduct, MatrixProduct
+from gangline_basics.cluster.file import Cluster, Quantity
 from gangline_planner.calibrate.lines import two_costs
 from gangline_planner.calibrate.links import CollectiveCall
 from gangline_planner.calibrate.small_steps import MICROBATCHES, STARTS, SmallModel, run_of

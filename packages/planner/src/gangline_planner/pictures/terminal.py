@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
-from gangline.explain.timeline import StepTimeline
+from gangline_basics.explain.timeline import StepTimeline
 from gangline_planner.pictures.colours import ACTION_WORDS, letters
 
 WIDE, HIGH = 80, 12

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from gangline.cluster.file import Cluster
 from gangline.explain.explained import Kernels
 from gangline.model.products import AttentionProduct, MatrixProduct, Product
+from gangline_basics.cluster.file import Cluster
 
 Pass = Literal["forward", "inputs", "weights"]
 BACKWARD = 2.5  # operations of fused attention's backward pass to one forward pass (Dao, arXiv 2307.08691, section 3.1)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from gangline.cluster.file import Cluster
-from gangline.cluster.topology import Topology
 from gangline.explain.explained import StepAction
-from gangline.explain.timeline import StepTimeline
+from gangline.explain.topology import Topology
+from gangline_basics.cluster.file import Cluster
+from gangline_basics.explain.timeline import StepTimeline
 
 
 @dataclass(frozen=True)

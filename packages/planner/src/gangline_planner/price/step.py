@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import log, sqrt
 
-from gangline.cluster.file import Cluster
 from gangline.explain.explained import Explained, Kernels, RankExplained, StepAction
-from gangline.explain.timeline import ActionTimes, StepTimeline, step_timeline
 from gangline.explain.work import StageWork
 from gangline.mesh import DATA_AXES
+from gangline_basics.cluster.file import Cluster
+from gangline_basics.explain.timeline import ActionTimes, StepTimeline, step_timeline
 from gangline_planner.price.products import Rates, forward_seconds, input_seconds, weight_seconds
 from gangline_planner.price.sharing import Cores, shared
 from gangline_planner.price.transfers import transfer_seconds

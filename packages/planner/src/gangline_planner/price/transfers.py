@@ -13,8 +13,8 @@ from itertools import pairwise
 from math import ceil, log2
 from typing import NamedTuple
 
-from gangline.cluster.file import Cluster
 from gangline.explain.explained import Operation, Transfer
+from gangline_basics.cluster.file import Cluster
 
 TIERS = ("node", "rack", "cluster", "fibre")
 

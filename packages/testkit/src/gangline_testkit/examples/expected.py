@@ -2,7 +2,7 @@
 from dataclasses import dataclass
 
 from gangline import Part, hookimpl
-from gangline.explain.reliability import DAY, FailureSimulator, SimulatedTime, SimulatorConfig
+from gangline_basics.explain.reliability import DAY, FailureSimulator, SimulatedTime, SimulatorConfig
 
 
 @dataclass

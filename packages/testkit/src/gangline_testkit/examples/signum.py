@@ -15,7 +15,7 @@ class Signum(OptimizerConfig):
 def build(config, run, runtime):
     import torch
 
-    from gangline.optimizer.base import Optimizer
+    from gangline.optimizer import Optimizer
     from gangline.shard import Shard, model_array
 
     class SignumOptimizer(Optimizer):

@@ -20,8 +20,8 @@ from gangline.checkpoint.retention import superfluous
 from gangline.comm.base import Store
 from gangline.config.schema import Run
 from gangline.errors import BadCheckpoint, UserError
-from gangline.files import write_whole
 from gangline.shard import Box, Registry, Shard, dtype_name
+from gangline.storage.files import write_whole
 from gangline_testkit.toys.plugin import Files
 
 Index = dict[str, list[dict[str, Any]]]  # array -> its boxes: offset, shape, file, checksum

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import numpy as np
 
 from gangline import UserError
-from gangline.files import open_replacement
+from gangline.storage.files import open_replacement
 from gangline_dataloader.store.foreign.vector import Vector, size_of
 from gangline_dataloader.store.stored import StoreTokens
 

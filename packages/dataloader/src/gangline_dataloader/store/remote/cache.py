@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gangline import UserError
-from gangline.files import lock_file, sync_folder
+from gangline.storage.files import lock_file, sync_folder
 from gangline_dataloader.store.durable import replace_bytes
 from gangline_dataloader.store.npy import checksum, checksum_of
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gangline import UserError
-from gangline.retry import RetryTimeout, http_status, retry
+from gangline.storage.retry import RetryTimeout, http_status, retry
 
 RANGE = 8 << 20  # bytes of a request
 AT_ONCE = 16  # requests

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 
 from gangline import UserError
-from gangline.files import write_whole
+from gangline.storage.files import write_whole
 from gangline_dataloader.store.manifest import FILE, VALIDATION, ends_of, file_of, loss_of
 from gangline_dataloader.store.npy import mapped_file, nbytes_of
 from gangline_dataloader.store.remote.cache import FileCache

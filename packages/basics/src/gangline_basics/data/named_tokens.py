@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import UserError
-from gangline.files import read_regular
+from gangline.storage.files import read_regular
 
 CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
 GENERATION = "generation_config.json"

@@ -22,10 +22,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from gangline.cluster.topology import Topology
 from gangline.config.suggest import near
 from gangline.errors import UserError
-from gangline.files import write_whole
+from gangline.explain.topology import Topology
+from gangline.storage.files import write_whole
 
 VERSION = 1
 PLACES = ("version", "about", "network", "numbers")

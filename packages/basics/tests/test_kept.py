@@ -10,11 +10,11 @@ import torch
 from gangline.config.defaults import default_run
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
-from gangline.model.kept import EightBitLinear
-from gangline.model.kept_node import keep_in_8_bits, keep_in_bf16
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import by_path, parameter_shapes, replaced
 from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.kept import EightBitLinear
+from gangline_basics.model.kept_node import keep_in_8_bits, keep_in_bf16
 
 MODEL = DecoderConfig(vocab_size=64, dim=64, layers=3, heads=2, hidden=128)
 

@@ -22,9 +22,9 @@ from torch.autograd.function import once_differentiable
 
 from gangline.errors import UserError
 from gangline.model.build import Wrapper
-from gangline.model.kept_node import EightBitNode
 from gangline.plan import Plan
 from gangline.shard import Shard, model_array, parameter_of
+from gangline_basics.model.kept_node import EightBitNode
 
 MOST = 127  # of an int8, on both sides of 0
 
@@ -47,19 +47,15 @@ def decode(codes_RF: Tensor, scales_RS: Tensor, dtype: torch.dtype = torch.float
 
 
 @torch.no_grad()
-def fill_as_kept(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> None:
-    """Fill a `model/...` shard with what the plan keeps of its weight; `fill` fills one with the weight as it is.
+def fill_codes(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> None:
+    """Fill the shard of codes or of their scales; `fill` fills one with the weight that they stand for.
 
     A shard of floating point in the place of codes takes the values that these stand for.
     Raises UserError where a weight is not finite, ValueError where codes are cut inside a block.
     """
     name = plan.owner(parameter_of(shard.name))
     rule = plan.kept_of(name)
-    if rule is None or rule.dtype != "int8":
-        fill(shard)
-        if rule is not None:
-            shard.local.copy_(shard.local.to(getattr(torch, rule.dtype)))
-        return
+    assert rule is not None, "who calls this has asked"
     (row, column), (rows, columns), (height, width) = shard.offset, shard.local.shape, shard.global_shape
     if plan.is_scales(name):
         name, column, columns, width = _weight_of(name), column * rule.block, columns * rule.block, width * rule.block

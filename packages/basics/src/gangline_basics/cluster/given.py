@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gangline.cluster.topology import Topology
+from gangline.explain.topology import Topology
 
 
 @dataclass(frozen=True)

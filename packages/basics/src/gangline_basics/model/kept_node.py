@@ -13,6 +13,7 @@ from gangline.model.tree import Decoding, Node, Shape, WrapNode, by_path, nodes,
 from gangline.plan import Cut, Init, Kept, Name, Plan, is_matrix, matches
 
 V = TypeVar("V")
+CODES = "gangline_basics.model.kept:fill_codes"
 LARGEST, SMALLEST = 64, 16  # of a block; a scale for fewer codes than that saves little
 
 
@@ -20,7 +21,7 @@ LARGEST, SMALLEST = 64, 16  # of a block; a scale for fewer codes than that save
 class EightBitNode(WrapNode):
     """A linear whose frozen weight is kept as codes: `weight` int8, beside it `scales` (out, in / block)."""
 
-    module: ClassVar[str] = "gangline.model.kept:EightBitLinear"
+    module: ClassVar[str] = "gangline_basics.model.kept:EightBitLinear"
     in_features: int
     out_features: int
     block: int
@@ -76,7 +77,7 @@ def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
             said[path] = size, Cut("", cut.dim, "tp", max(1, cut.unit // size) if cut.dim else cut.unit)
     rules = _rules(said, [path for path, _ in nodes(tree)])
     plan = plan.extended(
-        kept=tuple(Kept(f"{place}.weight", "int8", size) for place, (size, _) in rules.items()),
+        kept=tuple(Kept(f"{place}.weight", "int8", size, CODES) for place, (size, _) in rules.items()),
         cuts=tuple(replace(cut, pattern=f"{place}.scales") for place, (_, cut) in rules.items()),
         inits=tuple(Init(f"{place}.scales", "constant", 0.0) for place in rules),  # for who asks; codes say what it is
         names=tuple(Name(f"{place}.scales", "") for place in rules),

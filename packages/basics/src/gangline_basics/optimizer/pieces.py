@@ -8,10 +8,10 @@ from torch import Tensor
 
 from gangline.config.schema import Run
 from gangline.model.compose import compose_model
-from gangline.optimizer.decaying import DecayingConfig
 from gangline.plan import chosen, is_mapped, is_matrix, matches
 from gangline.runtime import ParamShard, Runtime, ShardedParam
 from gangline.shard import Shard, model_array
+from gangline_basics.optimizer.decaying import DecayingConfig
 
 
 def grouped(

@@ -9,9 +9,9 @@ import yaml
 from hypothesis import given, strategies as st
 
 from gangline import UserError
-from gangline.cluster.file import SHIPPED, load_cluster, save_cluster, shipped
-from gangline.cluster.topology import Topology
+from gangline.explain.topology import Topology
 from gangline.mesh import Mesh
+from gangline_basics.cluster.file import SHIPPED, load_cluster, save_cluster, shipped
 
 
 @pytest.mark.parametrize("name", shipped())

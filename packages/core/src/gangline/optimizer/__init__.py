@@ -1,1 +1,0 @@
-"""How weights follow gradients: what an optimizer imports."""
