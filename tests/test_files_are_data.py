@@ -16,8 +16,8 @@ from gangline.errors import UserError
 from gangline.record import read_records
 from gangline.run.directory import RunDirectory
 from gangline.run.events import read_events
-from gangline.run.listing import summary
 from gangline_basics.data.config import TextConfig
+from gangline_basics.runs.listing import summary
 from gangline_health.live.status import RunFollower
 
 

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from gangline.cli.figure import render
 from gangline.cli.main import main
 from gangline_basics.cluster.file import Quantity, load_cluster
+from gangline_basics.figure import render
 from gangline_planner.assumed import explain, planned
 from gangline_planner.forecast import forecast
 from gangline_planner.pictures.colours import letters

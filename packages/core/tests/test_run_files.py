@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gangline.cli.run_figure import write_run_figure
 from gangline.errors import UserError
 from gangline.launch import output
 from gangline.record import StepRecord, read_records
@@ -21,6 +20,7 @@ from gangline.run.ending import read_ending
 from gangline.run.events import Events, read_events
 from gangline.run.files import refuse_planted
 from gangline.track import Start
+from gangline_basics.runs.run_figure import write_run_figure
 from gangline_basics.track.jsonl import JsonLinesTracker
 
 SOMEBODY, OTHER = 61001, 61002

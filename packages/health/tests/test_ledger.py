@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gangline import UserError
-from gangline.cli.figure import render
 from gangline.config.compose import compose_one
 from gangline.run.directory import RunDirectory
 from gangline.train.rank import train
+from gangline_basics.figure import render
 from gangline_health.commands.report import run as report
 from gangline_health.ledger.picture import picture
 from gangline_health.ledger.report import Ledger, ledger

@@ -12,12 +12,12 @@ from matplotlib.colors import to_hex
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gangline.cli.figure import INK, PALE
 from gangline.config.check import meaningless
 from gangline.errors import UserError
 from gangline.health import Action
 from gangline.record import StepRecord
 from gangline.track import Start
+from gangline_basics.figure import INK, PALE
 from gangline_moe.config import ExpertsHealth
 from gangline_moe.health import ExpertsCheck
 from gangline_moe.heatmap import HeatmapTracker

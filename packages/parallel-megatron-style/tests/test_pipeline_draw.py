@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from gangline.cli.figure import render
+from gangline_basics.figure import render
 from gangline_parallel_megatron_style.pipeline.draw import Caption, as_text, schedule_figure
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_schedule
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline, simulate

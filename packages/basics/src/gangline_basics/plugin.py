@@ -52,6 +52,9 @@ def gangline_parts() -> Iterable[Part]:
 
 @hookimpl
 def gangline_commands() -> Iterable[Command]:
+    runs = "gangline_basics.runs"
+    yield Command(name="runs", run=f"{runs}.command:main", summary="The runs in a folder: where each stands")
+    yield Command(name="compare", run=f"{runs}.compare:main", summary="What differs between runs, and their curves")
     yield Command(
         name="sample", run="gangline_basics.sampling.command:main", summary="Write text with the model of a run"
     )

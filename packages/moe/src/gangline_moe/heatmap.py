@@ -11,10 +11,10 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from gangline.cli.figure import render
 from gangline.record import StepRecord
 from gangline.storage.files import open_own
 from gangline.track import Start, Tracker
+from gangline_basics.figure import render
 from gangline_moe.config import Heatmap
 from gangline_moe.load_history import StepLoads, loads_of
 from gangline_moe.picture import by_layer

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gangline.cli.figure import PALE, integers, style, subplots
+from gangline_basics.figure import PALE, integers, style, subplots
 from gangline_moe.load_history import StepLoads, layers_of, shares, windows
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Checks of figures for the tests of what draws with `gangline.cli.figure`: `readable` and `words_of`."""
+"""Checks of figures for the tests of what draws with `gangline_basics.figure`: `readable` and `words_of`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.colors import to_hex
 
-from gangline.cli.figure import INK, render, style
+from gangline_basics.figure import INK, render, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

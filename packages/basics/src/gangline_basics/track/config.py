@@ -54,6 +54,7 @@ PARTS = (
         group="track",
         config=JsonLines,
         build="gangline_basics.track.jsonl:build",
+        capabilities={"figure": "gangline_basics.runs.run_figure:write_run_figure"},
         default=True,
         summary="metrics.jsonl: a record a step, floats in full precision",
     ),

@@ -24,13 +24,16 @@ def left_behind(s: Session, why: str) -> dict[str, str]:
 
 
 def figure_of(s: Session) -> str:
-    """Write the figure of the run on global rank 0 and return its path, or ""; a failure is printed and ends no run."""
+    """Let a tracker draw the run (capability `figure`), on global rank 0, and return the path of the figure, or "".
+
+    A failure is printed and ends no run.
+    """
     if s.comms.rank != 0 or s.step == 0:
         return ""
     try:
-        from gangline.cli.run_figure import write_run_figure
-
-        return str(write_run_figure(s.directory.path) or "")
+        drawing = [registry.capability(config, "figure") for config in s.run.track.values()]
+        drawn = [draw(s.directory.path) for draw in drawing if draw]
+        return str(next(filter(None, drawn), ""))
     except Exception as error:
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         print(f"train: no figure of the loss: {kind}{' '.join(str(error).split())}", file=sys.stderr, flush=True)

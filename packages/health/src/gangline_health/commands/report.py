@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gangline.cli import notes_by
-from gangline.cli.figure import write_figure
+from gangline_basics.figure import write_figure
 from gangline_health.commands.watch import file_text
 from gangline_health.ledger.picture import picture, words
 from gangline_health.ledger.report import Ledger, ledger

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gangline.cli.figure import INK, PALE, bars, style, subplots, tip
+from gangline_basics.figure import INK, PALE, bars, style, subplots, tip
 from gangline_health.ledger.report import Ledger
 from gangline_health.ledger.spans import KINDS
 

@@ -9,7 +9,7 @@ from math import floor, log10
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from gangline.cli.figure import INK, PALE, PALETTE, integers, legend, style, subplots, tip
+from gangline_basics.figure import INK, PALE, PALETTE, integers, legend, style, subplots, tip
 from gangline_parallel_megatron_style.pipeline.actions import KINDS, Kind, PipelineAction
 from gangline_parallel_megatron_style.pipeline.simulate import Span, Timeline
 

@@ -1,1 +1,1 @@
-"""Pictures of plans: as text on a terminal, and as files by `gangline.cli.figure`."""
+"""Pictures of plans: as text on a terminal, and as files by `gangline_basics.figure`."""

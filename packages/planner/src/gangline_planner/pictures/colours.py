@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gangline.cli.figure import PALETTE
+from gangline_basics.figure import PALETTE
 
 # Okabe and Ito's, then darker and paler ones between which nobody has to tell who sees only some of these
 COLOURS = (*PALETTE, "#8c510a", "#b8e186", "#762a83", "#999999", "#1a1a1a")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gangline.cli.figure import INK, PALE, PALETTE, legend, style, subplots, tip
+from gangline_basics.figure import INK, PALE, PALETTE, legend, style, subplots, tip
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gangline.cli.figure import INK, PALE, bars, integers, legend, style, subplots
 from gangline_basics.explain.timeline import StepTimeline
+from gangline_basics.figure import INK, PALE, bars, integers, legend, style, subplots
 from gangline_planner.forecast import Forecast
 from gangline_planner.pictures.colours import ACTION_WORDS, ACTIONS, colour
 

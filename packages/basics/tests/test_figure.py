@@ -12,8 +12,8 @@ import pytest
 from matplotlib import rc_context, rcParams
 from PIL import Image
 
-from gangline.cli.figure import INK, PALETTE, bars, integers, legend, render, style, subplots, tip, write_figure
 from gangline.errors import UserError
+from gangline_basics.figure import INK, PALETTE, bars, integers, legend, render, style, subplots, tip, write_figure
 from gangline_testkit import readable, tips_of, words_of
 
 
@@ -117,7 +117,7 @@ def test_file_of_another_ending_or_folder_is_refused(tmp_path):
 
 def test_missing_matplotlib_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r'figures need matplotlib\.\n  pip install "gangline-core\[pictures\]"'):
+    with pytest.raises(UserError, match=r'figures need matplotlib\.\n  pip install "gangline-basics\[pictures\]"'):
         drawn()
 
 
@@ -125,7 +125,7 @@ def test_missing_matplotlib_is_named(monkeypatch):
 def test_figure_needs_no_home_and_no_window(tmp_path, home):
     """A home that cannot be written is no matter, and nothing is said of it."""
     code = (
-        "import sys; from gangline.cli.figure import *; figure, (axes,) = subplots('Title'); axes.plot([1, 2])\n"
+        "import sys; from gangline_basics.figure import *; figure, (axes,) = subplots('Title'); axes.plot([1, 2])\n"
         "write_figure(figure, 'a.svg'); write_figure(figure, 'a.png', '--picture', ['.png'])\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )

@@ -16,19 +16,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from gangline.cli import run_figure
-from gangline.cli.compare import differences, main as compare, picture
-from gangline.cli.runs import main as runs
 from gangline.config.compose import compose
+from gangline.config.defaults import default_run
 from gangline.errors import UserError
 from gangline.record import StepRecord
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import RunEnding, write_ending
 from gangline.run.events import Events
 from gangline.run.generation import STEP
-from gangline.run.listing import summaries, summary
 from gangline.run.lock import RunLock
 from gangline.train.left_behind import figure_of
+from gangline_basics.runs import run_figure
+from gangline_basics.runs.command import main as runs
+from gangline_basics.runs.compare import differences, main as compare, picture
+from gangline_basics.runs.listing import summaries, summary
 from gangline_testkit import RealRuns
 from gangline_testkit.figures import readable, words_of
 
@@ -326,11 +327,11 @@ def test_compare_draws_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_run_that_ends_without_matplotlib_says_what_to_install(tmp_path, monkeypatch, capsys) -> None:
     session = SimpleNamespace(
-        comms=SimpleNamespace(rank=0), step=3, directory=SimpleNamespace(path=made(tmp_path / "a"))
+        comms=SimpleNamespace(rank=0), step=3, directory=SimpleNamespace(path=made(tmp_path / "a")), run=default_run()
     )
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert figure_of(session) == ""
-    said = 'train: no figure of the loss: figures need matplotlib. pip install "gangline-core[pictures]"\n'
+    said = 'train: no figure of the loss: figures need matplotlib. pip install "gangline-basics[pictures]"\n'
     assert capsys.readouterr().err == said
     monkeypatch.undo()
     assert figure_of(session) == str(tmp_path / "a" / "loss.svg")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangline.errors import UserError
-from gangline.run.directory import write_whole
+from gangline.storage.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -67,7 +67,7 @@ def style() -> Iterator[None]:
     try:
         import matplotlib
     except ImportError as error:
-        raise UserError("figures need matplotlib.", "", 'pip install "gangline-core[pictures]"') from error
+        raise UserError("figures need matplotlib.", "", 'pip install "gangline-basics[pictures]"') from error
     usual: dict[Any, Any] = {**matplotlib.rcParamsDefault, **STYLE}
     del usual["backend"]
     with matplotlib.rc_context(usual):

@@ -11,7 +11,7 @@ from pathlib import Path
 from gangline.cli import notes_by, wide_open
 from gangline.errors import printable
 from gangline.record import plain, without_record
-from gangline.run.listing import STATES, RunSummary, summaries
+from gangline_basics.runs.listing import STATES, RunSummary, summaries
 
 STYLES = {"running": "green", "failed": "red", "killed": "red", "damaged": "red", "stopped": "yellow"}
 

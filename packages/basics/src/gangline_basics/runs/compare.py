@@ -12,7 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from gangline.cli import notes_by, wide_open
-from gangline.cli.figure import integers, legend, style, subplots, write_figure
+from gangline_basics.figure import integers, legend, style, subplots, write_figure
 from gangline.config.suggest import near
 from gangline.errors import UserError, printable
 from gangline.record import StepRecord, numbers, plain, read_records
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     different = differences([RunDirectory.open(path).content() for path in options.runs])
     found = [curve(path, metric, options.over) for path in options.runs]
     if options.picture:
-        from gangline.cli.run_figure import run_figure
+        from gangline_basics.runs.run_figure import run_figure
 
         whole = alone and options.metric is None
         drawn = run_figure(options.runs[0], options.over) if whole else picture(names, found, metric, options.over)
