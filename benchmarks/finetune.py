@@ -27,9 +27,9 @@ from gangline.data.expand import expand
 from gangline.data.sample_reader import KeptMemory, stacked
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed, compose_model
+from gangline.model.first_weights import draw_weights
 from gangline.plugin import registry
 from gangline.runtime import Job, Runtime
-from gangline.train.build import draw_weights
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
 from gangline_testkit.inputs import whole_sequences

@@ -22,9 +22,9 @@ import torch
 from gangline.config.defaults import default_run
 from gangline.model.build import materialise, model_of
 from gangline.model.compose import compose_model
+from gangline.model.first_weights import draw_weights
 from gangline.model.init import shards_of
 from gangline.runtime import Sampling
-from gangline.train.build import draw_weights
 from gangline_basics.model.columns import lay_out_by_columns
 from gangline_basics.sampling.sampler import generate
 from gangline_models.hugging_face.config import model_config_from

@@ -14,8 +14,9 @@ import time
 import numpy as np
 import torch
 
-from gangline.data.base import DataSource, Sample
+from gangline.data.base import DataSource
 from gangline.data.reader import ReadPlace
+from gangline.data.sample import Sample
 from gangline.mesh import Mesh
 from gangline.train.batches import Batches
 from gangline_testkit import rank

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gangline.config import check as check_module
-from gangline.config.check import check
+from gangline.config.check import check, usable
 from gangline.config.defaults import default_run
 from gangline.errors import UserError
-from gangline.launch.nodes import UsableRanks, usable
+from gangline_basics.launch.several import UsableRanks
 
 
 def run_of(strategy: str = "3d", launch: dict | None = None, batch: dict | None = None, **axes):

@@ -1,15 +1,19 @@
-"""No import circle, annotations (TYPE_CHECKING) included: what a module needs can be read before it."""
+"""No import circle, annotations (TYPE_CHECKING) included: what a module needs can be read before it.
+
+Nor one through what functions import as they run, in the packages that all others build on.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+AS_THEY_RUN = ("basics", "ckpt-zarr", "core", "dataloader", "health", "planner", "testkit", "track")
 PACKAGES = sorted(path.name for path in (ROOT / "packages").iterdir() if (path / "src").is_dir())
 
 
@@ -30,12 +34,21 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield from imported(node)
 
 
-def circle(source: Path) -> list[str]:
+def imported_as_it_runs(tree: ast.AST) -> Iterator[str]:
+    """What a module imports at its top or inside functions; not what only its annotations name."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        yield from imported(ast.Module([node], [])) if isinstance(node, ast.Import | ast.ImportFrom) else ()
+        yield from imported_as_it_runs(node)
+
+
+def circle(source: Path, names: Callable[[ast.AST], Iterator[str]] = imported) -> list[str]:
     """A circle of imports, each module before one that imports it and the first one again at the end; or []."""
     there = modules(source)
     needs: dict[str, set[str]] = {}
     for name, path in there.items():
-        found = {each if each in there else each.rpartition(".")[0] for each in imported(ast.parse(path.read_text()))}
+        found = {each if each in there else each.rpartition(".")[0] for each in names(ast.parse(path.read_text()))}
         needs[name] = (found & there.keys()) - {name}
     try:
         TopologicalSorter(needs).prepare()
@@ -49,11 +62,17 @@ def test_no_module_imports_one_that_imports_it(package: str) -> None:
     assert circle(ROOT / "packages" / package / "src") == []
 
 
+@pytest.mark.parametrize("package", AS_THEY_RUN)
+def test_no_function_imports_a_module_that_imports_its_own(package: str) -> None:
+    assert circle(ROOT / "packages" / package / "src", imported_as_it_runs) == []
+
+
 def test_a_circle_through_an_annotation_is_found(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "__init__.py").write_text("")
     (tmp_path / "p" / "a.py").write_text("from p import b\n")
     (tmp_path / "p" / "b.py").write_text("def f():\n    import p.a\n")
     assert circle(tmp_path) == []
+    assert set(circle(tmp_path, imported_as_it_runs)) == {"p.a", "p.b"}
     (tmp_path / "p" / "b.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.a import X\n")
     assert set(circle(tmp_path)) == {"p.a", "p.b"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gangline.data.base import DataSource, Sample
+from gangline.data.base import DataSource
+from gangline.data.sample import Sample
 from gangline_dataloader.packing.pack_plan import make
 from gangline_dataloader.prepare.run import prepare
 from gangline_dataloader.prepare.settings import Settings

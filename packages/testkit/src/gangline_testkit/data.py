@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from gangline.config.schema import Run
-from gangline.data.base import DataSource, Sample
+from gangline.data.base import DataSource
+from gangline.data.sample import Sample
 from gangline.errors import UserError
 from gangline.plugin.registry import load
 from gangline_testkit.claims import needs

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gangline.data.base import DataSource, Sample, Split
+from gangline.data.base import DataSource, Split
+from gangline.data.sample import Sample
 from gangline.errors import UserError
 from gangline_basics.data.codec import TextCodec
 from gangline_basics.data.corpus import listing, split

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gangline.errors import UserError
+from gangline.config.check import usable
+from gangline.errors import Problem, UserError
 from gangline.launch import guard
 from gangline.launch.base import Launcher
-from gangline.launch.nodes import UsableRanks, fewest_and_most, name_of_this_node
+from gangline.launch.nodes import fewest_and_most, name_of_this_node
 from gangline.launch.output import outlive_readers
 from gangline.launch.signals import exit_code, hand_on, name_of, stop_signals
 from gangline.launch.worker import WORK
@@ -37,6 +38,20 @@ AGAIN_SECONDS = 1.0  # from an agent's death to its successor
 HOPELESS = 5  # agents that died one after the other without a start of ranks between them
 HERE = "127.0.0.1"
 NODE = "gangline_basics.launch.node"
+
+
+class UsableRanks:
+    """`usable` of one run with `most` ranks at the most, remembered: nodes come and go, and the others wait for it."""
+
+    def __init__(self, run: Run, most: int | None) -> None:
+        self._run, self._most = run, most
+        self._known: dict[int, tuple[int, list[Problem]]] = {}
+
+    def __call__(self, ranks: int) -> tuple[int, list[Problem]]:
+        ranks = min(ranks, self._most or ranks)
+        if ranks not in self._known:
+            self._known[ranks] = usable(self._run, ranks)
+        return self._known[ranks]
 
 
 class ElasticLauncher(Launcher):

@@ -17,6 +17,8 @@ from gangline.config.suggest import near
 from gangline.errors import UserError, printable
 from gangline.record import StepRecord, numbers, plain, read_records
 from gangline.run.directory import RunDirectory
+from gangline_basics.runs.curves import Curve, curve, draw_curve
+from gangline_basics.runs.run_figure import run_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
 ROWS = 12  # of the table of curves
 ASIDE = ("run.dir", "run.name")  # differ in any two runs
-Curve = list[tuple[float, float]]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,8 +48,6 @@ def main(argv: Sequence[str]) -> int:
     different = differences([RunDirectory.open(path).content() for path in options.runs])
     found = [curve(path, metric, options.over) for path in options.runs]
     if options.picture:
-        from gangline_basics.runs.run_figure import run_figure
-
         whole = alone and options.metric is None
         drawn = run_figure(options.runs[0], options.over) if whole else picture(names, found, metric, options.over)
         write_figure(drawn, options.picture, "--picture", (".svg", ".png"))
@@ -71,54 +70,6 @@ def differences(contents: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     return {key: row for key, row in values.items() if any(value != row[0] for value in row)}
 
 
-def curve(run_dir: str | Path, metric: str, over: str) -> Curve:
-    """(place along the axis, value) of each step that has the number. Raises UserError where no step does."""
-    found: Curve = []
-    known: set[str] = set()
-    lists: set[str] = set()
-    tokens, began = 0, 0.0
-    records = _records(Path(run_dir) / "metrics.jsonl")
-    for record in records:
-        tokens += record.tokens
-        began = began or record.time - record.step_seconds
-        for name, value in numbers(record).items():
-            if isinstance(value, list):
-                lists.add(name)
-                continue
-            known.add(name)
-            if name == metric:
-                along = {"step": float(record.step), "tokens": float(tokens), "hours": (record.time - began) / 3600}
-                found.append((along[over], float(value)))
-    if records and not found:
-        more = f"There are: {', '.join(sorted(known))}."
-        if metric in lists:
-            raise UserError(f"{metric} is a list of numbers in every step of {run_dir}, and no curve.", more)
-        raise UserError(f"no step of {run_dir} has the number {metric!r}.", near(metric, sorted(known)), more)
-    return found
-
-
-def _records(path: Path) -> list[StepRecord]:
-    """A note counts lines without a record.
-
-    Raises UserError for a file that cannot be read, holds no record, or is of another version.
-    """
-    fields = StepRecord.__dataclass_fields__
-    told: list[str] = []
-    try:
-        lines = read_records(path, told.append) if path.exists() else []
-        records = [StepRecord(**{key: value for key, value in line.items() if key in fields}) for line in lines]
-    except OSError as error:
-        raise UserError(f"{path} cannot be read.", error.strerror or str(error)) from error
-    except TypeError as error:
-        why = str(error).replace("StepRecord.__init__()", "a line")
-        raise UserError(f"{path} was written by another version of gangline.", f"{why}.") from error
-    if told and not records:
-        raise UserError(f"{path} is damaged.", "No line of it holds the record of a step.")
-    for note in told:
-        notes_by("gangline compare")(note)
-    return records
-
-
 @style()
 def picture(names: Sequence[str], curves: Sequence[Curve], metric: str, over: str) -> Figure:
     """Return the figure of the curves over each other."""
@@ -133,12 +84,6 @@ def picture(names: Sequence[str], curves: Sequence[Curve], metric: str, over: st
     integers(*[axes.xaxis] * (over != "hours"))
     legend(axes)
     return figure
-
-
-def draw_curve(axes: Axes, points: Curve, label: str) -> None:
-    """Add a curve to a plot; values that are not finite are gaps, and few points are marked."""
-    values = [value if math.isfinite(value) else math.nan for _, value in points]
-    axes.plot([place for place, _ in points], values, marker="." if len(points) <= 50 else "", label=label)
 
 
 def _print_differences(names: Sequence[str], different: dict[str, list[Any]]) -> None:

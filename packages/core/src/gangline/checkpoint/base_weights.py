@@ -117,7 +117,7 @@ def refill(
     """
     _check_said(said, names, what)
 
-    from gangline.train.build import draw_weights
+    from gangline.model.first_weights import draw_weights
 
     def filled() -> Iterator[Shard]:
         for some in shards:
@@ -142,7 +142,7 @@ def check_again(
 
     import torch
 
-    from gangline.train.build import draw_weights
+    from gangline.model.first_weights import draw_weights
 
     def drawn() -> Iterator[Shard]:
         for shard in (shard for shard in shards if shard.name in names):
@@ -201,7 +201,7 @@ class _LeftOut:
         """The array, whole. Raises UserError where it cannot be made."""
         import torch
 
-        from gangline.train.build import draw_weights
+        from gangline.model.first_weights import draw_weights
 
         codes = self.plan.dtype_of(parameter_of(name)) == "int8"
         local = torch.empty(self.missing[name], dtype=torch.int8 if codes else torch.float32)

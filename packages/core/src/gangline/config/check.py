@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from copy import copy
 from dataclasses import is_dataclass, replace
 from typing import Any
 
@@ -21,7 +22,6 @@ from gangline.config.values import written
 from gangline.errors import Problem, UserError
 from gangline.launch.detected import detect
 from gangline.launch.devices import count_gpus
-from gangline.launch.nodes import usable
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
 from gangline.model.pretrained import Pretrained, pretrained_of
@@ -101,6 +101,23 @@ def _too_few_processes(run: Run) -> list[Problem]:
         Problem(f"{said}, and no layout uses these.", "", "More nodes at the least, or axes that are left open."),
         *found,
     ]
+
+
+def usable(run: Run, world: int) -> tuple[int, list[Problem]]:
+    """(how many of `world` ranks train, why no more do): the largest number that a layout and the batch allow.
+
+    0 ranks where none does; then the problems are those of all ranks together. Axes and batch are asked first: that
+    takes a ten-thousandth of the whole check, and nearly all numbers fail there.
+    """
+    reasons: list[Problem] = []
+    for ranks in range(world, 0, -1):
+        candidate = copy(run)
+        candidate.launch = copy(run.launch)
+        candidate.launch.processes = ranks
+        if not (found := layout_problems(candidate) or problems(candidate)):
+            return ranks, reasons
+        reasons = reasons or found
+    return 0, reasons
 
 
 def world_of(run: Run) -> int:

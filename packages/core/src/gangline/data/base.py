@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,28 +13,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gangline.data.reader import BatchReader, ReadPlace
+    from gangline.data.sample import Sample
 
 Split = Literal["train", "validation"]
-
-
-class Sample(TypedDict):
-    """One sequence.
-
-    tokens     (T+1,) any integer dtype: inputs and, one further on, targets
-    loss_mask  (T,) bool, of the targets; absent: all count
-    document   (T,) integers, number of the document within the sequence; absent: one document
-    position   (T,) integers, of the token within its document; absent: 0 to T-1
-    filled     () integer: only the first so many of the T inputs are of documents, the others are padding; absent: all
-
-    What else a source gives, arrays of one shape in all samples of a batch, is `Batch.extra`: moved with the batch,
-    stacked, and never cut.
-    """
-
-    tokens: np.ndarray
-    loss_mask: NotRequired[np.ndarray]
-    document: NotRequired[np.ndarray]
-    position: NotRequired[np.ndarray]
-    filled: NotRequired[np.ndarray]
 
 
 @dataclass(frozen=True)

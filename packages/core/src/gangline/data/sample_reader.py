@@ -11,9 +11,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from gangline.data.base import DataSource, Sample
 from gangline.data.read_ahead import ReadAhead
 from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
+from gangline.data.sample import GivesSamples, Sample
 
 AHEAD = 2  # steps
 _KNOWN = ("tokens", "loss_mask", "document", "position", "filled")
@@ -42,7 +42,7 @@ class KeptMemory:
 class SampleReader(BatchReader):
     """`sample` of a source in `DataSource.threads` threads, `AHEAD` steps ahead of the one that trains."""
 
-    def __init__(self, source: DataSource, place: ReadPlace) -> None:
+    def __init__(self, source: GivesSamples, place: ReadPlace) -> None:
         self.source, self.place = source, place
         self._memory = KeptMemory(place.device)  # of held-out batches
         self._ahead: ReadAhead[list[StoredBatch]] | None = None

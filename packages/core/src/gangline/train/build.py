@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -20,20 +19,15 @@ from gangline.data.reader import ReadPlace
 from gangline.errors import UserError
 from gangline.launch.nodes import name_of_this_node
 from gangline.mesh import AXES, DATA_AXES, Mesh
-from gangline.model.build import construct
 from gangline.model.compose import Composed
+from gangline.model.first_weights import check_pretrained_names, draw_weights
 from gangline.model.flops import parameter_count
-from gangline.model.init import initialise, shards_of
-from gangline.model.pretrained import pretrained_of
-from gangline.model.tree import Node
-from gangline.plan import Plan
 from gangline.plugin import registry
 from gangline.precision import Precision
 from gangline.run.directory import RunDirectory
 from gangline.run.events import Events
 from gangline.run.generation import generation
 from gangline.runtime import Job, Runtime
-from gangline.shard import Shard, parameter_of
 from gangline.train.agree import same_data
 from gangline.train.batches import Batches
 from gangline.train.begin_with_weights import begin_with_weights
@@ -61,26 +55,6 @@ def micro_size(run: Run, width: int, mesh: Mesh) -> int:
     """Sequences in one microbatch; where the run leaves it open, as the strategy likes it."""
     share = run.batch.global_size // width
     return run.batch.micro_size or share // run.parallel.accumulation(share, mesh)
-
-
-def check_pretrained_names(run: Run, tree: Node, plan: Plan) -> None:
-    """Raise UserError where the directory that the model begins with holds a tensor of another model."""
-    if (directory := run.model.pretrained()) is None:
-        return
-    shards = shards_of(construct(tree), plan)  # of the whole model, not of this rank
-    shapes = {parameter_of(shard.name): shard.global_shape for shard in shards}
-    pretrained_of(run.model).check_names(directory, plan, shapes)
-
-
-def draw_weights(run: Run, shards: Iterable[Shard], plan: Plan) -> None:
-    """The first weights: by (seed, name), or of the directory that the model names; then the edits'."""
-    directory, shards = run.model.pretrained(), list(shards)
-    if directory is None:
-        initialise(shards, plan, run.seed)
-    else:
-        pretrained_of(run.model).load(directory, shards, plan, run.seed)
-    for options in run.edits.values():
-        options.first_weights(run, shards, plan)
 
 
 def build_source(run: Run, split: str) -> DataSource:

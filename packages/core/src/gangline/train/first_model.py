@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from gangline.data.base import FirstModel, Sample
+from gangline.data.base import FirstModel
 from gangline.data.expand import expand
+from gangline.data.sample import Sample
 from gangline.data.sample_reader import KeptMemory, stacked
 from gangline.launch.signals import stop_requested
 from gangline.runtime import Runtime

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gangline import UserError
-from gangline.data.base import DataSource, Sample
+from gangline.data.base import DataSource
 from gangline.data.reader import BatchReader, ReadPlace
+from gangline.data.sample import Sample
 from gangline_dataloader.images.augment import Crops, crops
 from gangline_dataloader.images.structure import beginning, damage
 from gangline_dataloader.images.webdataset import ImageTexts, listed

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from gangline import UserError
-from gangline.data.base import DataSource, Sample
+from gangline.data.base import DataSource
 from gangline.data.reader import BatchReader, ReadPlace
+from gangline.data.sample import Sample
 from gangline_dataloader.order.mixture import RowPlace
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gangline import UserError
-from gangline.data.base import Sample, Split
+from gangline.data.base import Split
+from gangline.data.sample import Sample
 from gangline_basics.data.chat_tokens import MaskedTokens
 from gangline_basics.data.codec import TokenizerCodec
 from gangline_finetune.chat.packing import best_fit

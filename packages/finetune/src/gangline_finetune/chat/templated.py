@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gangline.data.base import DataSource, Sample, Split
+from gangline.data.base import DataSource, Split
+from gangline.data.sample import Sample
 from gangline_basics.data.answers import RenderedChat
 from gangline_basics.data.chat import TemplateRefusal, template_of
 from gangline_basics.data.chat_tokens import ChatEncoder, MaskedTokens

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gangline import UserError
-from gangline.data.base import FirstModel, Sample, Split
+from gangline.data.base import FirstModel, Split
+from gangline.data.sample import Sample
 from gangline.storage.files import open_replacement
 from gangline_basics.data.chat_tokens import MaskedTokens
 from gangline_basics.data.codec import TokenizerCodec

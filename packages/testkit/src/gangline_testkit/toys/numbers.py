@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from gangline.config.schema import Run
-from gangline.data.base import DataSource, Sample, Split
+from gangline.data.base import DataSource, Split
+from gangline.data.sample import Sample
 from gangline.errors import UserError
 from gangline_testkit.toys.plugin import Numbers
 

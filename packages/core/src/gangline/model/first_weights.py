@@ -1,0 +1,33 @@
+"""The first weights of a run, or of a part of it: drawn, or those that others trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gangline.config.schema import Run
+from gangline.model.build import construct
+from gangline.model.init import initialise, shards_of
+from gangline.model.pretrained import pretrained_of
+from gangline.model.tree import Node
+from gangline.plan import Plan
+from gangline.shard import Shard, parameter_of
+
+
+def check_pretrained_names(run: Run, tree: Node, plan: Plan) -> None:
+    """Raise UserError where the directory that the model begins with holds a tensor of another model."""
+    if (directory := run.model.pretrained()) is None:
+        return
+    shards = shards_of(construct(tree), plan)  # of the whole model, not of this rank
+    shapes = {parameter_of(shard.name): shard.global_shape for shard in shards}
+    pretrained_of(run.model).check_names(directory, plan, shapes)
+
+
+def draw_weights(run: Run, shards: Iterable[Shard], plan: Plan) -> None:
+    """The first weights: by (seed, name), or of the directory that the model names; then the edits'."""
+    directory, shards = run.model.pretrained(), list(shards)
+    if directory is None:
+        initialise(shards, plan, run.seed)
+    else:
+        pretrained_of(run.model).load(directory, shards, plan, run.seed)
+    for options in run.edits.values():
+        options.first_weights(run, shards, plan)
