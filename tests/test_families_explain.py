@@ -23,7 +23,7 @@ from gangline_basics.model.decoder_nodes import AttentionNode
 from gangline_models.delta_nodes import GatedAttentionNode
 from gangline_parallel_megatron_style.cost import activations, traffic
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.explain.explained import case_of
+from gangline_parallel_megatron_style.explain.of_run import case_of
 from gangline_parallel_megatron_style.explain.trace import trace
 from gangline_testkit import bytes_kept
 from gangline_testkit.inputs import whole_sequences

@@ -39,8 +39,8 @@ from gangline_parallel_megatron_style.cost import activations, memory, timing, t
 from gangline_parallel_megatron_style.cost.activations import ActivationSizes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import links
-from gangline_parallel_megatron_style.explain.explained import case_of, explained
 from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
+from gangline_parallel_megatron_style.explain.of_run import case_of, explained
 from gangline_parallel_megatron_style.explain.trace import Allocations, Traced, trace
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 

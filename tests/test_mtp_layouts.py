@@ -19,7 +19,7 @@ from gangline.model.flops import parameter_count
 from gangline_basics.explain.activations import of_angles
 from gangline_parallel_megatron_style.cost import activations, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.explain.explained import case_of, explained
+from gangline_parallel_megatron_style.explain.of_run import case_of, explained
 from gangline_parallel_megatron_style.explain.trace import trace
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 from gangline_testkit import StrategySuite, bytes_kept

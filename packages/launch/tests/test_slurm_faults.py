@@ -15,9 +15,9 @@ from gangline.cli.train import main as train
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import RunEnding, read_ending, write_ending
 from gangline_launch import job as jobs
-from gangline_launch.agent import note_mistake
 from gangline_launch.follow import follow, follow_all
 from gangline_launch.job import SubmittedJob
+from gangline_launch.mistakes import note_mistake
 from gangline_launch.slurm import after, commands, requeues, submit
 from gangline_launch.slurm.launcher import refuse_second
 from gangline_launch.slurm.scheduler import SlurmScheduler

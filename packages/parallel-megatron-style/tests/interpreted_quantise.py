@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gangline_parallel_megatron_style.precision.quantise import Format, Grain, quantise
+from gangline_parallel_megatron_style.precision.formats import Format, Grain
+from gangline_parallel_megatron_style.precision.quantise import quantise
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from gangline.config.compose import compose_one
 from gangline.plugin.registry import installed
 from gangline.run.directory import RunDirectory
 from gangline.run.events import Events
-from gangline_parallel_megatron_style.explain.explained import explained
+from gangline_parallel_megatron_style.explain.of_run import explained
 from gangline_testkit import words_of
 
 LLAMA = (

@@ -9,7 +9,7 @@ import pytest
 
 from gangline.config.compose import compose_one
 from gangline_parallel_megatron_style.commands import main
-from gangline_parallel_megatron_style.explain.explained import case_of, explained
+from gangline_parallel_megatron_style.explain.of_run import case_of, explained
 from gangline_parallel_megatron_style.explain.trace import trace
 
 SHAPE = ("model=llama3-8b", "model.layers=4", "precision=bf16", "batch.micro_size=1", "batch.sequence_length=4096")

@@ -8,9 +8,10 @@ import pytest
 import torch
 from test_fp8_quantise import LEAST_NORMAL, MANTISSA, NOT_FINITE, draw
 
+from gangline_parallel_megatron_style.precision.formats import Format, Grain, Quantised
 from gangline_parallel_megatron_style.precision.fp8 import RECIPES, Fp8Precision
 from gangline_parallel_megatron_style.precision.multiply import multiply
-from gangline_parallel_megatron_style.precision.quantise import Format, Grain, Quantised, quantise
+from gangline_parallel_megatron_style.precision.quantise import quantise
 
 SCALINGS = list(RECIPES)
 SHAPES = [((3,), 24, 16), ((2, 5), 70, 33), ((130,), 300, 140), ((), 8, 5), ((1, 1, 7), 128, 256)]

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from gangline_parallel_megatron_style.precision.quantise import SMALLEST, Format, Grain, power_of_two, quantise
+from gangline_parallel_megatron_style.precision.formats import SMALLEST, Format, Grain
+from gangline_parallel_megatron_style.precision.quantise import power_of_two, quantise
 
 FORMATS = list(Format)
 GRAINS = list(Grain)

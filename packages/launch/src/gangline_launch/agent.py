@@ -6,7 +6,6 @@ python -m gangline_launch.agent RUN_DIR --nodes 4:5 --per-node 8 --processes 32
 from __future__ import annotations
 
 import argparse
-import contextlib
 import errno
 import os
 import signal
@@ -16,6 +15,7 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 
 from gangline import UserError
+from gangline_launch.mistakes import refused
 
 # By these core takes a process for a rank of Slurm's own; an agent is none.
 _OF_A_RANK = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID")
@@ -90,30 +90,6 @@ def run(argv: list[str]) -> int:
         return run_node(asked.run_dir, run, node.name, node.address, node.place, machines=True)
     except UserError as error:
         return refused(asked.run_dir, error)
-
-
-def refused(run_dir: Path, error: UserError, ends: bool = False) -> int:
-    """Say a mistake here, and where the command that follows finds it; its exit code. ends: so does the whole job."""
-    print(f"train: {error}", file=sys.stderr, flush=True)
-    with contextlib.suppress(OSError):
-        note_mistake(run_dir, error, ends)
-    return error.exit_code
-
-
-def note_mistake(run_dir: Path, error: UserError, ends: bool = False) -> None:
-    """ending.json, unless the others have begun without this node or one of them has said why it ends.
-
-    Both times are those of the file system that all nodes share.
-    """
-    from gangline.run.ending import decide_ending, read_ending, write_ending
-
-    events, began = run_dir / "events.jsonl", run_dir / "launch" / "nodes"
-    others_train = events.exists() and began.exists() and events.stat().st_mtime > began.stat().st_mtime
-    ending = read_ending(run_dir)
-    if run_dir.is_dir() and (ends or (not others_train and ending is None)):
-        text = "\n".join((error.what, *error.details))
-        number = 0 if ending is None else ending.generation
-        write_ending(run_dir, decide_ending(number, text, failure="user", exit_code=error.exit_code))
 
 
 def refuse_other_code(changed: list[str]) -> None:

@@ -40,7 +40,7 @@ def problems(entries: Iterable[str]) -> list[Problem]:
 
 def main(run_dir: str, entry: str) -> int:
     """Say which entry failed, here and in ending.json; the exit code of a user's mistake."""
-    from gangline_launch.agent import refused
+    from gangline_launch.mistakes import refused
 
     error = UserError(
         f"launch.setup failed: {entry}",

@@ -40,7 +40,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _explain(argv: Sequence[str]) -> int:
-    from gangline_parallel_megatron_style.explain.explained import case_of, of_case
+    from gangline_parallel_megatron_style.explain.explained import of_case
+    from gangline_parallel_megatron_style.explain.of_run import case_of
     from gangline_parallel_megatron_style.explain.page import text, traced
     from gangline_parallel_megatron_style.layout.fits import untraceable
 
@@ -146,7 +147,7 @@ def _recorded(directory: Path) -> tuple[Timeline, Caption]:
     from gangline.record import read_records
     from gangline.run.directory import RunDirectory
     from gangline_parallel_megatron_style.cost.timing import schedule_of
-    from gangline_parallel_megatron_style.explain.explained import case_of
+    from gangline_parallel_megatron_style.explain.of_run import case_of
     from gangline_parallel_megatron_style.pipeline.record import latest, timeline
 
     found = latest(read_records(directory / "metrics.jsonl", notes_by("gangline parallel draw")))
@@ -168,7 +169,7 @@ def _of_run(words: Sequence[str]) -> tuple[Schedule, list[ActionTimes], Caption]
     """The schedule of a run, and what its stages compute."""
     from gangline.config.compose import compose_one
     from gangline_parallel_megatron_style.cost.timing import action_times, schedule_of
-    from gangline_parallel_megatron_style.explain.explained import case_of
+    from gangline_parallel_megatron_style.explain.of_run import case_of
 
     case = case_of(compose_one(words))
     schedule = schedule_of(case)

@@ -10,11 +10,11 @@ from gangline.model.compose import compose_model
 from gangline.model.seams import calls
 from gangline.model.tree import Node, by_path, nodes, replaced
 from gangline.plan import Plan
-from gangline_finetune.dpo.config import DpoConfig
 from gangline_finetune.dpo.nodes import DpoHeadNode
 
 if TYPE_CHECKING:
     from gangline.config import Run
+    from gangline_finetune.dpo.config import DpoConfig
 
 
 def edit(tree: Node, plan: Plan, options: DpoConfig) -> tuple[Node, Plan, list[str]]:

@@ -13,11 +13,11 @@ from gangline.model.tree import Node, by_path, nodes, parameter_shapes, replaced
 from gangline.plan import Init, Name, Plan, matches
 from gangline_basics.model.decoder_nodes import DecoderNode, HeadNode
 from gangline_models.hugging_face.names import theirs_of
-from gangline_models.mtp.config import Mtp
 from gangline_models.mtp.nodes import MtpHeadNode, MtpNode
 
 if TYPE_CHECKING:
     from gangline.config import Run
+    from gangline_models.mtp.config import Mtp
 
 # Module of ours -> of theirs (DeepSeek-V3), behind what the names of a layer begin with.
 THEIRS = {"embed_norm": "enorm", "hidden_norm": "hnorm", "merge": "eh_proj", "head.norm": "shared_head.norm"}

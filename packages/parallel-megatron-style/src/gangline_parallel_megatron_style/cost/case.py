@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gangline.config import ItemSizes, Recompute
 from gangline.mesh import DATA_AXES, Mesh
@@ -47,10 +47,7 @@ class Case:
     @classmethod
     def of(cls, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None) -> Case:
         """The numbers of a run whose parallel part is one of this package's."""
-        from gangline_parallel_megatron_style.config import AxesConfig
-
-        config = run.parallel
-        assert isinstance(config, AxesConfig)
+        config = cast("AxesConfig", run.parallel)
         tree, plan = model or compose_model(run)
         share = run.batch.global_size // mesh.size(*DATA_AXES)
         micro_size = run.batch.micro_size or share // config.accumulation(share, mesh)

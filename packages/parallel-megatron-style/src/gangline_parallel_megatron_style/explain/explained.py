@@ -7,42 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gangline import UserError
 from gangline.explain.explained import Explained, RankExplained, StepAction, Transfer
-from gangline.mesh import DATA_AXES, Mesh
-from gangline_parallel_megatron_style.config import AxesConfig
+from gangline.mesh import DATA_AXES
 from gangline_parallel_megatron_style.cost import activations, memory, peak_memory, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import transfer
-from gangline_parallel_megatron_style.layout import check
 
 if TYPE_CHECKING:
-    from gangline.config import Run
     from gangline_parallel_megatron_style.pipeline.actions import Schedule, StepTurns
-
-
-def explained(run: Run) -> Explained:
-    """The numbers of a run. Raises UserError for what does not fit, but not for what this machine lacks."""
-    return of_case(case_of(run), run.run.device != "cpu", run.precision.products())
-
-
-def case_of(run: Run) -> Case:
-    """A run on its mesh. Raises UserError as `explained` does."""
-    from gangline.config.check import layout_problems, meaningless, world_of
-    from gangline.plugin.registry import installed
-
-    if not isinstance(run.parallel, AxesConfig):
-        part = installed().part_of(run.parallel).part.name
-        listed = ", ".join(name for name, offer in installed().offers("parallel").items() if _ours(offer.part.config))
-        raise UserError(f"parallel={part} is not explained here.", f"These are: {listed}.")
-    if problems := meaningless(run):
-        raise UserError.of(problems)
-    opened = [getattr(edit, name) for edit in run.edits.values() for name in installed().part_of(edit).part.opens]
-    problems = [problem for part in (run.model, *run.edits.values(), *opened) for problem in part.check(run)]
-    problems += check.check(run.parallel, run) or layout_problems(run)
-    if problems:
-        raise UserError.of(problems)
-    return Case.of(run, Mesh.of(run.parallel.axes(world_of(run))))
 
 
 def of_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explained:
@@ -123,7 +95,3 @@ def _turns(case: Case, schedule: Schedule | None) -> list[StepTurns]:
     if schedule is None:
         return [tuple((StepAction(kind, 0, number),) for number in range(case.microbatches) for kind in ("F", "B"))]
     return schedule.step_turns
-
-
-def _ours(config: type) -> bool:
-    return issubclass(config, AxesConfig)

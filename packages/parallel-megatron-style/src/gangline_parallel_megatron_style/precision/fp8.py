@@ -30,8 +30,9 @@ from gangline.config import Run
 from gangline.precision import Precision
 from gangline_parallel_megatron_style.precision.config import Fp8
 from gangline_parallel_megatron_style.precision.device import refuse
+from gangline_parallel_megatron_style.precision.formats import Format, Grain
 from gangline_parallel_megatron_style.precision.multiply import multiply
-from gangline_parallel_megatron_style.precision.quantise import Format, Grain, quantise
+from gangline_parallel_megatron_style.precision.quantise import quantise
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gangline_parallel_megatron_style.precision.quantise import Grain, Quantised
+from gangline_parallel_megatron_style.precision.formats import Grain, Quantised
 
 
 def multiply(a: Quantised, b: Quantised, dtype: torch.dtype) -> Tensor:

@@ -9,50 +9,12 @@ M rows, F features, which a product sums over.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gangline.model.kernels import takes_kernels
-
-ALIGNED = 16  # GPUs multiply float8 matrices whose sides are multiples of this
-SMALLEST = 2.0**-126  # the smallest scale: its inverse is still a normal number
-
-
-class Format(Enum):
-    """A float8 format (Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433, section 3)."""
-
-    E4M3 = torch.float8_e4m3fn, 8  # finite ones up to 1.75 * 2^8 = 448; normal down to 2^-6; no infinity
-    E5M2 = torch.float8_e5m2, 15  # finite ones up to 1.75 * 2^15 = 57344; normal down to 2^-14
-
-    def __init__(self, dtype: torch.dtype, exponent: int) -> None:
-        self.dtype, self.exponent = dtype, exponent
-
-
-class Grain(Enum):
-    """(rows, columns) that share a scale; None for all of them."""
-
-    TENSOR = None, None
-    ROW = 1, None
-    TILE = 1, 128
-    BLOCK = 128, 128
-
-
-@dataclass(frozen=True)
-class Quantised:
-    """`values` (M, F) in float8 and `scale` (M / rows, F / columns of `grain`) in float32; rows and columns padded."""
-
-    values: Tensor
-    scale: Tensor
-    grain: Grain
-
-    def dequantised(self) -> Tensor:
-        """(M, F) in float32, exact."""
-        scaled = _parted(self.values.float(), self.grain) * self.scale[:, None, :, None]
-        return scaled.view(self.values.shape)
+from gangline_parallel_megatron_style.precision.formats import ALIGNED, SMALLEST, Format, Grain, Quantised, in_parts
 
 
 def quantise(x_MF: Tensor, form: Format, grain: Grain) -> Quantised:
@@ -66,7 +28,7 @@ def quantise(x_MF: Tensor, form: Format, grain: Grain) -> Quantised:
         return quantise_triton.quantise(x_MF, form, grain)
     rows, columns = (max(ALIGNED, side or 0) for side in grain.value)
     x_MF = F.pad(x_MF, (0, -x_MF.shape[1] % columns, 0, -x_MF.shape[0] % rows))
-    parted = _parted(x_MF, grain)
+    parted = in_parts(x_MF, grain)
     scale = power_of_two(parted.abs().amax((1, 3)).float(), form)
     values = (parted * scale.reciprocal().to(x_MF.dtype)[:, None, :, None]).to(form.dtype)
     return Quantised(values.reshape(x_MF.shape).contiguous(), scale, grain)  # transposed, if it is, by single bytes
@@ -82,9 +44,3 @@ def power_of_two(largest: Tensor, form: Format) -> Tensor:
         torch.float32
     )  # the exponent alone; that of NaN is infinity's
     return torch.where(reduced > 1.75 * below, 2 * below, below).clamp(min=SMALLEST)
-
-
-def _parted(x_MF: Tensor, grain: Grain) -> Tensor:
-    """(M, F) -> (M / rows, rows, F / columns, columns), a view."""
-    rows, columns = (side or whole for side, whole in zip(grain.value, x_MF.shape, strict=True))
-    return x_MF.view(x_MF.shape[0] // rows, rows, x_MF.shape[1] // columns, columns)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gangline_parallel_megatron_style.precision.quantise import ALIGNED, SMALLEST, Format, Grain, Quantised
+from gangline_parallel_megatron_style.precision.formats import ALIGNED, SMALLEST, Format, Grain, Quantised
 
 # (rows, columns of a tile, the warps that share it)
 TILES = {Grain.TENSOR: (128, 128, 8), Grain.ROW: (128, 128, 8), Grain.TILE: (64, 128, 4), Grain.BLOCK: (128, 128, 8)}

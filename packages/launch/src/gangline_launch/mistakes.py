@@ -1,0 +1,33 @@
+"""A mistake that is found before ranks start, said where the command that follows the job looks. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+from gangline import UserError
+
+
+def refused(run_dir: Path, error: UserError, ends: bool = False) -> int:
+    """Say a mistake here, and where the command that follows finds it; its exit code. ends: so does the whole job."""
+    print(f"train: {error}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        note_mistake(run_dir, error, ends)
+    return error.exit_code
+
+
+def note_mistake(run_dir: Path, error: UserError, ends: bool = False) -> None:
+    """ending.json, unless the others have begun without this node or one of them has said why it ends.
+
+    Both times are those of the file system that all nodes share.
+    """
+    from gangline.run.ending import decide_ending, read_ending, write_ending
+
+    events, began = run_dir / "events.jsonl", run_dir / "launch" / "nodes"
+    others_train = events.exists() and began.exists() and events.stat().st_mtime > began.stat().st_mtime
+    ending = read_ending(run_dir)
+    if run_dir.is_dir() and (ends or (not others_train and ending is None)):
+        text = "\n".join((error.what, *error.details))
+        number = 0 if ending is None else ending.generation
+        write_ending(run_dir, decide_ending(number, text, failure="user", exit_code=error.exit_code))

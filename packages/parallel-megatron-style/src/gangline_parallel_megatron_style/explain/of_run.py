@@ -1,0 +1,44 @@
+"""The case of a run that `gangline parallel` is asked about, or why it has none. Torch-free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gangline import UserError
+from gangline.explain.explained import Explained
+from gangline.mesh import Mesh
+from gangline_parallel_megatron_style.config import AxesConfig
+from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.explain.explained import of_case
+from gangline_parallel_megatron_style.layout import check
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+
+
+def explained(run: Run) -> Explained:
+    """The numbers of a run. Raises UserError for what does not fit, but not for what this machine lacks."""
+    return of_case(case_of(run), run.run.device != "cpu", run.precision.products())
+
+
+def case_of(run: Run) -> Case:
+    """A run on its mesh. Raises UserError as `explained` does."""
+    from gangline.config.check import layout_problems, meaningless, world_of
+    from gangline.plugin.registry import installed
+
+    if not isinstance(run.parallel, AxesConfig):
+        part = installed().part_of(run.parallel).part.name
+        listed = ", ".join(name for name, offer in installed().offers("parallel").items() if _ours(offer.part.config))
+        raise UserError(f"parallel={part} is not explained here.", f"These are: {listed}.")
+    if problems := meaningless(run):
+        raise UserError.of(problems)
+    opened = [getattr(edit, name) for edit in run.edits.values() for name in installed().part_of(edit).part.opens]
+    problems = [problem for part in (run.model, *run.edits.values(), *opened) for problem in part.check(run)]
+    problems += check.check(run.parallel, run) or layout_problems(run)
+    if problems:
+        raise UserError.of(problems)
+    return Case.of(run, Mesh.of(run.parallel.axes(world_of(run))))
+
+
+def _ours(config: type) -> bool:
+    return issubclass(config, AxesConfig)

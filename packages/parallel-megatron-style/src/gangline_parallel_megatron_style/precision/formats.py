@@ -1,0 +1,54 @@
+"""Float8: its formats, what shares a scale, and a matrix of values and scales.
+
+M rows, F features
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+ALIGNED = 16  # GPUs multiply float8 matrices whose sides are multiples of this
+SMALLEST = 2.0**-126  # the smallest scale: its inverse is still a normal number
+
+
+class Format(Enum):
+    """A float8 format (Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433, section 3)."""
+
+    E4M3 = torch.float8_e4m3fn, 8  # finite ones up to 1.75 * 2^8 = 448; normal down to 2^-6; no infinity
+    E5M2 = torch.float8_e5m2, 15  # finite ones up to 1.75 * 2^15 = 57344; normal down to 2^-14
+
+    def __init__(self, dtype: torch.dtype, exponent: int) -> None:
+        self.dtype, self.exponent = dtype, exponent
+
+
+class Grain(Enum):
+    """(rows, columns) that share a scale; None for all of them."""
+
+    TENSOR = None, None
+    ROW = 1, None
+    TILE = 1, 128
+    BLOCK = 128, 128
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """`values` (M, F) in float8 and `scale` (M / rows, F / columns of `grain`) in float32; rows and columns padded."""
+
+    values: Tensor
+    scale: Tensor
+    grain: Grain
+
+    def dequantised(self) -> Tensor:
+        """(M, F) in float32, exact."""
+        scaled = in_parts(self.values.float(), self.grain) * self.scale[:, None, :, None]
+        return scaled.view(self.values.shape)
+
+
+def in_parts(x_MF: Tensor, grain: Grain) -> Tensor:
+    """(M, F) -> (M / rows, rows, F / columns, columns), a view."""
+    rows, columns = (side or whole for side, whole in zip(grain.value, x_MF.shape, strict=True))
+    return x_MF.view(x_MF.shape[0] // rows, rows, x_MF.shape[1] // columns, columns)
