@@ -18,10 +18,11 @@ from pages import ROOT, RUN, Reader, blocks
 
 from gangline.config.fields import options
 from gangline.config.ranges import Range
-from gangline.config.schema import GROUPS, LISTS, PartConfig
+from gangline.config.schema import PartConfig
 from gangline.config.sections import SECTIONS
 from gangline.model.tree import Node
 from gangline.plugin import hooks
+from gangline.plugin.hooks import GROUPS, LISTS
 from gangline.plugin.registry import installed
 from gangline_testkit.new_plugin import files
 
