@@ -113,7 +113,7 @@ def files(name: str, kind: str) -> dict[str, str]:
     suppliers = {"gangline-core", *({supplier} - {"gangline", "gangline-testkit"})}
     needs = sorted(f'"{supplier}>=0.1,<1"' for supplier in suppliers)
     names = {"name": name, "module": module, "title": _title(name), "choice": choice, "needs": ", ".join(needs)}
-    hook = hooks_of(entry)[0].name
+    hook = hooks_of(entry)[0][0].name
     use = f"train {outer}{words}" if part else choice
     listed = "gangline plugins" if part else "gangline --help"
     written = {
@@ -184,20 +184,20 @@ def choices_of(name: str, kind: Kind) -> list[str]:
     return parts_of(code) if _opens_a_group(kind) else [f"gangline {name}"]
 
 
-def hooks_of(code: str) -> list[Hook]:
-    """Return the hooks that an entry module implements, in order."""
-    functions = [node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)]
-    return [BY_NAME[name] for name in functions if name in BY_NAME]
+def hooks_of(code: str) -> list[tuple[Hook, ast.FunctionDef]]:
+    """Return the hooks that an entry module implements, with their functions, in order."""
+    functions = [node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)]
+    return [(BY_NAME[function.name], function) for function in functions if function.name in BY_NAME]
 
 
 def parts_of(code: str) -> list[str]:
     """Return "group=name" of each part that an entry module offers, where both are constants in the module."""
     found = []
-    for function in ast.parse(code).body:
-        hook = BY_NAME.get(function.name) if isinstance(function, ast.FunctionDef) else None
-        for call in ast.walk(function) if hook else ():
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Part":
-                values = {word.arg: word.value.value for word in call.keywords if isinstance(word.value, ast.Constant)}
+    for hook, function in hooks_of(code):
+        for call in ast.walk(function):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "Part":
+                words = [word for word in call.keywords if isinstance(word.value, ast.Constant)]
+                values = {word.arg: ast.literal_eval(word.value) for word in words}
                 found.append(f"{values.get('group', hook.group)}={values['name']}")
     return found
 
@@ -212,7 +212,7 @@ def renamed(code: str, example: str, name: str, kind: Kind) -> str:
 
 def _opens_a_group(kind: Kind) -> bool:
     """Groups are named as Python names are; parts and verbs may have a '-'."""
-    return not kind.group and hooks_of(next(iter(example(kind).values())))[0].yields is Part
+    return not kind.group and hooks_of(next(iter(example(kind).values())))[0][0].yields is Part
 
 
 def _around(group: str) -> list[str]:
