@@ -254,7 +254,8 @@ BREACHES = {
     "an edit in a group of another hook": (
         "@dataclass\nclass Edit(EditConfig): pass\n@hookimpl\ndef gangline_model_edits():\n"
         "    yield Part(group='checkpoint', name='a', config=Edit, build='m:b', summary='s')",
-        "checkpoint=a of gangline_model_edits: its options Edit must derive from gangline.config.CheckpointConfig",
+        "part 'a' of gangline_model_edits must be of a group of its own, not 'checkpoint'; "
+        "gangline_checkpointers offers parts of 'checkpoint'",
     ),
     "an edit without a group": (
         "@dataclass\nclass Edit(EditConfig): pass\n@hookimpl\ndef gangline_model_edits():\n"

@@ -1,6 +1,7 @@
 """A whole run as typed dataclasses: what Hydra fills, what Python can fill without Hydra, what a worker reads.
 
-Each group has a base that the configurations of its parts derive from; `Run` holds one of each. Torch-free.
+Each group has a base that the configurations of its parts derive from; `Run` holds one of each. What the build of a
+part gets and returns is in `gangline.plugin.hooks.HOOKS`. Torch-free.
 """
 
 from __future__ import annotations

@@ -255,21 +255,21 @@ def _other_contract(found: Found, entry: EntryPoint, version: int) -> None:
 
 def _group(hook: Hook, part: Part) -> str:
     """Return the group of a part that this hook returned. Raises ValueError or TypeError for a part out of place."""
-    group = part.group or hook.group
+    group = hook.group if part.group is None else part.group
     if group is None:
         raise ValueError(f"part {part.name!r} of {hook.name} names no group")
-    owner = BY_GROUP.get(group, hook)
-    if hook.group not in (None, group):
-        other = f"; {owner.name} offers parts of {group!r}" if owner is not hook else ""
-        raise ValueError(f"part {part.name!r} of {hook.name} must be of the group {hook.group!r}, not {group!r}{other}")
+    home = BY_GROUP.get(group, hook)  # the hook of the parts of this group
+    if hook.group not in (None, group) or not issubclass(home.options, hook.options):
+        wanted = f"the group {hook.group!r}" if hook.group else "a group of its own"
+        other = f"; {home.name} offers parts of {group!r}" if home is not hook else ""
+        raise ValueError(f"part {part.name!r} of {hook.name} must be of {wanted}, not {group!r}{other}")
     if not _GROUP.fullmatch(group) or group in _RESERVED:
         raise ValueError(f"part {part.name!r}: {group!r} cannot be the name of a group")
     if group in LISTS and "." in part.name:
         raise ValueError(f"part {part.name!r}: no dots, for its options are typed as {group}.<name>.<option>")
-    for base in (hook.options, owner.options):
-        if not issubclass(part.config, base):
-            what = f"{group}={part.name} of {hook.name}: its options {part.config.__name__}"
-            raise TypeError(f"{what} must derive from gangline.config.{base.__name__}")
+    if not issubclass(part.config, home.options):
+        what = f"{group}={part.name} of {hook.name}: its options {part.config.__name__}"
+        raise TypeError(f"{what} must derive from gangline.config.{home.options.__name__}")
     return group
 
 

@@ -54,7 +54,7 @@ class Kind:
     name: str  # what the author types after --kind
     group: str  # of the parts: "track", or "outer/field"; "" where the plugin opens a group of its own or adds a verb
     suite: str  # "package.module:Class", a suite of the conformance kit or one that derives from it
-    example: str  # a whole plugin: the files of "package.module", the text "module:NAME", or what the hook :name shows
+    example: str  # complete plugin: the files of "package.module", the text "module:NAME", or the spec "module:hook"
     summary: str
 
 
