@@ -23,7 +23,8 @@ TOP = """\
 # Hooks
 
 What a plugin can offer. A plugin is a Python module named by an entry point of the group `gangline.v1`; in it each hook
-is a function of that name under `@hookimpl`. Hooks take no arguments and yield descriptions: a `Part`, `Command` or `Kind`.
+is a function of that name under `@hookimpl`. Hooks take no arguments and yield descriptions: a `Part`, a `Command` or a
+`Kind`.
 The [author's guide](plugins.md) starts with a complete plugin; this page lists every hook with one that works.
 
 A part names its `build` as text, `"package.module:function"`, and a run imports it only when it has chosen the part.
