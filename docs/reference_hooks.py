@@ -13,21 +13,23 @@ from mdtext import anchor, cell, code_cell, paragraphs, prose
 
 import gangline_testkit
 from gangline.config.fields import comments_of
-from gangline.config.schema import GROUPS, EditConfig
 from gangline.data.base import DataSource
 from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
-from gangline.plugin import hooks, parts
+from gangline.plugin import registry
+from gangline.plugin.hooks import HOOKS, Command, Hook, Kind
+from gangline.plugin.parts import Part
 
 TOP = """\
 # Hooks
 
 What a plugin can offer. A plugin is a Python module named by an entry point of the group `gangline.v1`; in it each hook
-is a function of that name under `@hookimpl`. Hooks take no arguments and yield descriptions: a `Part`, or a `Command`.
-The [author's guide](plugins.md) begins with a whole plugin; this page lists every hook with one that works.
+is a function of that name under `@hookimpl`. Hooks take no arguments and yield descriptions: a `Part`, a `Command` or a
+`Kind`.
+The [author's guide](plugins.md) starts with a complete plugin; this page lists every hook with one that works.
 
-A part's `build` is named as text, `"package.module:function"`, and imported only when a run has chosen the part. It is
-called with the part's own configuration, then the run, then what the contract of its group adds. What it has to give
-back is listed under [contracts](#contracts).
+A part names its `build` as text, `"package.module:function"`, and a run imports it only when it has chosen the part.
+The classes that authors implement are listed under [contracts](#contracts). A hook without a group of its own takes
+parts of any group: each part names its group, and a group that is new is [opened](plugins.md#groups-of-your-own).
 """
 
 SUITES = """\
@@ -40,15 +42,15 @@ What `gangline_testkit` tests of a part, and what its author may claim in `can`
 
 def page() -> str:
     """docs/hooks.md"""
-    names = [name for name in vars(hooks) if name.startswith("gangline_")]
     found = [
         TOP,
-        *map(_hook, names),
-        _descriptor("Part", parts.Part),
-        _descriptor("Command", hooks.Command),
-        _descriptor("Kind", hooks.Kind),
+        *_overview(),
+        *map(_hook, HOOKS),
+        _descriptor("Part", Part),
+        _descriptor("Command", Command),
+        _descriptor("Kind", Kind),
     ]
-    classes = [cls for base in GROUPS.values() if (cls := _built(base))]
+    classes = [_load(hook.contract) for hook in HOOKS if hook.contract]
     after = classes.index(DataSource) + 1
     classes[after:after] = [BatchReader, ReadPlace, StoredBatch]  # what a source's `reader` is made of
     found += ["## Contracts", "", "Members in bold have to be written.", "", *map(_contract_of, classes)]
@@ -56,47 +58,44 @@ def page() -> str:
     return "\n".join([*found, SUITES, *map(_suite, suites)])
 
 
-def _hook(name: str) -> str:
-    said, _, example = (inspect.getdoc(getattr(hooks, name)) or "").partition("::\n")
-    what, _, lead = said.strip().partition("\n\n")
-    rows = [f"## {name}", "", prose(what), ""]
-    group = hooks.GROUP_OF.get(name)
-    if group:
-        base = GROUPS[group]
-        rows += [f"Configuration: derives from `gangline.config.{base.__name__}`.  ", f"Contract: {_linked(base)}", ""]
-    if name == "gangline_parts":
-        rows += [*_groups(), ""]
-    if lead:
-        rows += [prose(lead) + ":", ""]
+def _load(name: str) -> type:
+    """The class "package.module.Class"."""
+    module, _, cls = name.rpartition(".")
+    return getattr(importlib.import_module(module), cls)
+
+
+def _overview() -> Iterator[str]:
+    """Every hook in one table."""
+    yield "| hook | group | yields | contract |"
+    yield "|---|---|---|---|"
+    for hook in HOOKS:
+        group = f"`{hook.group}`" if hook.group else "its own" if hook.yields is Part else ""
+        contract = _linked(hook) if hook.contract else ""
+        yield f"| [`{hook.name}`](#{anchor(hook.name)}) | {group} | `{hook.yields.__name__}` | {contract} |"
+    yield ""
+
+
+def _hook(hook: Hook) -> str:
+    """What a hook offers, the contract of its parts, and the plugin of its specification."""
+    said, _, example = (inspect.getdoc(registry.load(hook.spec)) or "").partition("::\n")
+    what, _, more = said.strip().partition("\n\n")
+    rows = [f"## {hook.name}", "", prose(what), ""]
+    if hook.yields is Part:
+        rows += [f"Options derive from `gangline.config.{hook.options.__name__}`.", ""]
+    if hook.contract:
+        article = "an" if _linked(hook)[1] in "AEIOU" else "a"
+        returns = f"`{hook.returns}`, see {_linked(hook)}" if hook.returns else f"{article} {_linked(hook)}"
+        note = prose((inspect.getdoc(hook.options) or "").partition("\n\n")[0]).partition(". ")[2]
+        rows[-2] += f" `build` gets `({hook.arguments})` and returns {returns}. {note}".rstrip()
+    if more:
+        rows += [prose(more), ""]
     return "\n".join([*rows, "```python", textwrap.dedent(example).strip("\n"), "```", ""])
 
 
-def _groups() -> Iterator[str]:
-    """The groups that have no hook of their own."""
-    yield "| group | configuration derives from | contract |"
-    yield "|---|---|---|"
-    others = {f"`{group}`": base for group, base in GROUPS.items() if group not in hooks.GROUP_OF.values()}
-    for group, base in {**others, "of a model edit": EditConfig}.items():
-        yield f"| {group} | `gangline.config.{base.__name__}` | {_linked(base)} |"
-    yield "| any other | `gangline.config.PartConfig` | whoever opened the group says |"
-
-
-def _contract(base: type) -> str:
-    """The contract that a base class of configurations states, from its docstring."""
-    text = prose(inspect.getdoc(base) or "")
-    found = re.search(r"`[^`]*\(.*", text)
-    return (found[0] if found else text).rstrip(".") + "."
-
-
-def _linked(base: type) -> str:
-    cls = _built(base)
-    return _contract(base) + (f" See [{cls.__name__}](#{anchor(cls.__name__)})." if cls else "")
-
-
-def _built(base: type) -> type | None:
-    """The class that the contract of a group names as what its build gives."""
-    found = re.search(r"-> (gangline\.[\w.]+)\.(\w+)`", _contract(base))
-    return getattr(importlib.import_module(found[1]), found[2]) if found else None
+def _linked(hook: Hook) -> str:
+    """The class that an author implements, with a link to its members."""
+    name = hook.contract.rpartition(".")[2]
+    return f"[{name}](#{anchor(name)})"
 
 
 def _contract_of(cls: type) -> str:

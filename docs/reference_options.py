@@ -12,9 +12,9 @@ from mdtext import anchor, cell, sentence
 
 from gangline.config.defaults import default_choices
 from gangline.config.fields import Option, options
-from gangline.config.schema import LISTS, VERBS_READ
 from gangline.config.sections import SECTIONS
 from gangline.config.values import describe
+from gangline.plugin.hooks import BY_GROUP, LISTS
 from gangline.plugin.registry import Offer, installed
 
 ROOT = Path(__file__).parent.parent
@@ -59,7 +59,7 @@ def _about(group: str) -> str:
     if group in LISTS:
         usual = ",".join(default or [])
         return f"A list, `{group}=[{usual}]` by default; options are set as `{group}.<name>.<option>`."
-    if group in VERBS_READ:
+    if group in BY_GROUP and BY_GROUP[group].chosen == "by command":
         return "Verbs of `gangline` read it, and no run."
     return f"`{group}={default or 'off'}` by default."
 

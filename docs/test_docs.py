@@ -18,10 +18,10 @@ from pages import ROOT, RUN, Reader, blocks
 
 from gangline.config.fields import options
 from gangline.config.ranges import Range
-from gangline.config.schema import GROUPS, LISTS, PartConfig
+from gangline.config.schema import PartConfig
 from gangline.config.sections import SECTIONS
 from gangline.model.tree import Node
-from gangline.plugin import hooks
+from gangline.plugin.hooks import GROUPS, HOOKS, LISTS
 from gangline.plugin.registry import installed
 from gangline_testkit.new_plugin import files
 
@@ -187,7 +187,7 @@ def under(page: str, heading: str) -> str:
     return "\n".join(found)
 
 
-@pytest.mark.parametrize("hook", [name for name in vars(hooks) if name.startswith("gangline_")])
+@pytest.mark.parametrize("hook", [hook.name for hook in HOOKS])
 def test_every_hook_is_documented_with_an_example(hook):
     assert f"def {hook}():" in under("hooks.md", hook)
 

@@ -10,9 +10,9 @@ import pytest
 from gangline.config.defaults import default_run
 from gangline.config.fields import REQUIRED, Option, defaults, options
 from gangline.config.ranges import states_all, wrong
-from gangline.config.schema import GROUPS, LISTS
 from gangline.config.sections import SECTIONS
 from gangline.config.values import typed
+from gangline.plugin.hooks import GROUPS, LISTS
 from gangline.plugin.registry import installed
 
 HOW = """{path}: a number without a range. Say which values have a meaning, beside the type:

@@ -193,7 +193,7 @@ def test_what_no_price_is_known_of_is_not_bought(say):
 
 def test_goodput_at_a_mean_time_between_failures(say):
     """By Young and Daly, from what the plan says of saves."""
-    from gangline_basics.explain.reliability import Reliability
+    from gangline.explain.reliability import Reliability
 
     found = json.loads(say(f"{SMALL} --mtbf 2 --tokens 1e9 --json")[1])
     rare = json.loads(say(f"{SMALL} --mtbf 200 --tokens 1e9 --json")[1])

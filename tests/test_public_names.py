@@ -79,7 +79,7 @@ def test_what_is_not_public_is_found() -> None:
 TORCH_FREE = (
     "api", "batch", "callback", "config", "data.base", "explain.explained", "health", "launch.base", "mesh",
     "model.tree", "optimizer", "plan", "plugin.registry", "record",
-    "shard", "track",
+    "explain.reliability", "schedule", "shard", "track",
 )  # fmt: skip
 
 

@@ -70,8 +70,12 @@ def gangline_parts():
     yield Part(group="weather", name="rain", config=Rain, build=f"{here}:rain", summary="Wet", opens={"wind": "calm"})
     yield Part(group="weather/wind", name="calm", config=Wind, build=f"{here}:wind", summary="Some")
     yield Part(group="weather/wind", name="gusts", config=Gusts, build=f"{here}:wind", summary="Much, at times")
-    build = f"{here}:DiaryTracker"
-    yield Part(group="track", name="diary", config=Diary, build=build, summary="Writes a diary", reads=("weather",))
+
+
+@hookimpl
+def gangline_trackers():
+    build = "gangline_weather:DiaryTracker"
+    yield Part(name="diary", config=Diary, build=build, summary="Writes a diary", reads=("weather",))
 """
 
 

@@ -8,7 +8,7 @@ from gangline.track import Tracker
 
 @dataclass
 class Mine(TrackConfig):
-    word: str = "mine"  # what each line begins with
+    word: str = "mine"  # first word of each line
 
 
 class MineTracker(Tracker):
@@ -20,5 +20,5 @@ class MineTracker(Tracker):
 
 
 @hookimpl
-def gangline_parts():
-    yield Part(group="track", name="mine", config=Mine, build="gangline_mine:MineTracker", summary="A line a step")
+def gangline_trackers():
+    yield Part(name="mine", config=Mine, build="gangline_mine:MineTracker", summary="A line a step")

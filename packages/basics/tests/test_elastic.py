@@ -57,8 +57,8 @@ class PacedCallback(Callback):
 
 
 @hookimpl
-def gangline_parts():
-    yield Part(name="paced", group="callback", config=Paced, build="paced:PacedCallback", summary="Does not hurry")
+def gangline_callbacks():
+    yield Part(name="paced", config=Paced, build="paced:PacedCallback", summary="Does not hurry")
 """
 
 

@@ -51,8 +51,8 @@ class HeldCallback(Callback):
 
 
 @hookimpl
-def gangline_parts():
-    yield Part(name="held", group="callback", config=Held, build="held:HeldCallback", summary="Waits at a file")
+def gangline_callbacks():
+    yield Part(name="held", config=Held, build="held:HeldCallback", summary="Waits at a file")
 """
 WORDS = (
     "parallel=fsdp",

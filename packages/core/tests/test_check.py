@@ -199,8 +199,11 @@ class Hat(EditConfig):
     feather: PartConfig = field(default_factory=Feather)
 
 @hookimpl
-def gangline_parts():
+def gangline_model_edits():
     yield Part(group="hat", name="on", config=Hat, build="gangline_hats:hat", summary="A hat", opens={"feather": "red"})
+
+@hookimpl
+def gangline_parts():
     yield Part(group="hat/feather", name="red", config=Feather, build="gangline_hats:feather", summary="A feather")
 """,
     )

@@ -142,8 +142,8 @@ from gangline.config.schema import OptimizerConfig
 class Lossy(OptimizerConfig): pass
 
 @hookimpl
-def gangline_parts():
-    yield Part(group="optimizer", name="lossy", config=Lossy, build="a:b", summary="Loses", law="rounds on the wire")
+def gangline_optimizers():
+    yield Part(name="lossy", config=Lossy, build="a:b", summary="Loses", law="rounds on the wire")
 """,
     )
     done = strangers.run("gangline.cli.main", "plugins")

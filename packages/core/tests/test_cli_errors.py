@@ -10,10 +10,10 @@ import pytest
 
 from gangline.cli.train import main
 from gangline.config.fields import defaults
-from gangline.config.schema import GROUPS
 from gangline.config.sections import SECTIONS
 from gangline.config.suggest import SYNONYMS
 from gangline.plugin import catalogue
+from gangline.plugin.hooks import GROUPS
 from gangline.plugin.registry import installed
 from gangline.run.directory import RunDirectory
 from gangline_testkit import warm

@@ -253,14 +253,20 @@ class Drops(TrackConfig):
     pass
 
 @hookimpl
-def gangline_parts():
+def gangline_model_edits():
     yield Part(
         group="adapter", name="on", config=Lora, build="gangline_lora:edit", summary="Low", opens={"site": "all"}
     )
+
+@hookimpl
+def gangline_parts():
     yield Part(group="adapter/site", name="all", config=Everywhere, build="gangline_lora:site", summary="Everywhere")
     yield Part(group="adapter/site", name="some", config=Some, build="gangline_lora:site", summary="Here and there")
     yield Part(group="weather", name="rain", config=Rain, build="gangline_lora:rain", summary="A group that is no edit")
-    yield Part(group="track", name="drops", config=Drops, build="m:b", summary="Counts", reads=("weather",))
+
+@hookimpl
+def gangline_trackers():
+    yield Part(name="drops", config=Drops, build="m:b", summary="Counts", reads=("weather",))
 
 def edit(tree, plan, options):
     return tree, plan, ()
@@ -341,8 +347,8 @@ class Cloud(TrackConfig):
     api_key: str | None = None
 
 @hookimpl
-def gangline_parts():
-    yield Part(group="track", name="cloud", config=Cloud, build="gangline_cloud:build", summary="Away")
+def gangline_trackers():
+    yield Part(name="cloud", config=Cloud, build="gangline_cloud:build", summary="Away")
 """
 
 

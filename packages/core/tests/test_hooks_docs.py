@@ -8,16 +8,17 @@ import textwrap
 
 import pytest
 
-from gangline.plugin import hooks
+from gangline.plugin.hooks import BY_NAME, HOOKS
+from gangline.plugin.registry import load
 
 pytestmark = pytest.mark.usefixtures("core_alone")
 
-HOOKS = [name for name in vars(hooks) if name.startswith("gangline_")]
+NAMES = [hook.name for hook in HOOKS]
 
 
 def example(hook: str) -> tuple[str, str]:
     """(module name, source) of the plugin in a hook's docstring."""
-    block = re.search(r"::\n\n((?: {8}.*\n|\n)+)", getattr(hooks, hook).__doc__ + "\n")
+    block = re.search(r"::\n\n((?: {8}.*\n|\n)+)", load(BY_NAME[hook].spec).__doc__ + "\n")
     assert block, f"{hook} has no example"
     source = textwrap.dedent(block[1])
     name = re.match(r"# (\w+)\.py: ", source)
@@ -28,7 +29,7 @@ def example(hook: str) -> tuple[str, str]:
 @pytest.fixture
 def documented(strangers):
     """All examples, installed at once."""
-    for hook in HOOKS:
+    for hook in NAMES:
         module, source = example(hook)
         strangers.add(module.replace("_", "-"), source, module=module)
     return strangers
@@ -40,10 +41,11 @@ def gangline(documented, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_hook_has_a_short_example_that_implements_it_and_no_other(hook):
+@pytest.mark.parametrize("hook", NAMES)
+def test_hook_example_is_short_and_implements_the_hook(hook):
     module, source = example(hook)
-    assert re.findall(r"^def (gangline_\w+)\(\):", source, re.MULTILINE) == [hook]
+    also = ["gangline_trackers"] if hook == "gangline_parts" else []  # reads the group that the example opens
+    assert re.findall(r"^def (gangline_\w+)\(\):", source, re.MULTILINE) == [hook, *also]
     assert module.startswith("gangline_")
     lines = [line for line in source.splitlines() if line.strip()]
     assert len(lines) <= 30
@@ -52,11 +54,19 @@ def test_a_hook_has_a_short_example_that_implements_it_and_no_other(hook):
 def test_the_examples_are_listed_with_their_supplier(documented):
     table = gangline(documented, "plugins")
     for group, name, supplier in [
+        ("model", "tapered", "gangline-tapered"),
         ("parallel", "watched", "gangline-watched"),
         ("precision", "coarse", "gangline-coarse"),
+        ("optimizer", "signum", "gangline-signum"),
+        ("schedule", "rsqrt", "gangline-rsqrt"),
         ("checkpoint", "elsewhere", "gangline-elsewhere"),
         ("data", "counting", "gangline-counting"),
+        ("track", "mine", "gangline-mine"),
         ("health", "ceiling", "gangline-ceiling"),
+        ("callback", "streak", "gangline-streak"),
+        ("launch", "timed", "gangline-timed"),
+        ("simulator", "expected", "gangline-expected"),
+        ("greeting", "plain", "gangline-greeting"),
         ("narrow", "on", "gangline-narrow"),
     ]:
         assert re.search(rf"^{group} +{name} .*{supplier} +0\.1\.0", table, re.MULTILINE), table
@@ -76,20 +86,27 @@ def test_a_plugin_is_written_of_the_kind_of_the_example(documented, tmp_path):
     assert done.returncode == 0, done.stderr
     written = (tmp_path / "gangline-quiet" / "gangline_quiet.py").read_text()
     assert written.startswith("# gangline_quiet.py: every step in small letters.")
-    assert 'Part(group="track", name="quiet", config=Quiet, build=build' in written
+    assert 'Part(name="quiet", config=Quiet, build=build' in written
     compile(written, "gangline_quiet.py", "exec")
 
 
 def test_one_run_made_of_all_examples_trains(runs, documented):
     kept = runs.directory / "kept"
     printed = runs.train(
+        "model=tapered",
         "parallel=watched",
         "precision=coarse",
+        "optimizer=signum",
+        "schedule=rsqrt",
         "checkpoint=elsewhere",
         f"checkpoint.folder={kept}",
         "data=counting",
         "data.path=null",
         "data.stride=3",
+        "track=[jsonl,mine,greeting]",
+        "greeting=plain",
+        "callback=[streak]",
+        "launch=timed",
         "health=[ceiling]",
         "health.ceiling.above=0.5",
         "narrow=on",
@@ -101,6 +118,10 @@ def test_one_run_made_of_all_examples_trains(runs, documented):
     records = runs.records("out")
     assert [record["step"] for record in records] == [1, 2, 3], printed
     assert all("zero_gradients" in record["metrics"] for record in records)  # parallel=watched
+    assert [record["metrics"]["streak/length"] for record in records] == [1, 2, 3]  # callback=[streak]
+    assert "\nmine 3 " in printed  # track=[mine]
+    assert printed.startswith("hello, run\n")  # greeting=plain
+    assert re.search(r"^took \d+\.\d s, exit code 0$", printed, re.MULTILINE)  # launch=timed
     assert [path.name for path in (kept / "out").iterdir()] == ["step-00000003"]  # checkpoint=elsewhere
     assert all(verdict["kind"] == "high-loss" for record in records for verdict in record["verdicts"])
     assert any(record["verdicts"] for record in records)  # health=[ceiling]
@@ -108,7 +129,8 @@ def test_one_run_made_of_all_examples_trains(runs, documented):
     assert facts["data"]["fingerprint"] == "counting-3-16-256-0"
     document = json.loads((kept / "out" / "step-00000003" / "document.json").read_text())
     assert document["parts"]["narrow"] == {"part": "on", "distribution": "gangline-narrow", "version": "0.1.0"}
-    assert document["parts"]["precision"]["part"] == "coarse"
+    for group, part in {"model": "tapered", "optimizer": "signum", "schedule": "rsqrt", "precision": "coarse"}.items():
+        assert document["parts"][group]["part"] == part
 
 
 def test_the_edit_of_the_example_changes_the_model(documented, monkeypatch):

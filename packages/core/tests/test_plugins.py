@@ -7,15 +7,19 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
-from gangline.config.schema import GROUPS
+import gangline.config
+from gangline.config.schema import Run
 from gangline.errors import UserError
 from gangline.plugin import catalogue
-from gangline.plugin.hooks import GROUP_OF
-from gangline.plugin.registry import OFF, build, installed
+from gangline.plugin.hooks import BY_GROUP, GROUPS, HOOKS, LISTS, SINGLE
+from gangline.plugin.registry import OFF, build, installed, load
 
 pytestmark = pytest.mark.usefixtures("core_alone")
 
@@ -217,7 +221,7 @@ BREACHES = {
     ),
     "something that is no part": (
         "@hookimpl\ndef gangline_checkpointers(): return ['deep']",
-        "'deep', which is no Part",
+        "'deep', which is not a Part",
     ),
     "a configuration that is no dataclass": (
         "@hookimpl\ndef gangline_checkpointers(): yield Part(name='a', config=NoDataclass, build='m:b', summary='s')",
@@ -226,6 +230,42 @@ BREACHES = {
     "a configuration of another group": (
         "@hookimpl\ndef gangline_checkpointers():\n    yield Part(name='a', config=Bare, build='m:b', summary='s')",
         "Bare must derive from gangline.config.CheckpointConfig",
+    ),
+    "another group than the hook's": (
+        "@hookimpl\ndef gangline_schedules():\n"
+        "    yield Part(group='checkpoint', name='a', config=Config, build='m:b', summary='s')",
+        "part 'a' of gangline_schedules must be of the group 'schedule', not 'checkpoint'; "
+        "gangline_checkpointers offers parts of 'checkpoint'",
+    ),
+    "a group of its own under a hook that has one": (
+        "@hookimpl\ndef gangline_schedules():\n"
+        "    yield Part(group='weather', name='a', config=Config, build='m:b', summary='s')",
+        "part 'a' of gangline_schedules must be of the group 'schedule', not 'weather'",
+    ),
+    "options of another base than the hook's": (
+        "@hookimpl\ndef gangline_schedules(): yield Part(name='a', config=Config, build='m:b', summary='s')",
+        "schedule=a of gangline_schedules: its options Config must derive from gangline.config.ScheduleConfig",
+    ),
+    "an edit without the base of edits": (
+        "@hookimpl\ndef gangline_model_edits():\n"
+        "    yield Part(group='weather', name='a', config=Config, build='m:b', summary='s')",
+        "weather=a of gangline_model_edits: its options Config must derive from gangline.config.EditConfig",
+    ),
+    "an edit in a group of another hook": (
+        "@dataclass\nclass Edit(EditConfig): pass\n@hookimpl\ndef gangline_model_edits():\n"
+        "    yield Part(group='checkpoint', name='a', config=Edit, build='m:b', summary='s')",
+        "part 'a' of gangline_model_edits must be of a group of its own, not 'checkpoint'; "
+        "gangline_checkpointers offers parts of 'checkpoint'",
+    ),
+    "an edit without a group": (
+        "@dataclass\nclass Edit(EditConfig): pass\n@hookimpl\ndef gangline_model_edits():\n"
+        "    yield Part(name='a', config=Edit, build='m:b', summary='s')",
+        "part 'a' of gangline_model_edits names no group",
+    ),
+    "a part of core's group with other options": (
+        "@hookimpl\ndef gangline_parts():\n"
+        "    yield Part(group='simulator', name='a', config=Config, build='m:b', summary='s')",
+        "simulator=a of gangline_parts: its options Config must derive from gangline.config.SimulatorConfig",
     ),
     "a part without a group": (
         "@hookimpl\ndef gangline_parts():\n    yield Part(name='a', config=Config, build='m:b', summary='s')",
@@ -278,8 +318,10 @@ def test_a_group_of_edits_is_told_by_its_class(strangers):
         class Wet(EditConfig): pass
         @hookimpl
         def gangline_parts():
-            yield Part(group="adapter", name="on", config=Edit, build="m:b", summary="An edit")
             yield Part(group="weather", name="rain", config=Plain, build="m:b", summary="None")
+        @hookimpl
+        def gangline_model_edits():
+            yield Part(group="adapter", name="on", config=Edit, build="m:b", summary="An edit")
             yield Part(group="adapter", name="wet", config=Wet, build="m:b", summary="An edit", reads=("weather",))
     """)
     strangers.add("gangline-lora", source)
@@ -301,8 +343,10 @@ def test_a_part_that_nobody_builds_is_an_error_of_its_plugin(strangers):
         @dataclass
         class Router(PartConfig): pass
         @hookimpl
-        def gangline_parts():
+        def gangline_model_edits():
             yield Part(group="adapter", name="on", config=Edit, build="m:b", summary="An edit")
+        @hookimpl
+        def gangline_parts():
             yield Part(group="weather", name="rain", config=Rain, build="m:b", summary="None")
             yield Part(group="adapter/site", name="all", config=Site, build="m:b", summary="None")
             yield Part(group="moe/router", name="mine", config=Router, build="m:b", summary="None")
@@ -337,7 +381,36 @@ def test_every_hook_of_core_is_filled_and_every_part_says_what_it_does():
     for group in GROUPS:
         if group not in ("health", "callback"):
             assert installed().offers(group)
-    assert set(GROUP_OF.values()) < set(GROUPS)
+
+
+def test_each_hook_has_one_specification():
+    modules = {hook.spec.partition(":")[0] for hook in HOOKS}
+    functions = [name for module in modules for name in vars(import_module(module)) if name.startswith("gangline_")]
+    assert sorted(functions) == sorted(hook.name for hook in HOOKS)
+    files = Path(load(HOOKS[0].spec).__code__.co_filename).parent.glob("[!_]*.py")
+    assert modules == {f"gangline.plugin.specs.{path.stem}" for path in files}
+
+
+def test_each_hook_names_public_options_and_contract():
+    for hook in HOOKS:
+        assert getattr(gangline.config, hook.options.__name__) is hook.options
+        if hook.contract:
+            module, _, name = hook.contract.rpartition(".")
+            assert load(f"{module}:{name}").__module__ == module
+
+
+def test_run_has_a_field_for_each_group_of_the_table():
+    types = get_type_hints(Run)
+    assert {group for group in types if group in BY_GROUP} == set(GROUPS)
+    for group, base in GROUPS.items():
+        assert types[group] == (dict[str, base] if group in LISTS else base)
+
+
+def test_run_parts_lists_each_group_of_the_table():
+    from gangline.config.defaults import default_run
+
+    run = replace(default_run(), **{group: {"a": GROUPS[group]()} for group in LISTS})
+    assert [path for path, _ in run.parts()] == [*SINGLE, *(f"{group}.a" for group in LISTS)]
 
 
 def test_every_configuration_tells_its_part():

@@ -32,8 +32,8 @@ class Notify(TrackConfig):
     setup: Annotated[list[str], RunsCode()] = field(default_factory=list)
 
 @hookimpl
-def gangline_parts():
-    yield Part(group="track", name="notify", config=Notify, build="gangline_notify:build", summary="Runs a command")
+def gangline_trackers():
+    yield Part(name="notify", config=Notify, build="gangline_notify:build", summary="Runs a command")
 """
 
 

@@ -14,11 +14,11 @@ from hypothesis import given, settings, strategies as st
 
 from gangline.config import Recompute
 from gangline.config.defaults import default_run
-from gangline.config.schema import LISTS
 from gangline.config.sections import SECTIONS
 from gangline.config.serial import fill, from_dict, to_dict
 from gangline.config.values import Misfit, describe, plain, typed
 from gangline.errors import UserError
+from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import installed
 from gangline_basics.optimizer.config import Adamw
 

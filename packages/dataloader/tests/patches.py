@@ -54,5 +54,5 @@ def edit(tree: Any, plan: Any, options: PatchConfig) -> tuple[Any, Any, list[str
 
 
 @hookimpl
-def gangline_parts() -> Iterable[Part]:
+def gangline_model_edits() -> Iterable[Part]:
     yield Part(group="patches", name="on", config=PatchConfig, build="patches:edit", summary="Patches of an image")

@@ -9,7 +9,7 @@ import pytest
 
 from gangline import UserError
 from gangline.config.check import check
-from gangline_basics.explain.reliability import Reliability, SimulatedJob, simulator
+from gangline.explain.reliability import Reliability, SimulatedJob, simulator
 from gangline_health.commands.simulate import run, simulated, text_of
 from gangline_health.simulate import EventSimulator
 from gangline_testkit.runs import small_run

@@ -60,10 +60,14 @@ def edit(tree, plan, options):
 
 
 @hookimpl
-def gangline_parts():
+def gangline_model_edits():
     yield Part(
         group="echo", name="on", config=Echo, build="echoing:edit", summary="An echo", opens={"colour": "dark"}
     )
+
+
+@hookimpl
+def gangline_parts():
     yield Part(group="echo/colour", name="dark", config=Colour, build="echoing:edit", summary="Dark")
 """
 

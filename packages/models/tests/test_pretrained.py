@@ -61,10 +61,10 @@ class Own(ModelConfig):
 
 
 @hookimpl
-def gangline_parts():
+def gangline_models():
     for config in (Variant, Own):
         name, build = config.__name__.lower(), "gangline_basics.model.plan:plan_decoder"
-        yield Part(group="model", name=name, config=config, build=build, summary=name)
+        yield Part(name=name, config=config, build=build, summary=name)
 """
 
 

@@ -71,7 +71,7 @@ def edit(tree, plan, options):
 
 
 @hookimpl
-def gangline_parts():
+def gangline_model_edits():
     yield Part(group="narrow", name="on", config=Narrow, build="narrow:edit", summary="See three tokens")
 """
 CP = ("parallel=3d", "parallel.cp=2", "parallel.tp=1", "parallel.pp=1", "parallel.dp_shard=1", "launch.processes=2")

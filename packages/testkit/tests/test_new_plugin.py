@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 import gangline_testkit
-from gangline.config.schema import LISTS
 from gangline.errors import UserError
+from gangline.plugin.hooks import LISTS
 from gangline_testkit import as_installed
 from gangline_testkit.kinds import KINDS
 from gangline_testkit.new_plugin import choices_of, files, main, write

@@ -28,5 +28,5 @@ class PacedCallback(Callback):
 
 
 @hookimpl
-def gangline_parts() -> Iterator[Part]:
-    yield Part(name="paced", group="callback", config=Paced, build="paced:PacedCallback", summary="Does not hurry")
+def gangline_callbacks() -> Iterator[Part]:
+    yield Part(name="paced", config=Paced, build="paced:PacedCallback", summary="Does not hurry")

@@ -18,6 +18,11 @@ from gangline_basics.track import config as track
 
 
 @hookimpl
+def gangline_models() -> Iterable[Part]:
+    return (*model.PARTS, *presets.PARTS)
+
+
+@hookimpl
 def gangline_parallel_strategies() -> Iterable[Part]:
     return parallel.PARTS
 
@@ -25,6 +30,16 @@ def gangline_parallel_strategies() -> Iterable[Part]:
 @hookimpl
 def gangline_precisions() -> Iterable[Part]:
     return precision.PARTS
+
+
+@hookimpl
+def gangline_optimizers() -> Iterable[Part]:
+    return optimizer.PARTS
+
+
+@hookimpl
+def gangline_schedules() -> Iterable[Part]:
+    return schedule.PARTS
 
 
 @hookimpl
@@ -38,16 +53,18 @@ def gangline_data_sources() -> Iterable[Part]:
 
 
 @hookimpl
-def gangline_parts() -> Iterable[Part]:
-    return (
-        *model.PARTS,
-        *presets.PARTS,
-        *optimizer.PARTS,
-        *schedule.PARTS,
-        *track.PARTS,
-        *callback.PARTS,
-        *launch.PARTS,
-    )
+def gangline_trackers() -> Iterable[Part]:
+    return track.PARTS
+
+
+@hookimpl
+def gangline_callbacks() -> Iterable[Part]:
+    return callback.PARTS
+
+
+@hookimpl
+def gangline_launchers() -> Iterable[Part]:
+    return launch.PARTS
 
 
 @hookimpl

@@ -53,9 +53,8 @@ class ElsewhereLauncher(Launcher):
 
 
 @hookimpl
-def gangline_parts() -> Iterable[Part]:
+def gangline_launchers() -> Iterable[Part]:
     yield Part(
-        group="launch",
         name="elsewhere",
         config=Elsewhere,
         build="launch_elsewhere:ElsewhereLauncher",

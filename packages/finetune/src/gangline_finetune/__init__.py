@@ -9,8 +9,13 @@ from gangline_finetune import parts
 
 
 @hookimpl
-def gangline_parts() -> Iterable[Part]:
-    return parts.PARTS
+def gangline_model_edits() -> Iterable[Part]:
+    return parts.EDITS
+
+
+@hookimpl
+def gangline_callbacks() -> Iterable[Part]:
+    return parts.CALLBACKS
 
 
 @hookimpl

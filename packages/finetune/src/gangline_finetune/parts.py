@@ -8,7 +8,7 @@ from gangline_finetune.dpo.config import DpoConfig, PreferencesConfig
 from gangline_finetune.evaluate.config import EvalConfig
 from gangline_finetune.lora.config import LoraConfig
 
-PARTS = (
+EDITS = (
     Part(
         group="lora",
         name="on",
@@ -28,8 +28,9 @@ PARTS = (
         build="gangline_finetune.dpo.edit:edit",
         summary="The loss of direct preference optimization, for data=preferences",
     ),
+)
+CALLBACKS = (
     Part(
-        group="callback",
         name="eval",
         config=EvalConfig,
         build="gangline_finetune.evaluate.callback:build",

@@ -14,7 +14,7 @@ def gangline_health_checks() -> Iterable[Part]:
 
 
 @hookimpl
-def gangline_parts() -> Iterable[Part]:
+def gangline_simulators() -> Iterable[Part]:
     return [simulate.PART]
 
 

@@ -11,7 +11,8 @@ import random
 from dataclasses import dataclass
 
 from gangline import Part
-from gangline_basics.explain.reliability import FailureSimulator, SimulatedJob, SimulatedTime, SimulatorConfig
+from gangline.config import SimulatorConfig
+from gangline.explain.reliability import FailureSimulator, SimulatedJob, SimulatedTime
 from gangline_health.ledger.spans import KINDS
 
 
@@ -22,7 +23,6 @@ class EventSimulation(SimulatorConfig):
 
 PART = Part(
     name="events",
-    group="simulator",
     config=EventSimulation,
     build="gangline_health.simulate:build",
     summary="faults, saves, spares and repairs of a long job, from event to event",

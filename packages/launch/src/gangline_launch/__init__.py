@@ -10,17 +10,15 @@ from gangline_launch.slurm.config import SlurmLaunch
 
 
 @hookimpl
-def gangline_parts() -> Iterable[Part]:
+def gangline_launchers() -> Iterable[Part]:
     yield Part(
         name="slurm",
-        group="launch",
         config=SlurmLaunch,
         build="gangline_launch.slurm.launcher:SlurmLauncher",
         summary="a job of Slurm, with an elastic agent on each of its nodes",
     )
     yield Part(
         name="kubernetes",
-        group="launch",
         config=KubernetesLaunch,
         build="gangline_launch.kubernetes.launcher:KubernetesLauncher",
         summary="a JobSet in a queue of Kueue, with an elastic agent in each pod",

@@ -6,11 +6,22 @@ from collections.abc import Iterable
 
 from gangline import Command, Part, hookimpl
 from gangline_models import parts
+from gangline_models.rope import parts as rope
+
+
+@hookimpl
+def gangline_models() -> Iterable[Part]:
+    return parts.MODELS
+
+
+@hookimpl
+def gangline_model_edits() -> Iterable[Part]:
+    return parts.EDITS
 
 
 @hookimpl
 def gangline_parts() -> Iterable[Part]:
-    return parts.PARTS
+    return rope.PARTS
 
 
 @hookimpl

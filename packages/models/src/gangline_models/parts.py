@@ -1,4 +1,4 @@
-"""What the package offers: families, published shapes of them, and ways to scale rotary positions. Torch-free."""
+"""What the package offers: families, published shapes of them, and edits of models. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from gangline_models.families.smollm3 import SmolLM3
 from gangline_models.mtp.config import PART as MTP
 from gangline_models.mup.config import PART as MUP
 from gangline_models.presets import PRESETS, SHAPES
-from gangline_models.rope import parts as rope
 
 FAMILIES: dict[str, tuple[type[FamilyConfig], str]] = {
     "qwen2": (Qwen2, "Qwen2 and Qwen2.5: biases on queries, keys and values"),
@@ -43,7 +42,6 @@ def part_of(name: str, config: type[FamilyConfig], summary: str) -> Part:
     opens = OPENS if "rope" in config.__dataclass_fields__ else {}
     return Part(
         name=name,
-        group="model",
         config=config,
         build=f"{family.__module__}:build",
         summary=summary,
@@ -52,10 +50,8 @@ def part_of(name: str, config: type[FamilyConfig], summary: str) -> Part:
     )
 
 
-PARTS = (
+MODELS = (
     *(part_of(name, *offered) for name, offered in FAMILIES.items()),
     *(part_of(name, config, f"the shape of {SHAPES[name][1]}") for name, config in PRESETS.items()),
-    *rope.PARTS,
-    MTP,
-    MUP,
 )
+EDITS = (MTP, MUP)

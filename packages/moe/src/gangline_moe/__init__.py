@@ -10,8 +10,18 @@ from gangline_moe.routers import config as routers
 
 
 @hookimpl
+def gangline_model_edits() -> Iterable[Part]:
+    return presets.PARTS
+
+
+@hookimpl
 def gangline_parts() -> Iterable[Part]:
-    return [*presets.PARTS, *routers.PARTS, *parts.TRACK]
+    return routers.PARTS
+
+
+@hookimpl
+def gangline_trackers() -> Iterable[Part]:
+    return parts.TRACK
 
 
 @hookimpl

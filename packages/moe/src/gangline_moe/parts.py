@@ -16,7 +16,6 @@ HEALTH = (
 TRACK = (
     Part(
         name="experts",
-        group="track",
         config=Heatmap,
         build="gangline_moe.heatmap:build",
         summary="pictures of the experts' load for TensorBoard",

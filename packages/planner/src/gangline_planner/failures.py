@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from statistics import mean
 
+from gangline.explain.reliability import DAY, GROUP, SimulatedJob, simulator
 from gangline.plugin.registry import installed
-from gangline_basics.explain.reliability import DAY, GROUP, SimulatedJob, simulator
 from gangline_planner.forecast import Forecast
 
 DAYS = 30.0  # where nobody says how many tokens the run is of

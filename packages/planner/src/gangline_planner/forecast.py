@@ -7,8 +7,8 @@ from typing import Any
 
 from gangline import UserError
 from gangline.explain.explained import Explained
+from gangline.explain.reliability import DAY, Reliability
 from gangline_basics.cluster.file import Cluster
-from gangline_basics.explain.reliability import DAY, Reliability
 from gangline_planner.price.step import Pieces, StepTime, step_time
 
 STATE = ("master weights", "optimizer state", "callbacks")  # what a checkpoint holds of a rank, beside its weights

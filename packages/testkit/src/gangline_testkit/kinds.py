@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from gangline.plugin.hooks import Kind
+from gangline.plugin.hooks import BY_NAME, Kind
 
-_SUITES, _EXAMPLES, _HOOKS = "gangline_testkit", "gangline_testkit.examples", "gangline.plugin.hooks"
-
+# The example of a kind is the plugin in the specification of its hook, unless the kind names another one.
 KINDS = tuple(
-    Kind(name=name, group=group, suite=f"{_SUITES}:{suite}", example=example, summary=summary)
-    for name, group, suite, example, summary in (
-        ("tracker", "track", "TrackerSuite", f"{_EXAMPLES}.mine", "where records go"),
-        ("health", "health", "HealthCheckSuite", f"{_HOOKS}:gangline_health_checks", "a check of the run"),
-        ("callback", "callback", "CallbackSuite", f"{_EXAMPLES}.streak", "what acts while a run lives"),
-        ("data", "data", "DataSourceSuite", f"{_HOOKS}:gangline_data_sources", "what a run reads"),
-        ("model", "model", "PartSuite", f"{_EXAMPLES}.squared", "a model of one's own"),
-        ("edit", "", "ModelEditSuite", f"{_HOOKS}:gangline_parts", "a change of the model"),
-        ("optimizer", "optimizer", "OptimizerSuite", f"{_EXAMPLES}.signum", "how weights are stepped"),
-        ("schedule", "schedule", "ScheduleSuite", f"{_EXAMPLES}.rsqrt", "the learning rate over the run"),
-        ("precision", "precision", "PrecisionSuite", f"{_HOOKS}:gangline_precisions", "how it computes"),
-        (
-            "checkpoint",
-            "checkpoint",
-            "CheckpointerSuite",
-            f"{_HOOKS}:gangline_checkpointers",
-            "keeps state",
-        ),
-        ("strategy", "parallel", "StrategySuite", f"{_HOOKS}:gangline_parallel_strategies", "cuts the run"),
-        ("launcher", "launch", "PartSuite", f"{_EXAMPLES}.timed", "how processes are started"),
-        ("simulator", "simulator", "SimulatorSuite", f"{_EXAMPLES}.expected", "what failures cost a long job"),
-        ("group", "", "PartSuite", f"{_EXAMPLES}.greeting", "a group of one's own, and the part that reads it"),
-        ("command", "", "CommandSuite", f"{_HOOKS}:gangline_commands", "a verb of gangline"),
+    Kind(
+        name=name,
+        group=BY_NAME[hook].group or "",
+        suite=f"gangline_testkit:{suite}",
+        example=example or BY_NAME[hook].spec,
+        summary=summary,
+    )
+    for name, hook, suite, summary, example in (
+        ("tracker", "gangline_trackers", "TrackerSuite", "where records go", ""),
+        ("health", "gangline_health_checks", "HealthCheckSuite", "a check of the run", ""),
+        ("callback", "gangline_callbacks", "CallbackSuite", "what acts while a run lives", ""),
+        ("data", "gangline_data_sources", "DataSourceSuite", "what a run reads", ""),
+        ("model", "gangline_models", "PartSuite", "a model of one's own", "gangline_testkit.examples.squared"),
+        ("edit", "gangline_model_edits", "ModelEditSuite", "a change of the model", ""),
+        ("optimizer", "gangline_optimizers", "OptimizerSuite", "how weights are stepped", ""),
+        ("schedule", "gangline_schedules", "ScheduleSuite", "the learning rate over the run", ""),
+        ("precision", "gangline_precisions", "PrecisionSuite", "how it computes", ""),
+        ("checkpoint", "gangline_checkpointers", "CheckpointerSuite", "keeps state", ""),
+        ("strategy", "gangline_parallel_strategies", "StrategySuite", "cuts the run", ""),
+        ("launcher", "gangline_launchers", "PartSuite", "how processes are started", ""),
+        ("simulator", "gangline_simulators", "SimulatorSuite", "what failures cost a long job", ""),
+        ("group", "gangline_parts", "PartSuite", "a group of one's own, and the part that reads it", ""),
+        ("command", "gangline_commands", "CommandSuite", "a verb of gangline", ""),
     )
 )

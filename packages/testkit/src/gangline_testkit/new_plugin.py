@@ -7,6 +7,7 @@ authors start from are one text. Kinds come from the hook `gangline_kinds`, core
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import re
 import textwrap
@@ -14,10 +15,10 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from gangline.config.schema import GROUPS, LISTS
 from gangline.config.suggest import near
 from gangline.errors import UserError
-from gangline.plugin.hooks import GROUP_OF, Kind
+from gangline.plugin.hooks import BY_NAME, GROUPS, LISTS, Hook, Kind
+from gangline.plugin.parts import Part
 from gangline.plugin.registry import installed, load
 from gangline_testkit.kinds import KINDS
 
@@ -112,9 +113,7 @@ def files(name: str, kind: str) -> dict[str, str]:
     suppliers = {"gangline-core", *({supplier} - {"gangline", "gangline-testkit"})}
     needs = sorted(f'"{supplier}>=0.1,<1"' for supplier in suppliers)
     names = {"name": name, "module": module, "title": _title(name), "choice": choice, "needs": ", ".join(needs)}
-    hook = next(
-        (hook for hook, own in GROUP_OF.items() if own == group), "gangline_parts" if part else "gangline_commands"
-    )
+    hook = hooks_of(entry)[0][0].name
     use = f"train {outer}{words}" if part else choice
     listed = "gangline plugins" if part else "gangline --help"
     written = {
@@ -182,9 +181,25 @@ def choices_of(name: str, kind: Kind) -> list[str]:
     code = renamed(entry, entry_name(entry), name, kind)
     if kind.group:
         return [f"{kind.group}={name}"]
-    if not _opens_a_group(kind):
-        return [f"gangline {name}"]
-    return [f"{group}={part}" for group, part in re.findall(r'\bPart\(\s*group="([^"]+)",\s*name="([^"]+)"', code)]
+    return parts_of(code) if _opens_a_group(kind) else [f"gangline {name}"]
+
+
+def hooks_of(code: str) -> list[tuple[Hook, ast.FunctionDef]]:
+    """Return the hooks that an entry module implements, with their functions, in order."""
+    functions = [node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)]
+    return [(BY_NAME[function.name], function) for function in functions if function.name in BY_NAME]
+
+
+def parts_of(code: str) -> list[str]:
+    """Return "group=name" of each part that an entry module offers, where both are constants in the module."""
+    found = []
+    for hook, function in hooks_of(code):
+        for call in ast.walk(function):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "Part":
+                words = [word for word in call.keywords if isinstance(word.value, ast.Constant)]
+                values = {word.arg: ast.literal_eval(word.value) for word in words}
+                found.append(f"{values.get('group', hook.group)}={values['name']}")
+    return found
 
 
 def renamed(code: str, example: str, name: str, kind: Kind) -> str:
@@ -197,7 +212,7 @@ def renamed(code: str, example: str, name: str, kind: Kind) -> str:
 
 def _opens_a_group(kind: Kind) -> bool:
     """Groups are named as Python names are; parts and verbs may have a '-'."""
-    return not kind.group and "def gangline_parts" in next(iter(example(kind).values()))
+    return not kind.group and hooks_of(next(iter(example(kind).values())))[0][0].yields is Part
 
 
 def _around(group: str) -> list[str]:

@@ -8,8 +8,9 @@ from typing import Any
 import yaml
 
 from gangline.config.defaults import default_choices
-from gangline.config.schema import LISTS, Run
+from gangline.config.schema import Run
 from gangline.config.serial import from_dict
+from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import installed
 
 SMALL = (

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from typing import ClassVar
 
-from gangline_basics.explain.reliability import FailureSimulator, SimulatedJob, SimulatedTime
+from gangline.explain.reliability import FailureSimulator, SimulatedJob, SimulatedTime
 from gangline_testkit.suite import PartSuite, succeeded
 
 COURSES = 20
@@ -20,7 +20,7 @@ JOBS = {
 
 _TORCH_FREE = """
 import sys
-from gangline_basics.explain.reliability import SimulatedJob, simulator
+from gangline.explain.reliability import SimulatedJob, simulator
 simulator(sys.argv[1]).simulate(SimulatedJob(nodes=8, days=1))
 assert "torch" not in sys.modules, "torch is imported"
 """

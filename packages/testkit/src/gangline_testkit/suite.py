@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gangline.config.schema import LISTS, PartConfig, Run
+from gangline.config.schema import PartConfig, Run
 from gangline.config.serial import from_dict, to_dict
 from gangline.errors import UserError
 from gangline.plugin.discovery import Offer
-from gangline.plugin.hooks import ENTRY_POINTS
+from gangline.plugin.hooks import ENTRY_POINTS, LISTS
 from gangline.plugin.registry import installed, load
 from gangline_testkit.claims import overridden, standard_tests
 from gangline_testkit.runs import small_run

@@ -6,15 +6,20 @@ import os
 import time
 from dataclasses import dataclass
 
-from gangline.config.schema import EditConfig, HealthConfig, PrecisionConfig, ScheduleConfig, TrackConfig
+from gangline.config.schema import (
+    EditConfig,
+    HealthConfig,
+    PrecisionConfig,
+    ScheduleConfig,
+    SimulatorConfig,
+    TrackConfig,
+)
 from gangline.plugin.hooks import hookimpl
 from gangline.plugin.parts import Part
-from gangline_basics.explain.reliability import SimulatorConfig
 from gangline_basics.optimizer.config import Adamw
 from gangline_basics.precision.config import Fp16
 from gangline_testkit.toys.plugin import Files, Lanes, Nan, Numbers, Previous, Rows
 
-OWN = ("edit", "track", "optimizer", "schedule", "callback", "simulator")  # offered by gangline_parts
 PARTS: dict[str, list[Part]] = {}
 
 
@@ -24,14 +29,12 @@ def broken(group: str, base: type, module: str, *names: str) -> None:
         title = "".join(word.title() for word in name.split("-"))
         config = dataclass(type(f"{title}Config", (base,), {"__module__": __name__}))
         globals()[config.__name__] = config
-        own = group if group in ("optimizer", "schedule", "track", "callback", "simulator") else None
-        where = name.replace("-", "_") if group == "edit" else group
         part = Part(
             name="on" if group == "edit" else name,
             config=config,
             build=f"{module}:{title}",
             summary="a mutant",
-            group=where if group == "edit" else own,
+            group=name.replace("-", "_") if group == "edit" else None,
         )
         PARTS.setdefault(group, []).append(part)
 
@@ -218,5 +221,30 @@ def gangline_precisions():
 
 
 @hookimpl
-def gangline_parts():
-    return [part for group in OWN for part in PARTS[group]]
+def gangline_model_edits():
+    return PARTS["edit"]
+
+
+@hookimpl
+def gangline_trackers():
+    return PARTS["track"]
+
+
+@hookimpl
+def gangline_callbacks():
+    return PARTS["callback"]
+
+
+@hookimpl
+def gangline_optimizers():
+    return PARTS["optimizer"]
+
+
+@hookimpl
+def gangline_schedules():
+    return PARTS["schedule"]
+
+
+@hookimpl
+def gangline_simulators():
+    return PARTS["simulator"]

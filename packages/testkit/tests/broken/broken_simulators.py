@@ -5,12 +5,22 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from gangline_testkit.examples.expected import ClosedForm
+from gangline.explain.reliability import DAY, FailureSimulator, SimulatedTime
 
 
-class Broken(ClosedForm):
+class Broken(FailureSimulator):
+    """Closed form, correct by itself."""
+
     def __init__(self, config):
         pass
+
+    def simulate(self, job):
+        wall = job.days * DAY
+        steps = wall * job.reliability.ettr(job.every)
+        saves = steps / job.every * job.save_seconds
+        seconds = {"compute": steps, "checkpoint_stall": saves, "recovery": wall - steps - saves}
+        faults = round(wall / job.reliability.mtbf_seconds)
+        return SimulatedTime(wall_seconds=wall, seconds=seconds, faults=faults, fewest_spares=job.spares)
 
 
 class LosesTime(Broken):

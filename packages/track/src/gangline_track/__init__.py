@@ -9,5 +9,5 @@ from gangline_track import config
 
 
 @hookimpl
-def gangline_parts() -> Iterable[Part]:
+def gangline_trackers() -> Iterable[Part]:
     return config.PARTS

@@ -101,20 +101,17 @@ PARTS = (
         config=Wandb,
         build="gangline_track.background:build",
         summary="Weights & Biases: online, offline or disabled",
-        group="track",
     ),
     Part(
         name="mlflow",
         config=Mlflow,
         build="gangline_track.background:build",
         summary="MLflow: a tracking server, or a file of SQLite",
-        group="track",
     ),
     Part(
         name="trackio",
         config=Trackio,
         build="gangline_track.background:build",
         summary="Trackio: a file of SQLite here, a Space, or a server",
-        group="track",
     ),
 )

@@ -71,14 +71,12 @@ class Profile(CallbackConfig):
 PARTS = (
     Part(
         name="ema",
-        group="callback",
         config=Ema,
         build="gangline_basics.callback.ema:EmaCallback",
         summary="exponential moving averages of the weights, kept, validated, sampled and exported",
     ),
     Part(
         name="profile",
-        group="callback",
         config=Profile,
         build="gangline_basics.callback.profile:ProfileCallback",
         summary="traces and memory snapshots of chosen steps, for Perfetto and TensorBoard",

@@ -100,14 +100,12 @@ class ElasticLaunch(LocalLaunch):
 PARTS = (
     Part(
         name="elastic",
-        group="launch",
         config=ElasticLaunch,
         build="gangline_basics.launch.several:ElasticLauncher",
         summary="processes on several nodes, which come and go; each node's are watched by an agent of its own",
     ),
     Part(
         name="local",
-        group="launch",
         config=LocalLaunch,
         default=True,
         capabilities={

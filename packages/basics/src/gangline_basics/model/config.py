@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 HUGGING_FACE = "gangline_models.families.decoder"  # a package of its own reads and writes such models
 SHARED: dict[str, Any] = {  # by the parts of this file and the presets
-    "group": "model",
     "build": "gangline_basics.model.plan:plan_decoder",
     "capabilities": {"pretrained": "gangline_models.hugging_face.pretrained:HuggingFace"},
 }

@@ -105,7 +105,6 @@ PARTS = (
         config=Adamw,
         build="gangline_basics.optimizer.adamw:build",
         summary="AdamW; weight decay on matrices alone",
-        group="optimizer",
         default=True,
         synonyms={
             "weight_decay": "wd",
@@ -118,14 +117,12 @@ PARTS = (
         config=Adamw8bit,
         build="gangline_basics.optimizer.adamw8bit:build",
         summary="AdamW with moments in 8 bits",
-        group="optimizer",
     ),
     Part(
         name="lion",
         config=Lion,
         build="gangline_basics.optimizer.lion:build",
         summary="Steps along the sign of the mean gradient",
-        group="optimizer",
         law="where a gradient is mere rounding, as a key's bias has it, so is the sign that a weight moves by",
     ),
     Part(
@@ -133,7 +130,6 @@ PARTS = (
         config=Muon,
         build="gangline_basics.optimizer.muon:build",
         summary="Muon for the matrices of the blocks, AdamW for the rest",
-        group="optimizer",
     ),
     Part(
         name="soap",
@@ -141,6 +137,5 @@ PARTS = (
         build="gangline_basics.optimizer.soap:build",
         summary="SOAP for the matrices of the blocks, AdamW for the rest",
         law="each refresh of a basis amplifies rounding by up to 1 / damping: in float64 layouts agree within 1e-10",
-        group="optimizer",
     ),
 )

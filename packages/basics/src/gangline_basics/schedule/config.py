@@ -65,14 +65,12 @@ PARTS = (
         config=Constant,
         build="gangline_basics.schedule.shapes:constant",
         summary="Warm up, then stay",
-        group="schedule",
     ),
     Part(
         name="cosine",
         config=Cosine,
         build="gangline_basics.schedule.shapes:cosine",
         summary="Warm up, then fall along half a cosine to the end of the run",
-        group="schedule",
         default=True,
         synonyms={"final": "min_lr final_lr end_lr min_lr_ratio"},
     ),
@@ -81,6 +79,5 @@ PARTS = (
         config=Wsd,
         build="gangline_basics.schedule.shapes:wsd",
         summary="Warm up, stay, then fall in a straight line over the last steps",
-        group="schedule",
     ),
 )

@@ -43,7 +43,6 @@ def tensorboard_command(config: TensorBoard, directory: str) -> str:
 PARTS = (
     Part(
         name="console",
-        group="track",
         config=Console,
         build="gangline_basics.track.console:build",
         default=True,
@@ -51,7 +50,6 @@ PARTS = (
     ),
     Part(
         name="jsonl",
-        group="track",
         config=JsonLines,
         build="gangline_basics.track.jsonl:build",
         capabilities={"figure": "gangline_basics.runs.run_figure:write_run_figure"},
@@ -60,7 +58,6 @@ PARTS = (
     ),
     Part(
         name="tensorboard",
-        group="track",
         config=TensorBoard,
         build="gangline_basics.track.tensorboard:build",
         capabilities={"curves": "gangline_basics.track.config:tensorboard_command"},

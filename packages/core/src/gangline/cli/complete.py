@@ -10,8 +10,8 @@ from typing import Any, Union, get_args, get_origin
 
 from gangline.config.command_line import known_options
 from gangline.config.recipes import recipes
-from gangline.config.schema import LISTS
 from gangline.errors import UserError
+from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import installed
 
 FLAGS = ("--help", "--cfg", "--multirun", "--completion", "--version")

@@ -11,11 +11,11 @@ from gangline.config.command_line import known_options, named
 from gangline.config.defaults import default_choices
 from gangline.config.fields import REQUIRED, Option
 from gangline.config.recipes import recipes, summary
-from gangline.config.schema import LISTS
 from gangline.config.sections import SECTIONS
 from gangline.config.values import describe, written
 from gangline.plugin import catalogue
 from gangline.plugin.discovery import version_of
+from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import OFF, installed
 
 _WIDTH = 118

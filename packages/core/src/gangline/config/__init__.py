@@ -41,6 +41,7 @@ from gangline.config.schema import (
     PrecisionConfig as PrecisionConfig,
     Run as Run,
     ScheduleConfig as ScheduleConfig,
+    SimulatorConfig as SimulatorConfig,
     TrackConfig as TrackConfig,
 )
 from gangline.config.sections import (

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from gangline.config.defaults import default_choices
 from gangline.config.known_options import KnownOptions
-from gangline.config.schema import LISTS
 from gangline.errors import UserError
+from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import Offer, installed
 
 

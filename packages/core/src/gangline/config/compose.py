@@ -25,10 +25,11 @@ from gangline.config.known_options import KnownOptions
 from gangline.config.preflight import Asked, preflight, sweep
 from gangline.config.programs import refuse_suspects, suspects
 from gangline.config.recipes import read_recipe
-from gangline.config.schema import LISTS, Run
+from gangline.config.schema import Run
 from gangline.config.sections import SECTIONS
 from gangline.config.serial import from_dict
 from gangline.errors import UserError
+from gangline.plugin.hooks import LISTS
 from gangline.run.directory import RunDirectory
 
 _ROOT = "gangline"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gangline.config.schema import GROUPS, LISTS, EditConfig, PartConfig, Run
+from gangline.config.schema import EditConfig, PartConfig, Run
 from gangline.config.sections import SECTIONS
 from gangline.errors import UserError
 from gangline.plugin import catalogue
+from gangline.plugin.hooks import GROUPS, LISTS
 from gangline.plugin.registry import OFF, installed
 
 

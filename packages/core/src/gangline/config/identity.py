@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gangline.config.schema import LISTS, Run
+from gangline.config.schema import Run
 from gangline.config.serial import to_dict
+from gangline.plugin.hooks import LISTS
 
 # A run is its seed, data, model, optimizer and global batch. How many ranks carry it, along which axes, in which
 # precision, who watches it and how long it goes on are not part of that. Nor is where the data lies: every checkpoint

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from gangline.config.defaults import default_choices
 from gangline.config.fields import Option, options
-from gangline.config.schema import LISTS
 from gangline.config.sections import SECTIONS
 from gangline.config.suggest import answer, foreign, near, synonym
 from gangline.errors import UserError
 from gangline.plugin import catalogue
+from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import OFF, Offer, installed
 
 if TYPE_CHECKING:

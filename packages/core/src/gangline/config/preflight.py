@@ -19,10 +19,10 @@ from hydra.errors import HydraException
 
 from gangline.config.defaults import default_choices
 from gangline.config.known_options import LAYERS, KnownOptions
-from gangline.config.schema import GROUPS, LISTS
 from gangline.config.suggest import near
 from gangline.config.values import quoted
 from gangline.errors import UserError
+from gangline.plugin.hooks import GROUPS, LISTS
 from gangline.plugin.registry import OFF, Offer, installed
 
 Choice = str | list[str]

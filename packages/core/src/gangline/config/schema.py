@@ -1,12 +1,13 @@
 """A whole run as typed dataclasses: what Hydra fills, what Python can fill without Hydra, what a worker reads.
 
-Each group has a base that the configurations of its parts derive from; `Run` holds one of each. Torch-free.
+Each group has a base that the configurations of its parts derive from; `Run` holds one of each. What the build of a
+part gets and returns is in `gangline.plugin.hooks.HOOKS`. Torch-free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gangline.config.answers import ItemSizes, LayoutBounds, Sidecar
@@ -77,7 +78,7 @@ class PartConfig:
 
 @dataclass
 class ModelConfig(PartConfig):
-    """`build(config, run) -> (tree, plan)`: the tree of config nodes and its `gangline.plan.Plan`. Torch-free."""
+    """Options of a model. The tree consists of config nodes; the plan is a `gangline.plan.Plan`. Torch-free."""
 
     architectures: ClassVar[tuple[str, ...]] = ()  # of Hugging Face; a class that has them itself reads such a model
 
@@ -108,7 +109,7 @@ class ModelConfig(PartConfig):
 
 @dataclass
 class EditConfig(PartConfig):
-    """A model edit: `build` names `edit(tree, plan, options) -> (tree, plan, claimed_paths)`. Pure and torch-free.
+    """Options of a model edit. The function that a part names in `build` is the edit itself. Pure and torch-free.
 
     A group whose parts derive from this is a group of edits: it has the choice `off` without
     anyone supplying it, and its edit runs in order of group name. Two edits that claim the same path,
@@ -178,7 +179,7 @@ class EditConfig(PartConfig):
 
 @dataclass
 class ParallelConfig(PartConfig):
-    """`build(config, job) -> gangline.runtime.Runtime`; job: `gangline.runtime.Job`."""
+    """Options of a strategy. The job is a `gangline.runtime.Job` and contains the run."""
 
     def world(self, gpus: int) -> int:
         """How many processes to start where the user named no number."""
@@ -218,7 +219,7 @@ class ParallelConfig(PartConfig):
 
 @dataclass
 class PrecisionConfig(PartConfig):
-    """`build(config, run) -> gangline.precision.Precision`."""
+    """Options of a precision."""
 
     def sizes(self) -> ItemSizes:
         """Bytes of its numbers, for who plans memory and traffic."""
@@ -231,7 +232,7 @@ class PrecisionConfig(PartConfig):
 
 @dataclass
 class OptimizerConfig(PartConfig, StateSizes):
-    """`build(config, run, runtime) -> gangline.optimizer.Optimizer`."""
+    """Options of an optimizer."""
 
     learning_rate: NonNegativeFloat = 3e-3  # at its highest; the schedule multiplies it with a factor up to 1
     clip_norm: PositiveFloat | None = 1.0  # global gradient norm; null for none
@@ -242,7 +243,7 @@ class OptimizerConfig(PartConfig, StateSizes):
 
 @dataclass
 class ScheduleConfig(PartConfig):
-    """`build(config, run) -> callable(step) -> factor` in [0, 1], pure, torch-free; multiplies the learning rate."""
+    """Options of a learning-rate schedule."""
 
     warmup_steps: NonNegativeInt | None = None  # steps to climb to the full rate; null: a twentieth of the run
 
@@ -253,7 +254,7 @@ class ScheduleConfig(PartConfig):
 
 @dataclass
 class CheckpointConfig(PartConfig):
-    """`build(config, run, store) -> gangline.checkpoint.base.Checkpointer`."""
+    """Options of a checkpointer. The store is the key-value store of the job."""
 
     every: PositiveInt | Literal["auto"] | None = None  # steps, or "auto" where the part can; null: only at the end
     at_end: bool = True  # save after the last step
@@ -262,7 +263,7 @@ class CheckpointConfig(PartConfig):
 
 @dataclass
 class DataConfig(PartConfig):
-    """`build(config, run, split) -> gangline.data.base.DataSource`; split is "train" or "validation"."""
+    """Options of a data source. The split is "train" or "validation"."""
 
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
@@ -283,7 +284,7 @@ class DataConfig(PartConfig):
 
 @dataclass
 class CallbackConfig(PartConfig):
-    """`build(config, run) -> gangline.callback.Callback`."""
+    """Options of a callback."""
 
     def copies(self, run: Run) -> int:
         """Arrays cut like each trained parameter that it keeps (`like_parameters`), for who plans memory."""
@@ -292,17 +293,17 @@ class CallbackConfig(PartConfig):
 
 @dataclass
 class HealthConfig(PartConfig):
-    """`build(config, run) -> gangline.health.HealthCheck`."""
+    """Options of a health check."""
 
 
 @dataclass
 class TrackConfig(PartConfig):
-    """`build(config, run) -> gangline.track.Tracker`, on global rank 0 alone."""
+    """Options of a tracker. Only global rank 0 builds trackers."""
 
 
 @dataclass
 class LaunchConfig(PartConfig):
-    """`build(config, run) -> gangline.launch.base.Launcher`: a run directory in, processes out."""
+    """Options of a launcher. It gets a run directory and starts the processes."""
 
     shares: ClassVar[bool] = False  # whether commands on several nodes are one job, and hold its run directory together
     here: ClassVar[bool] = True  # whether ranks run on the machine of the command; else a scheduler starts them
@@ -331,22 +332,9 @@ class LaunchConfig(PartConfig):
         return None
 
 
-# The groups that core itself reads, in the order in which they are shown.
-GROUPS: dict[str, type[PartConfig]] = {
-    "model": ModelConfig,
-    "parallel": ParallelConfig,
-    "precision": PrecisionConfig,
-    "optimizer": OptimizerConfig,
-    "schedule": ScheduleConfig,
-    "checkpoint": CheckpointConfig,
-    "data": DataConfig,
-    "track": TrackConfig,
-    "health": HealthConfig,
-    "callback": CallbackConfig,
-    "launch": LaunchConfig,
-}
-LISTS = ("track", "health", "callback")  # groups of which a run has any number
-VERBS_READ = ("simulator",)  # groups whose parts verbs of gangline build, and no run
+@dataclass
+class SimulatorConfig(PartConfig):
+    """Options of a simulator of failures. Commands build simulators; a run has none."""
 
 
 @dataclass
@@ -388,13 +376,11 @@ class Run:
 
     def parts(self) -> Iterator[tuple[str, PartConfig]]:
         """Every chosen part's configuration under the group or path where a user finds it ("track.jsonl")."""
-        for group in SINGLE:
-            yield group, getattr(self, group)
-        for group in LISTS:
-            for name, config in getattr(self, group).items():
+        for section in fields(self):
+            if isinstance(config := getattr(self, section.name), PartConfig):
+                yield section.name, config
+        for group, chosen in (("track", self.track), ("health", self.health), ("callback", self.callback)):
+            for name, config in chosen.items():
                 yield f"{group}.{name}", config
         yield from self.edits.items()
         yield from self.extra.items()
-
-
-SINGLE = tuple(group for group in GROUPS if group not in LISTS)  # the groups of which a run has exactly one part

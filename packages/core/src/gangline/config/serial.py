@@ -20,11 +20,12 @@ from typing import Any
 
 from gangline.config.fields import REQUIRED, defaults, hints
 from gangline.config.ranges import choices
-from gangline.config.schema import GROUPS, LISTS, SINGLE, EditConfig, PartConfig, Run
+from gangline.config.schema import EditConfig, PartConfig, Run
 from gangline.config.sections import SECTIONS
 from gangline.config.suggest import near, synonym
 from gangline.config.values import Misfit, describe, plain, typed, written
 from gangline.errors import Problem, UserError
+from gangline.plugin.hooks import GROUPS, LISTS, SINGLE
 from gangline.plugin.registry import OFF, Offer, installed
 
 ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*(?:,([^}]*))?\}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from gangline.config.schema import Run
 from gangline.errors import UserError
+from gangline.model.edit import Edit
 from gangline.model.tree import Node, children, nodes, parameter_shapes, replaced
 from gangline.plan import Plan
 from gangline.plugin.registry import build, installed, load
@@ -36,7 +37,7 @@ def compose_model(run: Run) -> tuple[Node, Plan]:
         tree, plan = _in_chunks(tree, plan, run.run.loss_chunk)
     claims: dict[str, str] = {}
     for group, options in sorted(run.edits.items(), key=lambda item: (item[1].wraps, item[0])):
-        edit = load(installed().part_of(options).part.build)
+        edit: Edit = load(installed().part_of(options).part.build)
         tree, plan, claimed = edit(tree, plan, options.resolved(run))
         _check_names(tree, group)
         if options.wraps:

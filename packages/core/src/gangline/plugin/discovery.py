@@ -9,15 +9,27 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
 from types import ModuleType
 from typing import cast
 
 import pluggy
 
-from gangline.config.schema import GROUPS, LISTS, VERBS_READ, EditConfig, PartConfig
-from gangline.plugin import catalogue, hooks
-from gangline.plugin.hooks import DISTRIBUTION, ENTRY_POINTS, GROUP_OF, PROJECT, Command, Kind
+from gangline.config.schema import EditConfig
+from gangline.plugin import catalogue
+from gangline.plugin.hooks import (
+    BY_GROUP,
+    BY_NAME,
+    DISTRIBUTION,
+    ENTRY_POINTS,
+    HOOKS,
+    LISTS,
+    PROJECT,
+    Command,
+    Hook,
+    Kind,
+)
 from gangline.plugin.parts import Part
 
 VARIABLE = "GANGLINE_PLUGINS"  # names of plugins or distributions, comma-separated; "" for core alone
@@ -79,7 +91,8 @@ def discover(environ: Mapping[str, str]) -> Found:
     from gangline.plugin import builtin
 
     found, manager = Found(), pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(hooks)
+    for module in dict.fromkeys(hook.spec.partition(":")[0] for hook in HOOKS):
+        manager.add_hookspecs(import_module(module))
     own = version_of(DISTRIBUTION) or ""
     _add(found, DISTRIBUTION, own, _collect(manager, builtin, PROJECT, DISTRIBUTION, own))
     every = entry_points()
@@ -170,13 +183,13 @@ def _collect(
     manager.check_pending()  # an unknown hook would otherwise pass in silence
     offered: list[Offer | Command | Kind] = []
     for caller in manager.get_hookcallers(module) or ():
-        wanted = {"gangline_commands": Command, "gangline_kinds": Kind}.get(caller.name, Part)
+        hook = BY_NAME[caller.name]
         functions = [impl.function for impl in caller.get_hookimpls() if impl.plugin is module]
         for thing in [thing for function in functions for thing in cast(Iterable[object], function())]:
-            if not isinstance(thing, wanted):
-                raise TypeError(f"{caller.name} returned {thing!r}, which is no {wanted.__name__}")
+            if not isinstance(thing, hook.yields):
+                raise TypeError(f"{hook.name} returned {thing!r}, which is not a {hook.yields.__name__}")
             if isinstance(thing, Part):
-                offered.append(Offer(thing, _group(caller.name, thing), dist, version))
+                offered.append(Offer(thing, _group(hook, thing), dist, version))
             elif isinstance(thing, Command | Kind):
                 offered.append(thing)
     return offered
@@ -240,21 +253,23 @@ def _other_contract(found: Found, entry: EntryPoint, version: int) -> None:
     found.failures.append(BrokenPlugin(entry.name, owner(entry), own, why, mend))
 
 
-def _group(hook: str, part: Part) -> str:
-    """The group of a part that this hook returned; refuses what core could not compose."""
-    own = GROUP_OF.get(hook)
-    group = own or part.group
+def _group(hook: Hook, part: Part) -> str:
+    """Return the group of a part that this hook returned. Raises ValueError or TypeError for a part out of place."""
+    group = hook.group if part.group is None else part.group
     if group is None:
-        raise ValueError(f"part {part.name!r} of gangline_parts names no group")
-    if own and part.group not in (None, own):
-        raise ValueError(f"part {part.name!r} of {hook} belongs to the group {own!r}, not {part.group!r}")
+        raise ValueError(f"part {part.name!r} of {hook.name} names no group")
+    home = BY_GROUP.get(group, hook)  # the hook of the parts of this group
+    if hook.group not in (None, group) or not issubclass(home.options, hook.options):
+        wanted = f"the group {hook.group!r}" if hook.group else "a group of its own"
+        other = f"; {home.name} offers parts of {group!r}" if home is not hook else ""
+        raise ValueError(f"part {part.name!r} of {hook.name} must be of {wanted}, not {group!r}{other}")
     if not _GROUP.fullmatch(group) or group in _RESERVED:
         raise ValueError(f"part {part.name!r}: {group!r} cannot be the name of a group")
     if group in LISTS and "." in part.name:
         raise ValueError(f"part {part.name!r}: no dots, for its options are typed as {group}.<name>.<option>")
-    base = GROUPS.get(group, PartConfig)
-    if not issubclass(part.config, base):
-        raise TypeError(f"{group}={part.name}: {part.config.__name__} must derive from gangline.config.{base.__name__}")
+    if not issubclass(part.config, home.options):
+        what = f"{group}={part.name} of {hook.name}: its options {part.config.__name__}"
+        raise TypeError(f"{what} must derive from gangline.config.{home.options.__name__}")
     return group
 
 
@@ -272,7 +287,7 @@ def _nobody_builds(found: Found, offer: Offer) -> tuple[str, str] | None:
     else:
         others = [other.part for offers in found.offers.values() for other in offers.values()]
         edit = issubclass(offer.part.config, EditConfig)
-        if group in GROUPS or group in VERBS_READ or edit or any(group in other.reads for other in others):
+        if group in BY_GROUP or edit or any(group in other.reads for other in others):
             return None
         why = (
             "it is no group of core's, no model edit (its class does not derive from EditConfig), and no part reads it"

@@ -26,7 +26,7 @@ class Part:
     config: type  # a dataclass; its defaults are the option's defaults
     build: str  # "package.module:name", imported only when chosen
     summary: str  # one line in `gangline plugins`
-    group: str | None = None  # only for gangline_parts; the other hooks know their group
+    group: str | None = None  # where the hook has no group of its own: gangline_model_edits, gangline_parts
     opens: Mapping[str, str] = field(default_factory=dict)  # nested groups: field of the config -> default choice
     reads: tuple[str, ...] = ()  # groups of the plugin's own, without a "/", that this part builds from `run.extra`
     capabilities: Mapping[str, str] = field(default_factory=dict)  # what else others may ask of it -> "module:name"

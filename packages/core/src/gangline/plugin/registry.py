@@ -15,12 +15,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gangline.config.schema import GROUPS, VERBS_READ, EditConfig, PartConfig
+from gangline.config.schema import EditConfig, PartConfig
 from gangline.config.suggest import foreign
 from gangline.errors import UserError
 from gangline.plugin import catalogue
 from gangline.plugin.discovery import VARIABLE, BrokenPlugin, Found, Offer, discover, normal, version_of
-from gangline.plugin.hooks import Command, Kind
+from gangline.plugin.hooks import BY_GROUP, GROUPS, Command, Kind
 
 OFF = "off"  # the choice that every group beside core's own has without anyone supplying it
 SEE = "(gangline plugins  lists who offers what)"
@@ -63,7 +63,7 @@ class Installed:
     def choices(self, group: str) -> list[str]:
         """What a user may type after ``group=`` here."""
         names = sorted(self.offers(group))
-        chosen = group in GROUPS or group in VERBS_READ or "/" in group
+        chosen = group in BY_GROUP or "/" in group
         return names if chosen else [OFF, *(name for name in names if name != OFF)]
 
     def commands(self) -> dict[str, Command]:

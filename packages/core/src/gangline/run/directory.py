@@ -19,10 +19,11 @@ import yaml
 
 from gangline.checkpoint.id import CheckpointId
 from gangline.config.paths import rooted
-from gangline.config.schema import LISTS, Run
+from gangline.config.schema import Run
 from gangline.config.serial import from_dict, to_dict
 from gangline.config.yaml_files import PlainDumper, load_yaml
 from gangline.errors import UserError
+from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import installed
 from gangline.run import provenance
 from gangline.run.lock import RunLock, unwritable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +23,7 @@ from gangline.run.attempts import Attempt
 from gangline.run.directory import RunDirectory
 from gangline.run.events import Events
 from gangline.runtime import Runtime
+from gangline.schedule import LearningRateSchedule
 from gangline.shard import Registry, Shard
 from gangline.train.batches import Batches
 from gangline.train.report import Reporter
@@ -41,7 +41,7 @@ class Session:
     precision: Precision
     runtime: Runtime
     optimizer: Optimizer
-    schedule: Callable[[int], float]
+    schedule: LearningRateSchedule
     source: DataSource
     batches: Batches
     validation: Batches | None

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from gangline import UserError
-from gangline_basics.explain.reliability import FailureSimulator, SimulatedJob, simulator
+from gangline.explain.reliability import FailureSimulator, SimulatedJob, simulator
 from gangline_health.ledger.picture import words
 from gangline_health.simulate import EventSimulator
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from gangline import UserError
+from gangline.explain.reliability import Reliability
 from gangline.run.directory import RunDirectory
 from gangline.run.events import read_events
-from gangline_basics.explain.reliability import Reliability
 from gangline_health.ledger.account import FAULTS, Bubble, follows, found, spans
 from gangline_health.ledger.clock import set_forward
 from gangline_health.ledger.spans import Span, partition, seconds

@@ -1,4 +1,4 @@
-"""Whole plugins, one for each kind that the hooks' own docstrings do not show: what `gangline new-plugin` starts from.
+"""Plugins of several files, which `gangline new-plugin` starts from; smaller ones are in the specifications of hooks.
 
 They are read as text and never imported from here. The first line of each says the name it goes by.
 """

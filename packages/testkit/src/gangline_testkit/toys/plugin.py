@@ -140,7 +140,7 @@ def gangline_health_checks() -> Iterable[Part]:
 
 
 @hookimpl
-def gangline_parts() -> Iterable[Part]:
+def gangline_model_edits() -> Iterable[Part]:
     yield Part(
         name="on",
         config=Lanes,
@@ -148,17 +148,18 @@ def gangline_parts() -> Iterable[Part]:
         summary="narrow feed-forwards side by side, on a fold",
         group="lanes",
     )
-    yield Part(
-        name="lines",
-        config=Lines,
-        build="gangline_testkit.toys.lines:LinesTracker",
-        summary="a text file",
-        group="track",
-    )
+
+
+@hookimpl
+def gangline_trackers() -> Iterable[Part]:
+    yield Part(name="lines", config=Lines, build="gangline_testkit.toys.lines:LinesTracker", summary="a text file")
+
+
+@hookimpl
+def gangline_callbacks() -> Iterable[Part]:
     yield Part(
         name="previous",
         config=Previous,
         build="gangline_testkit.toys.previous:PreviousCallback",
         summary="the weights before the newest step",
-        group="callback",
     )

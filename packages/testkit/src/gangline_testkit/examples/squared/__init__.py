@@ -38,5 +38,5 @@ def build(config, run):
 
 
 @hookimpl
-def gangline_parts():
-    yield Part(group="model", name="squared", config=Squared, build="gangline_squared:build", summary="A squared ReLU")
+def gangline_models():
+    yield Part(name="squared", config=Squared, build="gangline_squared:build", summary="A squared ReLU")

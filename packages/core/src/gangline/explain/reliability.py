@@ -12,8 +12,6 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
-from gangline.config.schema import PartConfig
-
 GROUP = "simulator"
 DAY = 86400.0
 
@@ -93,11 +91,6 @@ class SimulatedTime:
         return self.seconds.get("compute", 0.0) / self.wall_seconds if self.wall_seconds else 0.0
 
 
-@dataclass
-class SimulatorConfig(PartConfig):
-    """`build(config) -> FailureSimulator`; a part of group `simulator`, which tools read, and no run."""
-
-
 class FailureSimulator(ABC):
     """Something that plays the course of a job."""
 
@@ -113,4 +106,4 @@ def simulator(name: str) -> FailureSimulator:
     return registry.build(registry.installed().find(GROUP, name).part.config())
 
 
-__all__ = ["DAY", "FailureSimulator", "Reliability", "SimulatedJob", "SimulatedTime", "SimulatorConfig", "simulator"]
+__all__ = ["DAY", "FailureSimulator", "Reliability", "SimulatedJob", "SimulatedTime", "simulator"]

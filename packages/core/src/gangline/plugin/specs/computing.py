@@ -1,0 +1,86 @@
+"""Hooks of how a run is laid out over ranks, and of the number formats that it computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gangline.plugin.hooks import hookspec
+from gangline.plugin.parts import Part
+
+
+@hookspec
+def gangline_parallel_strategies() -> Iterable[Part]:
+    """Offer ways to shard the model and the batch over ranks. Users choose one: ``parallel=<name>``.
+
+    ::
+
+        # gangline_watched.py: one process that reports how many gradients are exactly zero. train parallel=watched
+        from dataclasses import dataclass, replace
+
+        from gangline import Part, hookimpl
+        from gangline_basics.parallel.config import Single
+
+
+        @dataclass
+        class Watched(Single):
+            pass
+
+
+        def build(config, job):
+            from gangline_basics.parallel.single import SingleRuntime
+
+            class WatchedRuntime(SingleRuntime):
+                def step(self, microbatches):
+                    result = super().step(microbatches)
+                    gradients = [piece.tensor.grad for named in self.parameters() for piece in named.pieces]
+                    zeros = sum(int((gradient == 0).sum()) for gradient in gradients)
+                    return replace(result, metrics={**result.metrics, "zero_gradients": zeros})
+
+            return WatchedRuntime(job, config.groups)
+
+
+        @hookimpl
+        def gangline_parallel_strategies():
+            yield Part(name="watched", config=Watched, build="gangline_watched:build", summary="Counts zero gradients")
+    """
+    return ()
+
+
+@hookspec
+def gangline_precisions() -> Iterable[Part]:
+    """Offer number formats to compute with. Users choose one: ``precision=<name>``.
+
+    ::
+
+        # gangline_coarse.py: float32, but what is multiplied is rounded to bfloat16 first. train precision=coarse
+        from dataclasses import dataclass
+
+        from gangline import Part, hookimpl
+        from gangline.config import PrecisionConfig
+
+
+        @dataclass
+        class Coarse(PrecisionConfig):
+            weights_too: bool = True  # round the weights as well as what comes in
+
+
+        def build(config, run):
+            import torch
+
+            from gangline.precision import Precision
+
+            class CoarsePrecision(Precision):
+                param_dtype = compute_dtype = reduce_dtype = grad_dtype = torch.float32
+
+                def linear(self, x, w, b=None):
+                    w = w.bfloat16().float() if config.weights_too else w
+                    return torch.nn.functional.linear(x.bfloat16().float(), w, b)
+
+            return CoarsePrecision()
+
+
+        @hookimpl
+        def gangline_precisions():
+            yield Part(name="coarse", config=Coarse, build="gangline_coarse:build", summary="Rounds before products")
+    """
+    return ()
