@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gangline.model.kernels import takes_kernels
 from gangline_basics.model import loss
+from gangline_basics.model.kernels import takes_kernels
 
 
 @pytest.fixture

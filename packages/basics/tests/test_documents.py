@@ -15,12 +15,12 @@ from gangline.batch import Batch
 from gangline.config.sections import Recompute
 from gangline.model.calls import AttentionCall
 from gangline.model.init import whole_model
-from gangline.model.recall import Recall
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.model import documents
 from gangline_basics.model.attention import PlainAttention
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
+from gangline_basics.model.recall import Recall
 from gangline_basics.model.reference_attention import visible
 
 CONFIG = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=40, qk_norm=True)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gangline.model import kernels
+from gangline_basics.model import kernels
 from gangline_testkit.interpreted import run_interpreted
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from gangline.model.init import whole_model
-from gangline.model.recall import Recall
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
+from gangline_basics.model.recall import Recall
 from gangline_basics.model.rope import angles, rotated
 from gangline_basics.model.rope_rates import BandScaling, Rope, frequencies
 

@@ -18,11 +18,11 @@ from gangline.batch import Batch
 from gangline.comm.base import Comm
 from gangline.model.build import construct
 from gangline.model.calls import AttentionCall
-from gangline.model.recall import Recall
 from gangline_basics.model import documents
 from gangline_basics.model.decoder_nodes import AttentionNode, SinksNode
 from gangline_basics.model.flex import block_mask, flex, takes
 from gangline_basics.model.kept_tokens import KeyValues
+from gangline_basics.model.recall import Recall
 from gangline_basics.model.reference_attention import attend, visible
 from gangline_basics.model.rope import rotated
 from gangline_basics.model.rope_rates import frequencies

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from gangline.model.calls import AttentionCall
 from gangline.model.document_ends import ends_of, told_ends
-from gangline.model.recall import Recall
 from gangline.model.untraced import untraced
+from gangline_basics.model.recall import Recall
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

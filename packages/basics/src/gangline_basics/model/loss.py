@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gangline.model.calls import LOSS_CHUNK as CHUNK, LossCall
 from gangline.model.forward_context import emit_loss
-from gangline.model.kernels import takes_kernels
+from gangline_basics.model.kernels import takes_kernels
 
 
 def logits(hidden: Tensor, weight_VD: Tensor) -> Tensor:

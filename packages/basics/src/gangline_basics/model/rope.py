@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gangline.model.recall import Recall
+from gangline_basics.model.recall import Recall
 
 
 @lru_cache(maxsize=64)

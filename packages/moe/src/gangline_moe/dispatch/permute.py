@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gangline.model.kernels import takes_kernels
+from gangline_basics.model.kernels import takes_kernels
 
 MOST = 16  # experts of a token: kernels are compiled for each number, with the body of a loop for each expert
 

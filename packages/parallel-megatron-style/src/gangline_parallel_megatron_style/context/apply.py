@@ -11,9 +11,9 @@ from gangline import UserError
 from gangline.comm.base import Comm
 from gangline.model.calls import AttentionCall, Call, call_of
 from gangline.model.contracts import seam_function
-from gangline.model.recall import Recall
 from gangline.model.seams import call_at
 from gangline.plan import Plan, matches, names
+from gangline_basics.model.recall import Recall
 from gangline_parallel_megatron_style.context.cut import Order
 from gangline_parallel_megatron_style.context.ring import RingAttention
 from gangline_parallel_megatron_style.context.supported import unsupported_by_ring

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from gangline.comm.base import Comm, Pending
 from gangline.model.calls import AttentionCall
-from gangline.model.recall import Recall
 from gangline_basics.model.attention import PLAIN
+from gangline_basics.model.recall import Recall
 from gangline_parallel_megatron_style.context.blocks import Kernel, kernel_for
 from gangline_parallel_megatron_style.context.supported import unsupported_by_ring
 from gangline_parallel_megatron_style.context.visibility import AttentionBlock, Visibility, block_of

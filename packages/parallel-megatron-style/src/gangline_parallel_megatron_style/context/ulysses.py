@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gangline.comm.base import Comm
-from gangline.model.recall import Recall
+from gangline_basics.model.recall import Recall
 from gangline_basics.parallel.autograd import all_to_all
 
 Attention = Callable[..., Tensor]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gangline.model.kernels import takes_kernels
+from gangline_basics.model.kernels import takes_kernels
 from gangline_parallel_megatron_style.precision.formats import ALIGNED, SMALLEST, Format, Grain, Quantised, in_parts
 
 
