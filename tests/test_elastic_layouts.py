@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.config import check as check_module
-from gangline.config.check import check, usable
+from gangline.config.check import check
 from gangline.config.defaults import default_run
 from gangline.errors import UserError
+from gangline_basics.launch import usable as usable_module
 from gangline_basics.launch.several import UsableRanks
+from gangline_basics.launch.usable import usable
 
 
 def run_of(strategy: str = "3d", launch: dict | None = None, batch: dict | None = None, **axes):
@@ -40,8 +41,8 @@ def test_as_many_as_a_layout_and_the_batch_allow(strategy, batch, there, used):
 def test_a_thousand_ranks_are_judged_while_others_wait(monkeypatch):
     """All but a few numbers of ranks fail by their axes or the batch; each whole check takes a part of a second."""
     checked = []
-    whole = check_module.problems
-    monkeypatch.setattr(check_module, "problems", lambda run: checked.append(run.launch.processes) or whole(run))
+    whole = usable_module.problems
+    monkeypatch.setattr(usable_module, "problems", lambda run: checked.append(run.launch.processes) or whole(run))
     found = UsableRanks(run_of(launch={"processes": 992, "nodes": "124"}, batch={"global_size": 7}), 992)
     assert found(992)[0] == found(1000)[0] == 28
     assert len(checked) < 5

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from gangline.config import memory
 from gangline.config.check import check, world_of
 from gangline.config.defaults import default_run
 from gangline.config.fields import defaults, hints
@@ -14,6 +13,7 @@ from gangline.config.sections import SECTIONS
 from gangline.config.values import Misfit, typed
 from gangline.errors import Problem, UserError
 from gangline.plugin.registry import installed
+from gangline_basics.launch import memory
 from gangline_basics.launch.config import LocalLaunch
 from gangline_basics.parallel.config import Ddp
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from math import ceil, prod
 from typing import TYPE_CHECKING
 
-from gangline.config.memory import weight_bytes
 from gangline.config.sections import Recompute
 from gangline.explain.explained import Explained, RankExplained, StepAction, Transfer
 from gangline.explain.topology import Topology
@@ -22,6 +21,7 @@ from gangline.model.tree import Node, by_path, parameter_shapes
 from gangline.plan import Plan, block_number, is_mapped
 from gangline.shard import Layout, Registry, model_array
 from gangline_basics.explain.activations import ActivationSizes, of_head, of_node, recomputed_attention
+from gangline_basics.launch.memory import weight_bytes
 from gangline_basics.parallel.owners import most_matrix_bytes
 
 if TYPE_CHECKING:

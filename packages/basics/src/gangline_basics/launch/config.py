@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from gangline.config.ranges import AtLeast, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from gangline.config.schema import LaunchConfig
 from gangline.errors import Problem, UserError
+from gangline.launch.detected import detect
 from gangline.launch.devices import count_gpus
 from gangline.launch.nodes import fewest_and_most
 from gangline.plugin.parts import Part
@@ -27,6 +28,12 @@ class LocalLaunch(LaunchConfig):
 
     def seconds_to_stop(self) -> float | None:
         return self.grace_seconds
+
+    def refuses(self, run: Run) -> list[Problem]:
+        """More memory than the machine has."""
+        from gangline_basics.launch.memory import memory_problems
+
+        return memory_problems(run)
 
     def check(self, run: Run) -> list[Problem]:
         """More ranks than GPUs."""
@@ -65,10 +72,19 @@ class ElasticLaunch(LocalLaunch):
         """Processes of each node."""
         return self.per_node or -(-self.world(run) // self.most_nodes())
 
-    def fewest_processes(self, run: Run) -> tuple[int, str]:
+    def refuses(self, run: Run) -> list[Problem]:
+        """The fewest processes that the job goes on with are too few for any layout."""
+        from gangline_basics.launch.usable import usable
+
+        if detect() is not None:
+            return []
         fewest, _ = fewest_and_most(self.nodes)
         ranks = min(self.world(run), fewest * self.ranks_of_node(run))
-        return ranks, f"launch.nodes={self.nodes}: {fewest} of them have {ranks} processes"
+        used, found = usable(run, ranks)
+        if used:
+            return []
+        what = f"launch.nodes={self.nodes}: {fewest} of them have {ranks} processes, and no layout uses these."
+        return [Problem(what, "", "More nodes at the least, or axes that are left open."), *found]
 
     def check(self, run: Run) -> list[Problem]:
         """Numbers of nodes without sense, more ranks than a node has GPUs, and no place to meet."""

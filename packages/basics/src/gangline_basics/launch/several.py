@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gangline.config.check import usable
 from gangline.errors import Problem, UserError
 from gangline.launch import guard
 from gangline.launch.base import Launcher
@@ -28,6 +27,7 @@ from gangline_basics.launch.exclusion import Exclusion
 from gangline_basics.launch.local import say
 from gangline_basics.launch.placed import PlacedAddress
 from gangline_basics.launch.starts import Starts
+from gangline_basics.launch.usable import usable
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from copy import copy
 from dataclasses import is_dataclass, replace
 from typing import Any
 
 from gangline.config.fields import REQUIRED, comments_of, defaults, stated
-from gangline.config.memory import memory_problems
 from gangline.config.ramp import ramp_problems
 from gangline.config.ranges import choices, listed_divisors, wrong
 from gangline.config.schema import PartConfig, Run
@@ -33,7 +31,7 @@ DEVICES = r"cpu|cuda(:\d+)?"  # torch names of devices that gangline computes on
 
 def check(run: Run) -> None:
     """Raises UserError that lists everything found."""
-    if found := problems(run) or _too_few_processes(run) or memory_problems(run):
+    if found := problems(run) or run.launch.refuses(run):
         raise UserError.of(found)
 
 
@@ -87,37 +85,6 @@ def _variables(run: Run) -> Iterator[Problem]:
                     "A rank has one environment.",
                     f"Leave out one of the two, or say which is right:  {name}={value} train ...",
                 )
-
-
-def _too_few_processes(run: Run) -> list[Problem]:
-    """The fewest processes that the job goes on with are too few for any layout."""
-    if detect() is not None or (fewest := run.launch.fewest_processes(run)) is None:
-        return []
-    ranks, said = fewest
-    usable_ranks, found = usable(run, ranks)
-    if usable_ranks:
-        return []
-    return [
-        Problem(f"{said}, and no layout uses these.", "", "More nodes at the least, or axes that are left open."),
-        *found,
-    ]
-
-
-def usable(run: Run, world: int) -> tuple[int, list[Problem]]:
-    """(how many of `world` ranks train, why no more do): the largest number that a layout and the batch allow.
-
-    0 ranks where none does; then the problems are those of all ranks together. Axes and batch are asked first: that
-    takes a ten-thousandth of the whole check, and nearly all numbers fail there.
-    """
-    reasons: list[Problem] = []
-    for ranks in range(world, 0, -1):
-        candidate = copy(run)
-        candidate.launch = copy(run.launch)
-        candidate.launch.processes = ranks
-        if not (found := layout_problems(candidate) or problems(candidate)):
-            return ranks, reasons
-        reasons = reasons or found
-    return 0, reasons
 
 
 def world_of(run: Run) -> int:

@@ -323,9 +323,9 @@ class LaunchConfig(PartConfig):
         """On how many nodes its processes are at the most."""
         return 1
 
-    def fewest_processes(self, run: Run) -> tuple[int, str] | None:
-        """The fewest processes that the job goes on with, and how that is said; None: it has a fixed number."""
-        return None
+    def refuses(self, run: Run) -> list[Problem]:
+        """Why the ranks of a run with which nothing else is wrong cannot be started."""
+        return []
 
     def seconds_to_stop(self) -> float | None:
         """How long its ranks have from a request to stop until they are killed; None: as long as they take."""

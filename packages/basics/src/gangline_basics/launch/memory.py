@@ -8,7 +8,8 @@ from contextlib import suppress
 from math import prod
 from pathlib import Path
 
-from gangline.config.schema import ItemSizes, Run
+from gangline.config.answers import ItemSizes
+from gangline.config.schema import Run
 from gangline.errors import Problem, UserError
 from gangline.launch.detected import detect
 from gangline.launch.devices import count_gpus

@@ -1,0 +1,29 @@
+"""How many of a job's ranks a layout can use. Torch-free."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING
+
+from gangline.config.check import layout_problems, problems
+from gangline.errors import Problem
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+
+def usable(run: Run, world: int) -> tuple[int, list[Problem]]:
+    """(how many of `world` ranks train, why no more do): the largest number that a layout and the batch allow.
+
+    0 ranks where none does; then the problems are those of all ranks together. Axes and batch are asked first: that
+    takes a ten-thousandth of the whole check, and nearly all numbers fail there.
+    """
+    reasons: list[Problem] = []
+    for ranks in range(world, 0, -1):
+        candidate = copy(run)
+        candidate.launch = copy(run.launch)
+        candidate.launch.processes = ranks
+        if not (found := layout_problems(candidate) or problems(candidate)):
+            return ranks, reasons
+        reasons = reasons or found
+    return 0, reasons
