@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gangline.comm.base import Comm, Pending
 
 
-class Bucket:
+class GradientBucket:
     """One flat buffer, and the gradients that are views of it."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> None:
@@ -37,14 +37,16 @@ class Buckets:
         self, parameters: Sequence[nn.Parameter], comm: Comm, nbytes: int, dtype: torch.dtype, wire: torch.dtype
     ) -> None:
         self.comm, self.dtype, self.wire = comm, dtype, wire
-        self.buckets = [Bucket(share, dtype) for share in _shares(list(reversed(parameters)), nbytes // dtype.itemsize)]
+        self.buckets = [
+            GradientBucket(share, dtype) for share in _shares(list(reversed(parameters)), nbytes // dtype.itemsize)
+        ]
         self._pending: list[Pending[Tensor]] = []
         self._last = False
         for bucket in self.buckets:
             for parameter, slot in zip(bucket.parameters, bucket.slots, strict=True):
                 parameter.register_post_accumulate_grad_hook(self._hook(bucket, slot))
 
-    def _hook(self, bucket: Bucket, slot: Tensor):
+    def _hook(self, bucket: GradientBucket, slot: Tensor):
         def take(parameter: Tensor) -> None:
             if parameter.grad is not slot:
                 assert parameter.grad is not None

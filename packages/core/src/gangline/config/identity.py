@@ -28,6 +28,7 @@ MAY_CHANGE = (
     "data.text_field",
     "data.binary",
     "parallel",
+    "gradients",
     "precision",
     "launch",
     *LISTS,
