@@ -9,18 +9,26 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
+from gangline.batch import Batch
 from gangline.comm.base import Comm
 from gangline.comm.wrap import Wrapped
 from gangline.config.defaults import default_run
+from gangline.config.sections import Recompute
 from gangline.gradients import Bucket, BucketLayout, GradientReduction
 from gangline.mesh import Mesh
+from gangline.model.compose import Composed
+from gangline.model.init import initialise
 from gangline.parallel.kept_gradients import KeptArrays
+from gangline.plugin.registry import build
+from gangline.runtime import Job
+from gangline.train.recompute_and_compile import finisher
 from gangline_basics.gradients.codec import Bfloat16, Signs
 from gangline_basics.gradients.coded import CodedSum
 from gangline_basics.gradients.config import CHUNK
 from gangline_basics.launch.config import LocalLaunch
 from gangline_testkit import rank
 from gangline_testkit.pool import pool
+from gangline_testkit.runs import small_run
 
 CODECS = {"bf16": Bfloat16, "onebit": Signs}
 
@@ -135,3 +143,30 @@ def test_one_data_parallel_rank_gets_a_notice(processes, notices):
     run = default_run(parallel="ddp", gradients="bf16", launch=LocalLaunch(processes=processes))
     found = run.gradients.notices(run)
     assert [notice for notice, expected in zip(found, notices, strict=True) if expected not in notice] == []
+
+
+def local_arrays(gradients: str) -> tuple[list[tuple[str, tuple[int, ...]]], list[int], bool]:
+    """(all kept arrays with their shapes, the rows that this rank has, whether a step fills them) under ddp."""
+    run = small_run(
+        "parallel=ddp", f"gradients={gradients}", "gradients.start_step=0", "parallel.bucket_mb=0.01", "precision=fp32"
+    )
+    composed, mesh = Composed.of(run), Mesh.of({"dp_replicate": rank.world})
+    finish = finisher(Recompute.none, False)
+    job = Job(composed, mesh, rank.comms(mesh, False), build(run.precision, run), finish)
+    runtime = build(run.parallel, job)
+    initialise(runtime.shards(), composed.plan, 0)
+    tokens = torch.arange(13)[None] + rank.index
+    position, mask = torch.arange(12)[None], torch.ones(1, 12, dtype=torch.bool)
+    runtime.step([Batch(tokens[:, :-1], tokens[:, 1:], mask, position, torch.tensor([rank.index]), step=0)])
+    registry, shards = runtime.local()
+    filled = all(shard.local.any() for shard in shards if shard.name.endswith("worker"))
+    return [(name, registry[name].shape) for name in registry], [shard.offset[0] for shard in shards], filled
+
+
+def test_ddp_saves_one_row_of_kept_arrays_per_rank():
+    names, rows, filled = zip(*pool(2).run(local_arrays, "onebit"), strict=True)
+    assert names[0] == names[1]
+    assert len(names[0]) > 4, "a worker's and a server's error for each of several buckets"
+    assert all(name.startswith("local/gradients/") and shape[0] == 2 for name, shape in names[0])
+    assert [set(held) for held in rows] == [{0}, {1}]
+    assert all(filled)

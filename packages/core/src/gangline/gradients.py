@@ -8,7 +8,7 @@ gradients is measured. Torch-free at import.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -32,6 +32,11 @@ class GradientSlot:
     name: str
     offset: int
     shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, offset: int, shape: Sequence[int]) -> GradientSlot:
+        """A complete parameter of this shape."""
+        return cls(name, offset, (prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (prod(shape),))
 
     @property
     def size(self) -> int:
