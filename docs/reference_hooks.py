@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from mdtext import anchor, cell, code_cell, paragraphs, prose
 
 import gangline_testkit
+from gangline.comm.base import Comm
+from gangline.comm.ordered import Later
 from gangline.config.fields import comments_of
 from gangline.config.schema import GROUPS, EditConfig
 from gangline.data.base import DataSource
 from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
+from gangline.gradients import Bucket, BucketLayout, GradientReduction, GradientSlot
 from gangline.plugin import hooks, parts
 
 TOP = """\
@@ -49,6 +52,8 @@ def page() -> str:
         _descriptor("Kind", hooks.Kind),
     ]
     classes = [cls for base in GROUPS.values() if (cls := _built(base))]
+    after = classes.index(GradientReduction) + 1
+    classes[after:after] = [Bucket, BucketLayout, GradientSlot, Comm, Later]  # what a reduction works with
     after = classes.index(DataSource) + 1
     classes[after:after] = [BatchReader, ReadPlace, StoredBatch]  # what a source's `reader` is made of
     found += ["## Contracts", "", "Members in bold have to be written.", "", *map(_contract_of, classes)]

@@ -40,23 +40,18 @@ class GradientSlot:
 
     @property
     def size(self) -> int:
+        """Elements of the slot."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """What is known of a bucket before the first step: the same in all steps, and on all ranks that sum it.
+    """What is known of a bucket before the first step: the same in all steps, and on all ranks that sum it."""
 
-    size      elements; those that no slot has are filling, and are zero
-    slots     the parameters in it, in order of offset
-    ranks     the number of ranks that sum it
-    scatters  whether it is summed by `reduce_scatter`; else by `reduce`
-    """
-
-    size: int
-    slots: tuple[GradientSlot, ...]
-    ranks: int
-    scatters: bool = False
+    size: int  # elements; those that no slot has are filling, and are zero
+    slots: tuple[GradientSlot, ...]  # the parameters in it, in order of offset
+    ranks: int  # how many ranks sum it
+    scatters: bool = False  # it is summed by `reduce_scatter`, else by `reduce`
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +63,9 @@ class Bucket:
             still carry the loss scale of `precision=fp16`
     kept    the arrays that `GradientReduction.arrays` named, to be changed in place: in the dtype and on the device of
             `flat`, zero before the first step and where a checkpoint has none for this layout
-    step    number of the step, from 0, as `StepRecord.step` has it: it continues on a resume. A strategy that cannot
-            keep all gradients sums a bucket after each microbatch, so several times in a step
+    step    number of the step, from 0: one less than in the step's record. It continues on a resume, so a warm-up is
+            `step < n`. A strategy that cannot keep all gradients (zero=2 and 3) sums a bucket after each microbatch,
+            so several times in a step
     """
 
     layout: BucketLayout
