@@ -26,6 +26,7 @@ KINDS = tuple(
             "keeps state",
         ),
         ("strategy", "parallel", "StrategySuite", f"{_HOOKS}:gangline_parallel_strategies", "cuts the run"),
+        ("gradients", "gradients", "GradientsSuite", f"{_EXAMPLES}.heaviest", "how gradients are summed over ranks"),
         ("launcher", "launch", "PartSuite", f"{_EXAMPLES}.timed", "how processes are started"),
         ("simulator", "simulator", "SimulatorSuite", f"{_EXAMPLES}.expected", "what failures cost a long job"),
         ("group", "", "PartSuite", f"{_EXAMPLES}.greeting", "a group of one's own, and the part that reads it"),

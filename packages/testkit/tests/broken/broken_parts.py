@@ -6,7 +6,14 @@ import os
 import time
 from dataclasses import dataclass
 
-from gangline.config.schema import EditConfig, HealthConfig, PrecisionConfig, ScheduleConfig, TrackConfig
+from gangline.config.schema import (
+    EditConfig,
+    GradientsConfig,
+    HealthConfig,
+    PrecisionConfig,
+    ScheduleConfig,
+    TrackConfig,
+)
 from gangline.explain.reliability import SimulatorConfig
 from gangline.plugin.hooks import hookimpl
 from gangline.plugin.parts import Part
@@ -14,7 +21,7 @@ from gangline_basics.optimizer.config import Adamw
 from gangline_basics.precision.config import Fp16
 from gangline_testkit.toys.plugin import Files, Lanes, Nan, Numbers, Previous, Rows
 
-OWN = ("edit", "track", "optimizer", "schedule", "callback", "simulator")  # offered by gangline_parts
+OWN = ("gradients", "edit", "track", "optimizer", "schedule", "callback", "simulator")  # offered by gangline_parts
 PARTS: dict[str, list[Part]] = {}
 
 
@@ -24,7 +31,7 @@ def broken(group: str, base: type, module: str, *names: str) -> None:
         title = "".join(word.title() for word in name.split("-"))
         config = dataclass(type(f"{title}Config", (base,), {"__module__": __name__}))
         globals()[config.__name__] = config
-        own = group if group in ("optimizer", "schedule", "track", "callback", "simulator") else None
+        own = group if group in OWN and group != "edit" else None
         where = name.replace("-", "_") if group == "edit" else group
         part = Part(
             name="on" if group == "edit" else name,
@@ -151,6 +158,27 @@ broken(
     "low-masters",
     "coarse",
 )
+broken(
+    "gradients",
+    GradientsConfig,
+    "broken_reductions",
+    "apart",
+    "averages-ranks",
+    "wrong-range",
+    "one-scratch",
+    "forgets",
+    "grows",
+    "dice",
+    "silent",
+)
+
+
+class Refunds(GradientsConfig):
+    def wire_bytes(self, itemsize):
+        return -1.0
+
+
+broken("gradients", Refunds, "broken_reductions", "negative")
 broken("precision", Fp16, "broken_precisions", "scale-forgets", "scale-grows", "scale-ignored")
 
 
