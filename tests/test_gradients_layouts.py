@@ -30,9 +30,9 @@ MORE = (
 
 def powersgd(folder: Path) -> Path:
     """Write the plugin of the page; its folder."""
-    (code,) = re.findall(
-        r"^```python\n(# gangline-powersgd/gangline_powersgd.py.*?)^```$", PAGE.read_text(), re.M | re.S
-    )
+    flags = re.MULTILINE | re.DOTALL
+    found = re.search(r"^```python\n(# \S+/gangline_powersgd\.py.*?)^```$", PAGE.read_text(), flags)
+    assert found is not None
     (folder / "gangline_powersgd.py").write_text(found[1])
     return folder
 
