@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from mdtext import anchor, cell, code_cell, paragraphs, prose
 
 import gangline_testkit
+from gangline.comm.base import Comm
+from gangline.comm.ordered import Later
 from gangline.config.fields import comments_of
 from gangline.data.base import DataSource
 from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
+from gangline.gradients import Bucket, BucketLayout, GradientReduction, GradientSlot
 from gangline.plugin import registry
 from gangline.plugin.hooks import HOOKS, Command, Hook, Kind
 from gangline.plugin.parts import Part
@@ -51,6 +54,8 @@ def page() -> str:
         _descriptor("Kind", Kind),
     ]
     classes = [_load(hook.contract) for hook in HOOKS if hook.contract]
+    after = classes.index(GradientReduction) + 1
+    classes[after:after] = [Bucket, BucketLayout, GradientSlot, Comm, Later]  # what a reduction works with
     after = classes.index(DataSource) + 1
     classes[after:after] = [BatchReader, ReadPlace, StoredBatch]  # what a source's `reader` is made of
     found += ["## Contracts", "", "Members in bold have to be written.", "", *map(_contract_of, classes)]

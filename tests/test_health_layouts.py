@@ -64,7 +64,7 @@ def test_a_step_that_is_done_twice_changes_nothing_under_any_layout(tmp_path: Pa
 def test_no_step_is_done_twice_where_the_step_before_leaves_something_over(tmp_path: Path) -> None:
     """One-bit gradients with error feedback: a second run of a step would add what the first left over."""
     words = ("health=[on]", "run.steps=4", "parallel=3d", "parallel.dp_replicate=2")
-    words += ("parallel.compress=onebit", "parallel.compress_after=1")
+    words += ("gradients=onebit", "gradients.start_step=1")
     pool(2).run(lived, tmp_path / "once", *words)
     every = "health.on.corruption.recompute_every=1"
     (notes, _), _ = pool(2).run(lived, tmp_path / "asked", *words, every)

@@ -11,6 +11,7 @@ from gangline_testkit import (
     CallbackSuite,
     CheckpointerSuite,
     DataSourceSuite,
+    GradientsSuite,
     OptimizerSuite,
     PartSuite,
     PrecisionSuite,
@@ -32,6 +33,21 @@ class TestDdp(StrategySuite):
     choice = "parallel=ddp"
     settings = FEW
     can = {"exact", "exact tied"}
+
+
+class TestSumOfGradients(GradientsSuite):
+    choice = "gradients=sum"
+
+
+class TestBf16Gradients(GradientsSuite):
+    choice = "gradients=bf16"
+    tolerance = 5e-3
+
+
+class TestOneBitGradients(GradientsSuite):
+    choice = "gradients=onebit"
+    settings = ("gradients.start_step=0",)
+    tolerance = 0.2  # 0.6 without error feedback
 
 
 class TestFp32(PrecisionSuite):

@@ -16,6 +16,7 @@ from gangline.model.compose import Composed
 from gangline.model.init import initialise
 from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.gradients.config import SumGradients
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
 from gangline_basics.optimizer.adamw import build as build_adamw
@@ -63,6 +64,7 @@ def run_of(case: Case) -> Run:
     return Run(
         model=model,
         parallel=case.parallel,
+        gradients=SumGradients(),
         precision=case.precision(),
         optimizer=Adamw(),
         schedule=Constant(),

@@ -14,13 +14,12 @@ from gangline.comm.wrap import Wrapped, WrappedComms
 from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
 from gangline.shard import dtype_name
+from gangline_basics.gradients.config import RoundedGradients, SignGradients, SumGradients
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.optimizer.adamw import build as build_adamw
 from gangline_basics.optimizer.config import Adamw
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.config import ThreeD
-from gangline_parallel_megatron_style.data_parallel.compressed_comm import Compressed, Switch
-from gangline_parallel_megatron_style.data_parallel.grad_codec import CODECS
 from gangline_parallel_megatron_style.runtime import ComposedRuntime
 from gangline_testkit import rank
 
@@ -55,42 +54,6 @@ class Counting(Wrapped):
         return self.inner._all_to_all(x, in_splits, out_splits, background)
 
 
-def group() -> Comm:
-    return rank.comms(Mesh.of({"dp_shard": rank.world}), False).axis("dp_shard")
-
-
-def added(comm: Compressed, x: Tensor, whole: bool) -> Tensor:
-    return comm.all_reduce(x.clone()) if whole else comm.reduce_scatter(x.clone())
-
-
-def one_sum(compress: str, parts: list[list[float]], whole: bool) -> Tensor:
-    mine = torch.tensor(parts[rank.index])
-    comm = Compressed(group(), CODECS[compress](), Switch(), mine.numel(), mine, whole)
-    return added(comm, mine, whole)
-
-
-def repeated_sum(compress: str, times: int, whole: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """(all sums together, errors that explain what they lack, the true sum), of this rank's range or the whole."""
-    inner = group()
-    mine = torch.randn(1000, generator=torch.Generator().manual_seed(rank.index))
-    comm = Compressed(inner, CODECS[compress](), Switch(), mine.numel(), mine, whole)
-    total = sum(added(comm, mine, whole) for _ in range(times))
-    true, half = inner.all_reduce(mine.clone()), len(mine) // inner.size
-    lost = inner.all_reduce(comm.worker.clone())[:, :half].reshape(-1)
-    if whole:
-        lost += inner.all_gather(comm.server.clone())[:, :half].reshape(-1)
-        return total, lost, true
-    own = slice(inner.index * half, (inner.index + 1) * half)
-    return total, lost[own], true[own]
-
-
-def counted_sum(compress: str, size: int, whole: bool) -> Counter[str]:
-    found: Counter[str] = Counter()
-    x = torch.ones(size)
-    added(Compressed(Counting(group(), found), CODECS[compress](), Switch(), size, x, whole), x, whole)
-    return found
-
-
 def batch_of(step: int) -> Batch:
     """Sequences that count in steps of a size to be seen, with one token in ten at random."""
     generator = torch.Generator().manual_seed(step * 100 + rank.index)
@@ -105,7 +68,7 @@ def batch_of(step: int) -> Batch:
 
 def built(
     zero: int,
-    compress: str,
+    gradients: str,
     axes: dict[str, int] | None = None,
     counter: Counter[str] | None = None,
     after: int = 10,
@@ -113,11 +76,12 @@ def built(
 ) -> ComposedRuntime:
     """A runtime with its first weights; `counter`: of the bytes on each axis."""
     axes = axes or {"dp_replicate": 1, "dp_shard": rank.world}
-    parallel = ThreeD(tp=1, pp=1, zero=zero, compress=compress, compress_after=after, **axes)
+    parallel = ThreeD(tp=1, pp=1, zero=zero, **axes)
+    kinds = {"sum": SumGradients(), "bf16": RoundedGradients(), "onebit": SignGradients(start_step=after)}
     comms = rank.comms(Mesh.of(parallel.axes(rank.world)), False)
     if counter is not None:
         comms = WrappedComms(comms, lambda comm: ByAxis(comm, counter))
-    run = default_run(model=MODEL, parallel=parallel)
+    run = default_run(model=MODEL, parallel=parallel, gradients=kinds[gradients])
     return runtime_of(run, comms=comms, precision=Plain(compute, torch.float32))
 
 
@@ -129,9 +93,9 @@ class ByAxis(Counting):
         super()._count(f"{self.axis} {kind} {str(x.dtype).removeprefix('torch.')}", x)
 
 
-def trained(zero: int, compress: str, steps: int, broken: bool) -> float:
+def trained(zero: int, gradients: str, steps: int, broken: bool) -> float:
     """The mean loss of the last steps. broken: what is lost is forgotten."""
-    runtime = built(zero, compress)
+    runtime = built(zero, gradients)
     run = default_run(model=MODEL)
     optimizer = build_adamw(Adamw(weight_decay=0.0), run, runtime)
     last = []
@@ -147,17 +111,17 @@ def trained(zero: int, compress: str, steps: int, broken: bool) -> float:
     return sum(last) / len(last)
 
 
-def gradients(runtime: ComposedRuntime) -> list[Tensor]:
+def pieces_grad(runtime: ComposedRuntime) -> list[Tensor]:
     return [piece.tensor.grad.clone() for named in runtime.parameters() for piece in named.pieces]
 
 
 def first_gradients(zero: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Of step 0: uncompressed, compressed from step 1 on, and from step 0 on."""
     found = []
-    for compress, after in (("none", 0), ("onebit", 1), ("onebit", 0)):
-        runtime = built(zero, compress, after=after)
+    for reduction, after in (("sum", 0), ("onebit", 1), ("onebit", 0)):
+        runtime = built(zero, reduction, after=after)
         runtime.step([batch_of(0)])
-        found.append(gradients(runtime))
+        found.append(pieces_grad(runtime))
     return found[0], found[1], found[2]
 
 
@@ -171,10 +135,10 @@ def local_arrays(zero: int, axes: dict[str, int]) -> tuple[tuple, dict[str, int]
     return names, {shard.name: shard.offset[0] for shard in shards}, before and all(s.local.any() for s in shards)
 
 
-def bytes_by_axis(zero: int, compress: str, axes: dict[str, int]) -> tuple[Counter[str], int]:
+def bytes_by_axis(zero: int, gradients: str, axes: dict[str, int]) -> tuple[Counter[str], int]:
     """(bytes of one step by axis and call, numbers of the model)."""
     found: Counter[str] = Counter()
-    runtime = built(zero, compress, axes, found, after=0)
+    runtime = built(zero, gradients, axes, found, after=0)
     runtime.step([batch_of(0)])
     numbers = sum(torch.Size(shape).numel() for shape in runtime.made.shapes.values())
     return Counter({key: count for key, count in found.items() if len(key.split()) == 2}), numbers
@@ -183,9 +147,9 @@ def bytes_by_axis(zero: int, compress: str, axes: dict[str, int]) -> tuple[Count
 def dtypes_on_the_wire(zero: int) -> tuple[set[str], set[str], set[str]]:
     """(of what is added over ranks, of what is gathered, of the pieces' gradients), big messages only."""
     found: Counter[str] = Counter()
-    runtime = built(zero, "none", None, found, compute=torch.bfloat16)
+    runtime = built(zero, "sum", None, found, compute=torch.bfloat16)
     runtime.step([batch_of(0)])
     big = [key.split() for key, count in found.items() if count > 1000 and len(key.split()) == 3]
     summed = {dtype for _, call, dtype in big if call in ("all_reduce", "reduce_scatter", "all_to_all")}
     gathered = {dtype for _, call, dtype in big if call == "all_gather"}
-    return summed, gathered, {dtype_name(x.dtype) for x in gradients(runtime)}
+    return summed, gathered, {dtype_name(x.dtype) for x in pieces_grad(runtime)}

@@ -19,7 +19,7 @@ def test_every_option_says_what_it_is(part):
     assert [option.path for option in options(part, "parallel") if not option.comment] == []
 
 
-@pytest.mark.parametrize("option", ["schedule", "context", "compress", "zero"])
+@pytest.mark.parametrize("option", ["schedule", "context", "zero"])
 def test_choices_are_named_where_the_option_is_described(option):
     found = next(each for each in options(AxesConfig, "parallel") if each.path == f"parallel.{option}")
     assert len(found.choices) > 1

@@ -104,7 +104,8 @@ def train(tmp_path, monkeypatch, capsys):
             ["parallel.schedule=1f2b must be one of gpipe, 1f1b,", "Did you mean 1f1b?"],
         ),
         ("parallel=3d parallel.context=rng", ["parallel.context=rng: expected ring or ulysses", "Did you mean ring?"]),
-        ("parallel=3d parallel.compress=bf15", ["compress=bf15: expected none or bf16", "Did you mean bf16?"]),
+        ("parallel=3d gradients=bf15", ["gradients=bf15 is not available here", "Did you mean gradients=bf16?"]),
+        ("parallel=single gradients=bf16", ["gradients=bf16 does nothing with parallel=single.", "gradients=sum, or"]),
         ("parallel=fsdp parallel.zero=4", ["parallel.zero=4: expected 0 or 1 or 2 or 3"]),
         (
             "parallel=pp parallel.overlap=true",

@@ -93,7 +93,7 @@ LAYOUTS = [
     "parallel=hsdp launch.processes=8",
     "parallel=hsdp launch.processes=8 parallel.zero=0",
     "parallel=hsdp launch.processes=4 parallel.dp_shard=2 batch.micro_size=1",
-    "parallel=hsdp launch.processes=4 parallel.dp_shard=2 batch.micro_size=1 parallel.zero=2 parallel.compress=bf16",
+    "parallel=hsdp launch.processes=4 parallel.dp_shard=2 batch.micro_size=1 parallel.zero=2 gradients=bf16",
     "parallel=3d launch.processes=8 parallel.pp=1 parallel.cp=2 model.window=9 model.full_every=2 model.z_loss=0.1",
     "parallel=3d launch.processes=8 parallel.pp=1 parallel.cp=2 parallel.context=ulysses precision=bf16",
     "parallel=3d launch.processes=8 parallel.pp=1 parallel.tp=1 parallel.cp=4 run.recompute=full model.kv_heads=1",

@@ -53,7 +53,7 @@ def saved_and_resumed(run: Run, path: str) -> tuple[list[bool], list[str], bool,
 
 def test_errors_are_saved_for_the_same_layout(tmp_path):
     path = str(tmp_path / "run")
-    settings = ("parallel=fsdp", "parallel.zero=1", "parallel.compress=onebit", "parallel.compress_after=0")
+    settings = ("parallel=fsdp", "parallel.zero=1", "gradients=onebit", "gradients.start_step=0")
     run = small_run(*settings, "parallel.dp_shard=2", "model.vocab_size=256", "checkpoint=torch", f"run.dir={path}")
     RunDirectory.create(run)
     for found, notes, zero, other_notes in pool(2).run(saved_and_resumed, run, path):

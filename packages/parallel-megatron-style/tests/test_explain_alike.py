@@ -28,7 +28,7 @@ def explained(words: str, world: int):
         ("parallel=3d parallel.zero=2 parallel.dp_replicate=2 run.recompute=selective", 16),
         ("parallel=3d parallel.schedule=interleaved_1f1b parallel.chunks=2 model.tied=true parallel.pp=4", 8),
         ("parallel=3d parallel.schedule=zb_v optimizer=muon", 8),
-        ("parallel=3d parallel.context=ulysses parallel.cp=4 parallel.compress=onebit parallel.pp=1", 8),
+        ("parallel=3d parallel.context=ulysses parallel.cp=4 gradients=onebit parallel.pp=1", 8),
         ("parallel=fsdp model.tied=true", 4),
     ],
 )

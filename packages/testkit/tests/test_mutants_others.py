@@ -22,6 +22,8 @@ CARRIES = "test_what_it_wraps_around_a_comm_carries_the_same"
 VARIABLES = "test_variables_are_words_for_the_environment"
 TWO = "layouts = (2,)"
 WORLD = "worlds = (2,)"
+NEAR = "test_sums_are_near_the_exact_ones"
+LOSSY = "tolerance = 1.0"
 
 SUITES = {
     "DataSourceSuite": [
@@ -98,6 +100,17 @@ SUITES = {
         Mutant("precision=scale-forgets", "test_state_goes_through_a_checkpoint", "another scale", "scale"),
         Mutant("precision=scale-grows", "test_the_scale_falls_where_steps_are_not_finite", "assert", "scale"),
         Mutant("precision=scale-ignored", "test_the_scale_falls_where_steps_are_not_finite", "assert", "scale"),
+    ],
+    "GradientsSuite": [
+        Mutant("gradients=apart", "test_sums_have_the_same_bits_on_all_ranks", "rank 1 gets another sum"),
+        Mutant("gradients=averages-ranks", NEAR, "of its norm away"),
+        Mutant("gradients=wrong-range", NEAR, "of its norm away"),
+        Mutant("gradients=one-scratch", "test_waiting_later_changes_no_bit", "when it is waited for"),
+        Mutant("gradients=forgets", "test_nothing_but_kept_arrays_is_remembered", "are not all", more=LOSSY),
+        Mutant("gradients=grows", "test_arrays_are_a_function_of_the_layout", "other arrays the second time"),
+        Mutant("gradients=dice", "test_a_second_run_has_the_same_bits", "another sum the second time", more=LOSSY),
+        Mutant("gradients=silent", "test_says_what_it_loses", "Part.law does not say", more=LOSSY),
+        Mutant("gradients=negative", "test_says_bytes_and_numbers", "assert"),
     ],
     "OptimizerSuite": [
         Mutant("optimizer=late-state", "test_state_is_there_before_the_first_step", "held by no rank", more=WORLD),

@@ -8,6 +8,7 @@ from gangline import Command, Part, hookimpl
 from gangline_basics.callback import config as callback
 from gangline_basics.checkpoint import config as checkpoint
 from gangline_basics.data import config as data
+from gangline_basics.gradients import config as gradients
 from gangline_basics.launch import config as launch
 from gangline_basics.model import config as model, presets
 from gangline_basics.optimizer import config as optimizer
@@ -25,6 +26,11 @@ def gangline_models() -> Iterable[Part]:
 @hookimpl
 def gangline_parallel_strategies() -> Iterable[Part]:
     return parallel.PARTS
+
+
+@hookimpl
+def gangline_gradient_reductions() -> Iterable[Part]:
+    return gradients.PARTS
 
 
 @hookimpl

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gangline.batch import Batch
     from gangline.comm.base import Comms
     from gangline.config.schema import Run
+    from gangline.gradients import GradientReduction
     from gangline.mesh import Mesh
     from gangline.model.compose import Composed
     from gangline.plan import Plan
@@ -100,6 +101,14 @@ class Job:
         from gangline.model.build import model_of
 
         return model_of(self.composed.tree, self.composed.plan)
+
+    @cached_property
+    def reduction(self) -> GradientReduction:
+        """How the run sums gradients over data-parallel ranks; for strategies with `ParallelConfig.reduces`."""
+        from gangline.plugin.registry import build
+
+        reduction: GradientReduction = build(self.run.gradients, self.run)
+        return reduction
 
 
 @dataclass(frozen=True, kw_only=True)

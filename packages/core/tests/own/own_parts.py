@@ -12,6 +12,7 @@ from gangline import Part, hookimpl
 from gangline.config import (
     CheckpointConfig,
     DataConfig,
+    GradientsConfig,
     LaunchConfig,
     ModelConfig,
     OptimizerConfig,
@@ -55,6 +56,11 @@ class Alone(ParallelConfig):
 
 
 @dataclass
+class Sum(GradientsConfig):
+    plain: ClassVar[bool] = True
+
+
+@dataclass
 class Exact(PrecisionConfig):
     pass
 
@@ -67,6 +73,10 @@ class Descent(OptimizerConfig):
 @dataclass
 class Level(ScheduleConfig):
     pass
+
+
+def no_ranks(config, run):
+    raise NotImplementedError("there is one rank, and nothing to sum")
 
 
 def level(config, run):
@@ -96,6 +106,7 @@ class Here(LaunchConfig):
 OFFERED = {
     "model": ("table", Table, "own_parts:table"),
     "parallel": ("alone", Alone, "own_runtime:AloneRuntime"),
+    "gradients": ("sum", Sum, "own_parts:no_ranks"),
     "precision": ("exact", Exact, "own_runtime:exact"),
     "optimizer": ("descent", Descent, "own_runtime:DescentOptimizer"),
     "schedule": ("level", Level, "own_parts:level"),

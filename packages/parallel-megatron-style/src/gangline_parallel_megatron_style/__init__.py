@@ -9,10 +9,6 @@ from gangline_parallel_megatron_style.config import Fsdp, Hsdp, Pp, ThreeD, Tp
 from gangline_parallel_megatron_style.precision.config import PARTS as PRECISIONS
 
 _BUILD = "gangline_parallel_megatron_style.build:build"
-_LAW = (
-    "parallel.compress=bf16 rounds gradients on the wire; parallel.compress=onebit sends their signs and a scale, and "
-    "adds what that lost to the next ones, so losses and gradients are those of one process only on average"
-)
 
 _WORDS = {
     "tp": {
@@ -49,7 +45,7 @@ def gangline_parallel_strategies() -> Iterable[Part]:
         ("pp", Pp, "Pipeline parallelism alone"),
     )
     return [
-        Part(name=name, config=config, build=_BUILD, summary=text, law=_LAW, words=_WORDS.get(name, {}))
+        Part(name=name, config=config, build=_BUILD, summary=text, words=_WORDS.get(name, {}))
         for name, config, text in found
     ]
 

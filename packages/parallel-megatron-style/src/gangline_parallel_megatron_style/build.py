@@ -23,7 +23,6 @@ from gangline_basics.parallel.prepare import bind_folds, finish_head, set_produc
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.config import AxesConfig
 from gangline_parallel_megatron_style.data_parallel.describe import describe
-from gangline_parallel_megatron_style.data_parallel.grad_codec import CODECS
 from gangline_parallel_megatron_style.data_parallel.options import BufferOptions
 from gangline_parallel_megatron_style.data_parallel.storage import Storage
 from gangline_parallel_megatron_style.pipeline.assignment import StageAssignment
@@ -78,9 +77,9 @@ def build(config: AxesConfig, job: Job) -> ComposedRuntime:
     own_part, attentions = cut_context(config, model, plan, cp, stages.tree)
     bind_folds(model, plan, partial(fold_comm, plan, mesh, comms))
     each_microbatch = config.zero >= 2 and not run.deterministic
-    codec = CODECS[config.compress]() if config.compress in CODECS else None
+    reduction = None if run.gradients.plain else job.reduction
     options = BufferOptions(
-        precision, comms.device, config.zero, each_microbatch, precision.reduce_dtype, codec, config.offload
+        precision, comms.device, config.zero, each_microbatch, precision.reduce_dtype, reduction, config.offload
     )
     storage = Storage(model, plan, arrays, given, mesh, comms, options, run.deterministic)
     for index in stages.blocks:
@@ -107,7 +106,6 @@ def build(config: AxesConfig, job: Job) -> ComposedRuntime:
             tokens_cut=tp.size if sequence_parallel else 1,
             width=width,
             prefetch=config.prefetch if config.zero == 3 else 0,
-            compress_after=config.compress_after if config.compress == "onebit" else 0,
             listeners=stages.listeners(model),
             shapes={name: shape for name, shape in given.shapes.items() if name not in given.frozen},
             executor=partial(stages.executor, comm=pp, device=comms.device),

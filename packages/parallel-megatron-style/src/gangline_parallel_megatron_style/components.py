@@ -31,7 +31,6 @@ class Components:
     tokens_cut     T of such a part over t
     width          D of the hidden state; None without a pipeline
     prefetch       modules whose weights are unsharded ahead
-    compress_after the steps before it add gradients as they are, whatever the codec
     listeners      (block's path, module) of modules with `after_step`
     shapes         of all trained parameters of the run, in the order of one process
     records        the times of each step's actions become metrics
@@ -57,7 +56,6 @@ class Components:
     tokens_cut: int
     width: int | None
     prefetch: int
-    compress_after: int
     listeners: list[tuple[str, StepListener]]
     shapes: Mapping[str, tuple[int, ...]]
     records: bool

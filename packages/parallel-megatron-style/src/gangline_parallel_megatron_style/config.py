@@ -38,12 +38,12 @@ class AxesConfig(ParallelConfig):
     sequence_parallel: bool = True  # with tp: between the matrices each rank keeps its part of the sequence only
     context: Literal["ring", "ulysses"] = "ring"  # with cp: keys and values go round (ring), or heads for tokens
     prefetch: NonNegativeInt = 1  # with zero=3: how many blocks' weights are gathered ahead of the one being computed
-    compress: Literal["none", "bf16", "onebit"] = "none"  # gradients on the wire; onebit with error feedback
-    compress_after: NonNegativeInt = 100  # with compress=onebit: steps before it send gradients as they are
     offload: bool = False  # with a GPU: keep master weights and optimizer state in host memory, and step there
     record: bool = False  # with pp: time every action of every step, for `gangline parallel draw RUN_DIR`
     force: bool = False  # allow what is refused because it is slow: tp wider than a node
     topology: Topology = field(default_factory=Topology)  # the network
+
+    reduces: ClassVar[bool] = True
 
     DEFAULT_WORLD: ClassVar[int] = 2  # processes without a GPU, where no axis says otherwise
     WISHES: ClassVar[Mapping[str, int]] = {}  # what open axes take where it divides

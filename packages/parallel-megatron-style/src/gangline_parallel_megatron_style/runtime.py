@@ -69,7 +69,7 @@ class ComposedRuntime(Runtime, RankStages):
         self.storage.refresh()
         self.storage.clear()
         if microbatches:
-            self.storage.switch.on = microbatches[0].step >= self.made.compress_after
+            self.storage.clock.step = microbatches[0].step
         losses = self.run_microbatches(microbatches)
         tokens, own = self._context.tokens, self._context.batches
         if not losses or not self._counts_loss:

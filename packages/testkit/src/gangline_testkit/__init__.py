@@ -22,6 +22,7 @@ _WHERE = {
     "FLOAT32": "scenarios",
     "FLOAT64": "scenarios",
     "DataSourceSuite": "data",
+    "GradientsSuite": "gradients",
     "HealthCheckSuite": "health",
     "Layout": "scenarios",
     "ModelEditSuite": "edit",

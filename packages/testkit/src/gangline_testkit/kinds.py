@@ -5,6 +5,7 @@ from __future__ import annotations
 from gangline.plugin.hooks import BY_NAME, Kind
 
 # The example of a kind is the plugin in the specification of its hook, unless the kind names another one.
+HEAVIEST = "gangline_testkit.examples.heaviest"
 KINDS = tuple(
     Kind(
         name=name,
@@ -25,6 +26,7 @@ KINDS = tuple(
         ("precision", "gangline_precisions", "PrecisionSuite", "how it computes", ""),
         ("checkpoint", "gangline_checkpointers", "CheckpointerSuite", "keeps state", ""),
         ("strategy", "gangline_parallel_strategies", "StrategySuite", "cuts the run", ""),
+        ("gradients", "gangline_gradient_reductions", "GradientsSuite", "how gradients are summed", HEAVIEST),
         ("launcher", "gangline_launchers", "PartSuite", "how processes are started", ""),
         ("simulator", "gangline_simulators", "SimulatorSuite", "what failures cost a long job", ""),
         ("group", "gangline_parts", "PartSuite", "a group of one's own, and the part that reads it", ""),

@@ -52,6 +52,9 @@ MORE = {
     def kept_in(self, directory):
         return (f"checkpoint.folder={directory}/elsewhere",)
 """,
+    "gradients": """
+    tolerance = 0.2  # of the mean of 40 sums
+""",
 }
 
 README = """\

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gangline.config.schema import (
     EditConfig,
+    GradientsConfig,
     HealthConfig,
     PrecisionConfig,
     ScheduleConfig,
@@ -154,6 +155,27 @@ broken(
     "low-masters",
     "coarse",
 )
+broken(
+    "gradients",
+    GradientsConfig,
+    "broken_reductions",
+    "apart",
+    "averages-ranks",
+    "wrong-range",
+    "one-scratch",
+    "forgets",
+    "grows",
+    "dice",
+    "silent",
+)
+
+
+class Refunds(GradientsConfig):
+    def wire_bytes(self, itemsize):
+        return -1.0
+
+
+broken("gradients", Refunds, "broken_reductions", "negative")
 broken("precision", Fp16, "broken_precisions", "scale-forgets", "scale-grows", "scale-ignored")
 
 
@@ -198,6 +220,11 @@ broken("simulator", SimulatorConfig, "broken_simulators", "loses-time", "remembe
 @hookimpl
 def gangline_parallel_strategies():
     return PARTS["parallel"]
+
+
+@hookimpl
+def gangline_gradient_reductions():
+    return PARTS["gradients"]
 
 
 @hookimpl

@@ -87,7 +87,11 @@ def explain_replicated(
         }
     )
     turns = tuple((StepAction(kind, 0, microbatch),) for microbatch in range(microbatches) for kind in ("F", "B"))
-    sent = _gradients(mesh, topology, sum(trained.values()) * width.wire, bucket)
+    gradients, ranks = sum(trained.values()), mesh.size(*DATA_AXES)
+    calls = ceil(gradients * width.wire / bucket) if bucket and ranks > 1 else 0
+    sent = _gradients(mesh, topology, int(gradients * run.gradients.wire_bytes(width.wire)), calls)
+    if calls and (kept_numbers := run.gradients.kept_numbers(gradients, ranks, scatters=False)):
+        found["kept by the reduction"] = kept_numbers * width.wire
     rank = RankExplained(
         bytes=found,
         transfers=sent,
@@ -146,10 +150,10 @@ def _step_flops(work: StageWork) -> int:
     return 2 * work.flops + weights + attention + again
 
 
-def _gradients(mesh: Mesh, topology: Topology, nbytes: int, bucket: int | None) -> tuple[Transfer, ...]:
+def _gradients(mesh: Mesh, topology: Topology, nbytes: int, calls: int) -> tuple[Transfer, ...]:
     axes = tuple(axis for axis in DATA_AXES if mesh.size(axis) > 1)
     ranks = mesh.size(*axes)
-    if bucket is None or ranks == 1:
+    if not calls:
         return ()
     return (
         Transfer(
@@ -161,7 +165,7 @@ def _gradients(mesh: Mesh, topology: Topology, nbytes: int, bucket: int | None) 
             each_rack=min(ranks, topology.domains[1][1]),
             each_datacentre=min(ranks, topology.domains[2][1]),
             tier=topology.tier(mesh, *axes),
-            calls=ceil(nbytes / bucket),
+            calls=calls,
             bytes=2 * nbytes * (ranks - 1) // ranks,
             when="end",
             waits=False,

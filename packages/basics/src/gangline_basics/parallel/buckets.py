@@ -1,4 +1,4 @@
-"""Adding gradients over ranks in buckets, each under way as soon as its last gradient is there.
+"""Summing gradients over ranks in buckets, each under way as soon as its last gradient is there.
 
 As in PyTorch DDP (Li et al., VLDB 2020, section 3.2.3): parameters fill buckets in reverse order, which is about the
 order of the backward pass, and buckets leave in order, so all ranks make the same calls.
@@ -6,45 +6,68 @@ order of the backward pass, and buckets leave in order, so all ranks make the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 
 from gangline.comm.base import Comm, Pending
+from gangline.gradients import Bucket, BucketLayout, GradientReduction, GradientSlot
+from gangline.mesh import Mesh
+from gangline.shard import Registry, Shard, dtype_name
+from gangline_basics.parallel.kept_gradients import KeptArrays, layouts, shards
 
 
-class Bucket:
-    """One flat buffer, and the gradients that are views of it."""
+class GradientBucket:
+    """One flat buffer, the gradients that are views of it, and what the reduction keeps of it."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> None:
-        self.parameters = parameters
-        sizes = [parameter.numel() for parameter in parameters]
-        self.flat = torch.zeros(sum(sizes), dtype=dtype, device=parameters[0].device)
+    def __init__(self, parameters: Mapping[str, nn.Parameter], ranks: int, dtype: torch.dtype) -> None:
+        self.parameters = list(parameters.values())
+        sizes = [parameter.numel() for parameter in self.parameters]
+        self.flat = torch.zeros(sum(sizes), dtype=dtype, device=self.parameters[0].device)
         parts = self.flat.split(sizes)
-        self.slots = [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
+        self.slots = [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+        starts = accumulate(sizes, initial=0)
+        found = (GradientSlot.of(name, at, p.shape) for (name, p), at in zip(parameters.items(), starts, strict=False))
+        self.layout = BucketLayout(sum(sizes), tuple(found), ranks)
         self.missing = len(parameters)
 
 
 class Buckets:
-    """All buckets of a model, filled by hooks on its parameters.
+    """All buckets of a model, filled by hooks on its parameters, and summed by the run's reduction of gradients.
 
     A parameter's first gradient of a step is copied into its slot, which is its `.grad` from then on, so later
     microbatches add to it in place. That is cheaper than to add to a zeroed buffer.
+
+    wire  the dtype in which gradients are summed
+    step  number of the step under way
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], comm: Comm, nbytes: int, dtype: torch.dtype, wire: torch.dtype
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        comm: Comm,
+        reduction: GradientReduction,
+        nbytes: int,
+        dtype: torch.dtype,
+        wire: torch.dtype,
     ) -> None:
-        self.comm, self.dtype, self.wire = comm, dtype, wire
-        self.buckets = [Bucket(share, dtype) for share in _shares(list(reversed(parameters)), nbytes // dtype.itemsize)]
+        self.comm, self.reduction, self.dtype, self.wire, self.step = comm, reduction, dtype, wire, 0
+        shares = _shares(reversed(list(parameters.items())), nbytes // dtype.itemsize)
+        self.buckets = [GradientBucket(share, comm.size, dtype) for share in shares]
+        self._kept = [self._arrays(bucket) for bucket in self.buckets] if comm.size > 1 else []
         self._pending: list[Pending[Tensor]] = []
         self._last = False
         for bucket in self.buckets:
             for parameter, slot in zip(bucket.parameters, bucket.slots, strict=True):
                 parameter.register_post_accumulate_grad_hook(self._hook(bucket, slot))
 
-    def _hook(self, bucket: Bucket, slot: Tensor):
+    def _arrays(self, bucket: GradientBucket) -> KeptArrays:
+        like = torch.empty(0, dtype=self.wire, device=bucket.flat.device)
+        return KeptArrays(self.reduction, [bucket.layout], bucket.layout, like)
+
+    def _hook(self, bucket: GradientBucket, slot: Tensor):
         def take(parameter: Tensor) -> None:
             if parameter.grad is not slot:
                 assert parameter.grad is not None
@@ -64,9 +87,16 @@ class Buckets:
 
     def _send_ready(self) -> None:
         while len(self._pending) < len(self.buckets) and not self.buckets[len(self._pending)].missing:
-            bucket = self.buckets[len(self._pending)]
-            self._pending.append(self.comm.start_all_reduce(bucket.flat.to(self.wire)))
+            self._pending.append(self._start(len(self._pending)))
 
+    def _start(self, index: int) -> Pending[Tensor]:
+        flat = self.buckets[index].flat.to(self.wire)
+        if self.comm.size == 1:
+            return self.comm.start_all_reduce(flat)
+        bucket = Bucket(self.buckets[index].layout, flat, self._kept[index].views, self.step)
+        return self.reduction.reduce(bucket, self.comm)
+
+    @torch.no_grad()
     def finish(self) -> None:
         """Send what is left, zeros for parameters without a gradient, and wait for all of it."""
         for bucket in self.buckets:
@@ -81,15 +111,25 @@ class Buckets:
                 bucket.flat.copy_(total)
         self._pending, self._last = [], False
 
+    def local(self, mesh: Mesh, rank: int) -> tuple[Registry, list[Shard]]:
+        """The kept arrays of all buckets: of all ranks, and this rank's."""
+        named = [(str(index), bucket.layout) for index, bucket in enumerate(self.buckets) if self._kept]
+        dtype = dtype_name(self.wire)
+        found = (pair for name, own in named for pair in layouts(self.reduction, mesh, name, [own], dtype))
+        registry = Registry.of(mesh, dict(found))
+        kept = zip(named, self._kept, strict=True)
+        return registry, [s for (name, _), own in kept for s in shards(self.reduction, registry, rank, name, own)]
 
-def _shares(parameters: list[nn.Parameter], numel: int) -> list[list[nn.Parameter]]:
+
+def _shares(parameters: Iterable[tuple[str, nn.Parameter]], numel: int) -> Iterator[dict[str, nn.Parameter]]:
     """Runs of parameters of about `numel` elements each; a larger parameter has a bucket to itself."""
-    shares: list[list[nn.Parameter]] = []
+    share: dict[str, nn.Parameter] = {}
     filled = 0
-    for parameter in parameters:
-        if not shares or filled + parameter.numel() > numel:
-            shares.append([])
-            filled = 0
-        shares[-1].append(parameter)
+    for name, parameter in parameters:
+        if share and filled + parameter.numel() > numel:
+            yield share
+            share, filled = {}, 0
+        share[name] = parameter
         filled += parameter.numel()
-    return shares
+    if share:
+        yield share

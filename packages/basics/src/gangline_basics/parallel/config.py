@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gangline.config.ranges import PositiveFloat, PositiveInt
 from gangline.config.schema import ParallelConfig
@@ -65,6 +65,8 @@ class Single(ParallelConfig):
 @dataclass
 class Ddp(ParallelConfig):
     """Every rank holds the whole model and reads its share of the batch."""
+
+    reduces: ClassVar[bool] = True
 
     bucket_mb: PositiveFloat = 4.0  # gradients travel in buckets of this many MiB, each as soon as it is full
 

@@ -19,15 +19,17 @@ SMALL = 16384  # bytes up to which sending the whole to every peer beats a secon
 
 
 class Later:
-    """A `Pending` with something left to compute once the transfer is done.
+    """`Later(pending, then)`: a `Pending` with something left to compute once the transfer is done.
 
-    What is left may itself be a collective, so ranks wait in the order in which they began.
+    `then` is called with the result of `pending` by whoever waits. It may itself use a collective, so ranks wait in the
+    order in which they began.
     """
 
     def __init__(self, pending: Pending[Tensor], then: Callable[[Tensor], Tensor]) -> None:
         self.pending, self.then = pending, then
 
     def wait(self) -> Tensor:
+        """What `then` returns."""
         return self.then(self.pending.wait())
 
 

@@ -32,6 +32,7 @@ from gangline.config.schema import (
     CheckpointConfig as CheckpointConfig,
     DataConfig as DataConfig,
     EditConfig as EditConfig,
+    GradientsConfig as GradientsConfig,
     HealthConfig as HealthConfig,
     LaunchConfig as LaunchConfig,
     ModelConfig as ModelConfig,

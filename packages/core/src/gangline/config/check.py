@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import is_dataclass, replace
 from typing import Any
 
+from gangline.config.defaults import default_choices
 from gangline.config.fields import REQUIRED, comments_of, defaults, stated
 from gangline.config.ramp import ramp_problems
 from gangline.config.ranges import choices, listed_divisors, wrong
@@ -42,7 +43,7 @@ def problems(run: Run) -> list[Problem]:
         found += [*_device(run), *_unread(run)]
         for place, config in _configs(run):
             found += problems_of(place, config, run)
-        found += _variables(run)
+        found += [*_variables(run), *_gradients(run)]
         found += [*start_problems(run), *_pretrained(run), *check_sets(run)]
     if not found:
         found += _refused(lambda: compose_model(run))
@@ -150,6 +151,20 @@ def _unread(run: Run) -> Iterator[Problem]:
         else:
             why, mend = "No part of a run reads that group: verbs of gangline do.", f"Leave {group}={name} out."
         yield Problem(f"{group}={name} does nothing in this run.", why, mend)
+
+
+def _gradients(run: Run) -> Iterator[Problem]:
+    """A reduction of gradients that the strategy would not call."""
+    if run.gradients.plain or run.parallel.reduces:
+        return
+    chosen, strategy = (installed().part_of(config).part.name for config in (run.gradients, run.parallel))
+    strategies = [offer.part for offer in installed().offers("parallel").values()]
+    others = [part.name for part in strategies if getattr(part.config, "reduces", False)]
+    yield Problem(
+        f"gradients={chosen} does nothing with parallel={strategy}.",
+        "That strategy has no data-parallel ranks, or sums their gradients in its own way.",
+        f"gradients={default_choices()['gradients']}, or another strategy: {', '.join(others) or 'none is installed'}.",
+    )
 
 
 def _configs(run: Run) -> Iterator[tuple[str, PartConfig]]:

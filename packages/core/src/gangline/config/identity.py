@@ -29,6 +29,7 @@ MAY_CHANGE = (
     "data.text_field",
     "data.binary",
     "parallel",
+    "gradients",
     "precision",
     "launch",
     *LISTS,

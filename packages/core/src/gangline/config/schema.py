@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gangline.config.answers import ItemSizes, LayoutBounds, Sidecar
+from gangline.config.edited_weights import EditedWeights
+from gangline.config.gradient_sizes import GradientSizes
 from gangline.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from gangline.config.sections import BatchSection, RunSection, ValidateSection
 from gangline.config.state_sizes import StateSizes
@@ -19,14 +21,11 @@ from gangline.errors import Problem
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import torch
-
     from gangline.comm.base import Comms
     from gangline.data.vocabulary import Codec, RendersChats
     from gangline.explain.explained import Explained
     from gangline.explain.topology import Topology
     from gangline.mesh import Mesh
-    from gangline.model.adapter import Adapter
     from gangline.model.tree import Node
     from gangline.plan import Plan
     from gangline.shard import Shard
@@ -108,7 +107,7 @@ class ModelConfig(PartConfig):
 
 
 @dataclass
-class EditConfig(PartConfig):
+class EditConfig(PartConfig, EditedWeights):
     """Options of a model edit. The function that a part names in `build` is the edit itself. Pure and torch-free.
 
     A group whose parts derive from this is a group of edits: it has the choice `off` without
@@ -138,31 +137,9 @@ class EditConfig(PartConfig):
         shards: this rank's `model/...` arrays, to be written in place where an edit knows better than to draw them.
         """
 
-    def to_hugging_face(self, config: dict[str, Any]) -> dict[str, Any] | None:
-        """The config.json of the edited model, given that of the model without the edit; None: others have no such.
-
-        Raises UserError where others would have it with other options, and names these.
-        """
-        return None
-
-    def merged(self, name: str, weight: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """The parameter `name`, whole, with what this edit wraps around it added; `weight` itself where nothing is.
-
-        stored: all parameters of the checkpoint by name, read when asked for. None: it cannot be merged. Of several
-        edits that wrap one node the innermost is asked first.
-        """
-        return None
-
     def layouts(self, run: Run, world: int) -> Iterator[EditConfig]:
         """These options, and others of them that change who has what of the model and not what it computes."""
         yield self
-
-    def apart(self, shapes: Mapping[str, tuple[int, ...]], plan: Plan) -> Adapter | None:
-        """What `gangline export --apart` writes of the parameters of these names and shapes; None: nothing of it.
-
-        `plan.names` tells what others call the parameters that are wrapped.
-        """
-        return None
 
     @classmethod
     def of_hugging_face(cls, config: dict[str, Any]) -> tuple[EditConfig, dict[str, Any]] | None:
@@ -172,14 +149,12 @@ class EditConfig(PartConfig):
         """
         return None
 
-    def in_files(self, directory: str) -> bool:
-        """Of options that `of_hugging_face` gave: whether the directory has their weights; else it is read without."""
-        return True
-
 
 @dataclass
 class ParallelConfig(PartConfig):
     """Options of a strategy. The job is a `gangline.runtime.Job` and contains the run."""
+
+    reduces: ClassVar[bool] = False  # sums gradients with `job.reduction`; if not, only a plain sum may be chosen
 
     def world(self, gpus: int) -> int:
         """How many processes to start where the user named no number."""
@@ -215,6 +190,13 @@ class ParallelConfig(PartConfig):
     def layouts(self, run: Run, world: int) -> Iterator[ParallelConfig]:
         """Options with which the run could be carried by `world` ranks, these among them; some may not pass `check`."""
         yield self
+
+
+@dataclass
+class GradientsConfig(PartConfig, GradientSizes):
+    """Options of how gradients are summed over data-parallel ranks."""
+
+    plain: ClassVar[bool] = False  # the sum that `Comm.all_reduce` gives: strategies may use other collectives for it
 
 
 @dataclass
@@ -346,6 +328,7 @@ class Run:
 
     model: ModelConfig
     parallel: ParallelConfig
+    gradients: GradientsConfig
     precision: PrecisionConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig

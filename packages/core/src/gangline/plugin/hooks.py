@@ -17,6 +17,7 @@ from gangline.config.schema import (
     CheckpointConfig,
     DataConfig,
     EditConfig,
+    GradientsConfig,
     HealthConfig,
     LaunchConfig,
     ModelConfig,
@@ -105,6 +106,15 @@ HOOKS = (
         options=ParallelConfig,
         arguments="config, job",
         contract="gangline.runtime.Runtime",
+    ),
+    Hook(
+        name="gangline_gradient_reductions",
+        topic="computing",
+        group="gradients",
+        chosen="one",
+        options=GradientsConfig,
+        arguments="config, run",
+        contract="gangline.gradients.GradientReduction",
     ),
     Hook(
         name="gangline_precisions",

@@ -149,6 +149,15 @@ def sources_of(session: Session) -> dict[str, DataSource]:
     return {"train": session.source, **held_out}
 
 
+def notices(run: Run, mesh: Mesh) -> list[str]:
+    """Warnings about choices that work and are probably not wanted."""
+    found = [note for _, config in run.parts() for note in config.notices(run)]
+    if not run.gradients.plain and mesh.size(*DATA_AXES, "cp") == 1:
+        name = registry.installed().part_of(run.gradients).part.name
+        found.append(f"gradients={name} changes nothing: there is one data-parallel rank")
+    return found
+
+
 def assemble(composed: Composed, directory: RunDirectory, mesh: Mesh, comms: Comms, device: torch.device) -> Session:
     """Every part, built; nothing is restored, and callbacks know nothing of the others yet."""
     run, tree, plan = composed.run, composed.tree, composed.plan
@@ -185,5 +194,5 @@ def assemble(composed: Composed, directory: RunDirectory, mesh: Mesh, comms: Com
         callbacks={name: registry.build(config, run) for name, config in run.callback.items()},
         health={name: registry.build(config, run) for name, config in run.health.items()},
         reporter=Reporter.build(run, tree, plan, mesh, comms, device, precision),
-        notes=[note for _, config in run.parts() for note in config.notices(run)] if comms.rank == 0 else [],
+        notes=notices(run, mesh) if comms.rank == 0 else [],
     )

@@ -91,9 +91,9 @@ def _data(
     blocks: int,
     network: Topology,
 ) -> tuple[Transfer, ...]:
-    """What `traffic.data` sends of a rank's `blocks`; folds, compression and frozen arrays apart."""
+    """What `traffic.data` sends of a rank's `blocks`; () with folds, frozen arrays, or a reduction other than a sum."""
     axes = tuple(axis for axis in SHARD_AXES if mesh.size(axis) > 1)
-    if not axes or plan.folds or config.compress != "none" or plan.frozen:
+    if not axes or plan.folds or not run.gradients.plain or plan.frozen:
         return ()
     each = microbatches if config.zero >= 2 and not run.deterministic else 0
     width = run.precision.sizes()

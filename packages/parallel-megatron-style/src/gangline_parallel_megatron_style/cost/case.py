@@ -22,7 +22,7 @@ from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_ou
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 
 if TYPE_CHECKING:
-    from gangline.config import OptimizerConfig, Run
+    from gangline.config import GradientsConfig, OptimizerConfig, Run
     from gangline_parallel_megatron_style.config import AxesConfig
 
 
@@ -42,6 +42,7 @@ class Case:
     recompute: Recompute
     recompute_every: int
     optimizer: OptimizerConfig  # says what it keeps of each weight
+    gradients: GradientsConfig  # says what a gradient is on the wire, and what is kept of it
     callback_copies: int = 0  # arrays like each trained parameter that callbacks keep
 
     @classmethod
@@ -64,6 +65,7 @@ class Case:
             recompute=run.run.recompute,
             recompute_every=run.run.recompute_every,
             optimizer=run.optimizer,
+            gradients=run.gradients,
             callback_copies=sum(config.copies(run) for config in run.callback.values()),
         )
 

@@ -12,6 +12,8 @@ from gangline_basics.parallel.owners import most_matrix_bytes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
 
+KEPT = "kept by the reduction"  # error feedback and the like
+
 
 def state(case: Case, rank: int) -> Counter[str]:
     """What a rank has of weights, gradients, master weights and optimizer state throughout a step.
@@ -34,9 +36,8 @@ def state(case: Case, rank: int) -> Counter[str]:
         found.update(case.known[key])
     if not case.config.offload:
         found["optimizer state"] += _of_matrices(case, rank)
-    if case.config.compress == "onebit":
-        numbers = (errors(case, group, size) for group, size in groups(case, rank).items() if group.kind.trained)
-        found["errors of compression"] = sum(numbers) * case.bytes.wire
+    if kept := sum(kept_numbers(case, group, size) for group, size in groups(case, rank).items() if group.kind.trained):
+        found[KEPT] = kept * case.bytes.wire
     return found
 
 
@@ -76,14 +77,13 @@ def _kept(case: Case, arrays: Iterable[Array], updated: bool = True) -> Counter[
     return found
 
 
-def errors(case: Case, group: ParamGroup, numbers: int) -> int:
-    """What error feedback keeps: as many numbers as a rank sends compressed, gradients and sums that it returns."""
+def kept_numbers(case: Case, group: ParamGroup, numbers: int) -> int:
+    """Numbers that the reduction of gradients keeps on a rank for a group of so many parameters."""
     if group.copies > 1:
-        sent = numbers // group.shards
-        return sent + sent // group.copies
+        return case.gradients.kept_numbers(numbers // group.shards, group.copies, scatters=False)
     if group.shards == 1:
         return 0
-    return numbers + (numbers // group.shards if case.config.zero == 0 else 0)
+    return case.gradients.kept_numbers(numbers, group.shards, scatters=case.config.zero > 0)
 
 
 def part_of(case: Case, array: Array) -> int:

@@ -20,7 +20,6 @@ from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import BESIDE, Sent, gather, reduce
 from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
 from gangline_parallel_megatron_style.cost.tensor_traffic import home, of_kinds, tensor
-from gangline_parallel_megatron_style.data_parallel.compressed_bytes import WIRE
 from gangline_parallel_megatron_style.sharding.arrays import EMBED
 from gangline_parallel_megatron_style.sharding.ranks import SHARD_AXES, StateRanks
 
@@ -187,7 +186,7 @@ def data(case: Case, rank: int) -> list[Sent]:
     axes.
     """
     zero, plain = case.config.zero, float(case.bytes.wire)
-    between = WIRE.get(case.config.compress, plain)  # between replicas, or where there are none between shards
+    between = case.gradients.wire_bytes(case.bytes.wire)  # between replicas, or where there are none between shards
     # a block is used forward and backward; a tied embedding that is all on one rank is read by the head too
     twice: set[int | str] = set(case.blocks_of(rank))
     if case.last_stage in case.stages_of(rank) and case.config.prefetch:

@@ -88,7 +88,7 @@ class GradBuffer:
             if parameter.grad is None:
                 self._slots[name].zero_()
         self.wait_reduce_scatter()
-        if self.options.codec is not None:  # zeros that were compressed to signs came back as something else
+        if self.options.reduction is not None:  # it may have made other numbers of the zeros in the gaps
             self._zero_gaps(grad)
         self._reducing = self.reducer.reduce(grad.to(self.options.reduce_dtype))
         if self.each_microbatch:  # the next one begins anew, in other memory; this one is free when it has arrived

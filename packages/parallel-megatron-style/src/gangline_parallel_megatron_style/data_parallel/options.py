@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gangline.gradients import GradientReduction
 from gangline.precision import Precision
-from gangline_parallel_megatron_style.data_parallel.grad_codec import GradCodec
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class BufferOptions:
     each_microbatch   gradients that are cut are added over the ranks that cut them after each microbatch, so that no
                       rank keeps all of them
     reduce_dtype      dtype of gradients as they are added over the ranks
-    codec             what they are compressed to on the way, None: nothing
+    reduction         how they are added over the ranks; None: by plain collectives
     offload           master weights, and so the optimizer and its state, are in host memory
     """
 
@@ -28,7 +28,7 @@ class BufferOptions:
     zero: int
     each_microbatch: bool
     reduce_dtype: torch.dtype
-    codec: GradCodec | None = None
+    reduction: GradientReduction | None = None
     offload: bool = False
 
     def masters(self, size: int, dtype: torch.dtype) -> Tensor:

@@ -13,12 +13,11 @@ from gangline.model.buffers import buffers_of, put
 from gangline.plan import Fold, Plan
 from gangline.runtime import ShardedParam
 from gangline.shard import Registry, Shard, dtype_name, model_array
-from gangline_parallel_megatron_style.data_parallel import error_feedback
-from gangline_parallel_megatron_style.data_parallel.compressed_comm import Switch, compressed
 from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
 from gangline_parallel_megatron_style.data_parallel.grad_schedule import GradSchedule
 from gangline_parallel_megatron_style.data_parallel.options import BufferOptions
 from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
+from gangline_parallel_megatron_style.data_parallel.reduction import StepClock, reduced, registry_of, shards_of
 from gangline_parallel_megatron_style.data_parallel.tied import TiedCopy
 from gangline_parallel_megatron_style.sharding.arrays import (
     TIED,
@@ -48,7 +47,7 @@ class Storage:
         self.arrays, self.plan, self.mesh, self.comms, self.options = arrays, plan, mesh, comms, options
         self.registry, self.rank, self._deterministic = arrays.registry, comms.rank, deterministic
         pp = mesh.coordinate(self.rank)["pp"]
-        self.switch = Switch()
+        self.clock = StepClock()
         reducers: dict[ParamKind, GradReducer] = {}
         self.groups: dict[str, list[ParamBuffer]] = {}
         for group, buffers in arrays.groups.items():
@@ -74,9 +73,9 @@ class Storage:
         reducer, options, coordinate = reducers[layout.kind], self.options, self.mesh.coordinate(self.rank)
         names = [array.name for array in layout.packing.arrays]
         shapes = {name: local_shape(self.registry[model_array(name)], self.mesh, coordinate) for name in names}
-        if options.codec is not None and layout.kind.trained:
+        if options.reduction is not None and layout.kind.trained:
             like = torch.empty(0, dtype=options.reduce_dtype, device=options.device)
-            reducer = compressed(reducer, layout.packing.size, options.codec, self.switch, like)
+            reducer = reduced(reducer, layout.packing, options.reduction, self.clock, like)
         return ParamBuffer(layout, shapes, self.registry, self.rank, reducer, options)
 
     def _reducer(self, kind: ParamKind) -> GradReducer:
@@ -135,14 +134,12 @@ class Storage:
             yield Shard(model_array(name), tuple(tensor.shape), tensor.dtype, box.offset, tensor, primary)
 
     def local(self) -> tuple[Registry, list[Shard]]:
-        """What belongs to this layout alone: the errors of compressed sums, all of the run's and those held here."""
-        options = self.options
-        if options.codec is None:
+        """What belongs to this layout alone: the kept arrays of the reduction, all of the run's and those held here."""
+        reduction, dtype = self.options.reduction, dtype_name(self.options.reduce_dtype)
+        if reduction is None:
             return Registry(self.mesh), []
-        registry = error_feedback.registry_of(
-            self.arrays, self.plan, self.mesh, options.zero, options.codec, dtype_name(options.reduce_dtype)
-        )
-        return registry, list(error_feedback.shards_of(self.groups, registry, self.rank))
+        registry = registry_of(self.arrays, self.plan, self.mesh, self.options.zero, reduction, dtype)
+        return registry, list(shards_of(self.groups, reduction, registry, self.rank))
 
     def parameters(self) -> list[ShardedParam]:
         """The trained parameters that this rank's stages own."""

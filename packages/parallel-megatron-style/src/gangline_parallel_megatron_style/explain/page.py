@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gangline.explain.explained import Explained
 from gangline.mesh import AXES
-from gangline_parallel_megatron_style.cost import timing, traffic
+from gangline_parallel_megatron_style.cost import memory, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import links
 from gangline_parallel_megatron_style.layout.notices import notices
@@ -23,7 +23,7 @@ KINDS = (
     "master weights",
     "optimizer state",
     "callbacks",
-    "errors of compression",
+    memory.KEPT,
     "activations",
     "logits",
     "buffers",

@@ -1,6 +1,7 @@
 """Which ranks share the optimizer state of a parameter, and which of them are replicas. Torch-free.
 
-This is said once: the runtime makes its communicators of it, error feedback its arrays, the closed forms their bytes.
+This is said once: the runtime makes its communicators of it, a reduction of gradients its arrays, the closed forms
+their bytes.
 """
 
 from __future__ import annotations

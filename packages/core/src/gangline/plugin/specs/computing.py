@@ -47,6 +47,45 @@ def gangline_parallel_strategies() -> Iterable[Part]:
 
 
 @hookspec
+def gangline_gradient_reductions() -> Iterable[Part]:
+    """Offer ways to sum gradients over data-parallel ranks. Users choose one: ``gradients=<name>``.
+
+    ::
+
+        # gangline_halves.py: gradients travel as float16. train parallel=ddp launch.processes=2 gradients=halves
+        from dataclasses import dataclass
+
+        from gangline import Part, hookimpl
+        from gangline.config import GradientsConfig
+
+
+        @dataclass
+        class Halves(GradientsConfig):
+            def wire_bytes(self, itemsize):
+                return 2
+
+
+        def build(config, run):
+            from gangline.comm.ordered import Later, sum_rows
+            from gangline.gradients import GradientReduction
+
+            class HalvesReduction(GradientReduction):
+                def reduce(self, bucket, comm):
+                    every = comm.start_all_gather(bucket.flat.half())
+                    return Later(every, lambda rows: sum_rows(rows.view(comm.size, -1).to(bucket.flat.dtype)))
+
+            return HalvesReduction()
+
+
+        @hookimpl
+        def gangline_gradient_reductions():
+            law = "each rank's gradients are rounded to float16"
+            yield Part(name="halves", config=Halves, build="gangline_halves:build", summary="In float16", law=law)
+    """
+    return ()
+
+
+@hookspec
 def gangline_precisions() -> Iterable[Part]:
     """Offer number formats to compute with. Users choose one: ``precision=<name>``.
 

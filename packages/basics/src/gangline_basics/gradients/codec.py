@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from gangline_parallel_megatron_style.data_parallel.compressed_bytes import CHUNK
+from gangline_basics.gradients.config import CHUNK
 
 BITS = 8  # of a byte
 
@@ -65,6 +64,3 @@ class Signs(GradCodec):
         bits = (bytes_nk[:, 4 * count :, None] >> places) & 1
         signs = bits.view(n, count, CHUNK).to(dtype).mul_(2).sub_(1)
         return signs.mul_(scales[..., None]).view(n, -1)
-
-
-CODECS: dict[str, Callable[[], GradCodec]] = {"bf16": Bfloat16, "onebit": Signs}

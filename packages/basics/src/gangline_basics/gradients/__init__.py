@@ -1,0 +1,1 @@
+"""Reductions of gradients: the plain sum, and sums whose parts travel compressed."""

@@ -1,0 +1,92 @@
+"""Sums over ranks whose parts travel compressed: 16 bits an element, or about one with error feedback.
+
+A rank encodes its gradients and sends each peer that peer's range; the owner of a range decodes all parts and adds them
+in rank order, in the dtype of the gradients, never in that of the wire. Where all ranks want the complete sum, owners
+encode their ranges of it and gather them. With error feedback (Tang et al., DoubleSqueeze, arXiv 1905.05957; 1-bit
+Adam, arXiv 2102.02888, algorithm 1) what encoding lost is added to what is encoded next: the worker's error of a rank's
+gradients, the server's of the sum that it owns. 1-bit Adam compresses Adam's momentum after its warm-up; here the
+gradient is compressed, so that any optimizer can follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gangline.comm.base import Comm, Pending
+from gangline.comm.ordered import Later, sum_rows
+from gangline.config.schema import Run
+from gangline.gradients import Bucket, BucketLayout, GradientReduction
+from gangline_basics.gradients.codec import Bfloat16, GradCodec, Signs
+from gangline_basics.gradients.config import RoundedGradients, SignGradients
+
+WORKER, SERVER = "worker", "server"
+
+
+class CodedSum(GradientReduction):
+    """Sums what a codec encodes. Kept with error feedback, in whole chunks of the codec:
+
+    worker  (n, m)  what encoding lost of this rank's gradients, one row for each owner of a range
+    server  (1, m)  what encoding lost of the sum that this rank owns
+    """
+
+    def __init__(self, codec: GradCodec, start_step: int = 0) -> None:
+        self.codec, self.start_step = codec, start_step
+
+    def arrays(self, layout: BucketLayout) -> dict[str, tuple[int, ...]]:
+        if not self.codec.feedback:
+            return {}
+        row = self._row(layout)
+        shapes: dict[str, tuple[int, ...]] = {WORKER: (layout.ranks, row)}
+        return shapes if layout.scatters else {**shapes, SERVER: (1, row)}
+
+    def reduce(self, bucket: Bucket, comm: Comm) -> Pending[Tensor]:
+        if bucket.step < self.start_step:
+            return comm.start_all_reduce(bucket.flat)
+        flat = bucket.flat
+        length = -(-flat.numel() // comm.size)
+        padded = torch.nn.functional.pad(flat, (0, length * comm.size - flat.numel()))
+
+        def gather(total: Tensor) -> Tensor:
+            code = self._encode(total.view(1, -1), bucket.kept.get(SERVER))
+            parts = self.codec.decode(comm.all_gather(code), flat.dtype)[:, :length]
+            return flat.copy_(parts.reshape(-1)[: flat.numel()])
+
+        return self._range(bucket, padded.view(comm.size, length), comm, gather)
+
+    def reduce_scatter(self, bucket: Bucket, comm: Comm) -> Pending[Tensor]:
+        if bucket.step < self.start_step:
+            return comm.start_reduce_scatter(bucket.flat)
+        length = bucket.flat.numel() // comm.size
+        return self._range(bucket, bucket.flat.view(comm.size, length), comm, lambda total: total[:length])
+
+    def _range(self, bucket: Bucket, parts_ns: Tensor, comm: Comm, then: Callable[[Tensor], Tensor]) -> Later:
+        """Start to sum the range that this rank owns; `then` is called with the (m,) sum."""
+        padded = torch.nn.functional.pad(parts_ns, (0, self._row(bucket.layout) - parts_ns.shape[1]))
+        code = self._encode(padded, bucket.kept.get(WORKER))
+        arrived = comm.start_all_to_all(code)
+        return Later(arrived, lambda every: then(sum_rows(self.codec.decode(every, bucket.flat.dtype))))
+
+    def _row(self, layout: BucketLayout) -> int:
+        """Elements of a rank's range, in whole chunks."""
+        return -(-layout.size // (layout.ranks * self.codec.multiple)) * self.codec.multiple
+
+    def _encode(self, x_nm: Tensor, error: Tensor | None) -> Tensor:
+        if error is None:
+            return self.codec.encode(x_nm)
+        wanted = x_nm + error
+        code = self.codec.encode(wanted)
+        torch.sub(wanted, self.codec.decode(code, wanted.dtype), out=error)
+        return code
+
+
+def build_rounded(config: RoundedGradients, run: Run) -> CodedSum:
+    """The reduction `bf16`."""
+    return CodedSum(Bfloat16())
+
+
+def build_signs(config: SignGradients, run: Run) -> CodedSum:
+    """The reduction `onebit`."""
+    return CodedSum(Signs(), config.start_step)

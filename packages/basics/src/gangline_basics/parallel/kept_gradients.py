@@ -1,0 +1,81 @@
+"""What a reduction of gradients keeps, as `local/...` arrays: for strategies that sum with one.
+
+Each array of a bucket is stacked over the ranks that have the bucket, in order of their number: one row for each.
+Where buckets of different ranks have arrays of different shapes, a row is flat and as long as the longest of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+
+from torch import Tensor
+
+from gangline.gradients import BucketLayout, GradientReduction
+from gangline.mesh import Mesh
+from gangline.shard import Division, Layout, Registry, Shard
+
+
+class KeptArrays:
+    """The kept arrays of one bucket on this rank.
+
+    buckets  the bucket's layouts on all ranks that have it, each once: their arrays lie in the same rows
+    own      this rank's layout, one of them
+    like     a tensor of the dtype and the device of the arrays
+    """
+
+    def __init__(
+        self, reduction: GradientReduction, buckets: Iterable[BucketLayout], own: BucketLayout, like: Tensor
+    ) -> None:
+        self.rows = {name: like.new_zeros(shape) for name, shape in rows(reduction, buckets).items()}
+        shapes = reduction.arrays(own)
+        self.views = {
+            name: self.rows[name].view(-1)[: prod(shape)].view(shape) if prod(shape) else like.new_zeros(shape)
+            for name, shape in shapes.items()
+        }
+
+
+def rows(reduction: GradientReduction, buckets: Iterable[BucketLayout]) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of one rank's row of each array."""
+    found: dict[str, tuple[int, ...]] = {}
+    for bucket in buckets:
+        for name, shape in reduction.arrays(bucket).items():
+            other = found.setdefault(name, tuple(shape))
+            if other != tuple(shape):
+                found[name] = (max(prod(other), prod(shape)),)
+    return {name: shape for name, shape in found.items() if prod(shape)}
+
+
+def array_name(reduction: GradientReduction, mesh: Mesh, bucket: str, array: str) -> str:
+    """Return the name of a kept array, which names the reduction and the layout of ranks: others have no use for it."""
+    ranks = "-".join(f"{axis}{size}" for axis, size in mesh.sizes)
+    return f"local/gradients/{type(reduction).__name__.lower()}/{ranks}/{bucket}/{array}"
+
+
+def layouts(
+    reduction: GradientReduction,
+    mesh: Mesh,
+    bucket: str,
+    buckets: Iterable[BucketLayout],
+    dtype: str,
+    at: Sequence[tuple[str, int]] = (),
+) -> Iterator[tuple[str, Layout]]:
+    """Yield (name, layout) of the arrays kept of a bucket by all ranks that have it.
+
+    at: the coordinates at which these ranks are alone (a pipeline stage); along all other axes every rank has a row.
+    """
+    axes = tuple(axis for axis in mesh.axes if axis not in dict(at))
+    ranks = mesh.size(*axes)
+    divisions = (Division(axes, (tuple(range(ranks + 1)),)),) if ranks > 1 else ()
+    for array, shape in rows(reduction, buckets).items():
+        yield array_name(reduction, mesh, bucket, array), Layout((ranks, *shape), dtype, divisions, tuple(at))
+
+
+def shards(
+    reduction: GradientReduction, registry: Registry, rank: int, bucket: str, kept: KeptArrays
+) -> Iterator[Shard]:
+    """Yield this rank's rows of the arrays kept of a bucket."""
+    for array, tensor in kept.rows.items():
+        name = array_name(reduction, registry.mesh, bucket, array)
+        ((box, primary),) = registry.of_rank(name, rank)
+        yield Shard(name, registry[name].shape, tensor.dtype, box.offset, tensor[None], primary)

@@ -1,0 +1,173 @@
+"""Compressed sums: what is sent, what is lost, what error feedback returns."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import Tensor
+
+from gangline.batch import Batch
+from gangline.comm.base import Comm
+from gangline.comm.wrap import Wrapped
+from gangline.config.defaults import default_run
+from gangline.config.sections import Recompute
+from gangline.gradients import Bucket, BucketLayout, GradientReduction
+from gangline.mesh import Mesh
+from gangline.model.compose import Composed
+from gangline.model.init import initialise
+from gangline.plugin.registry import build
+from gangline.runtime import Job
+from gangline.train.build import notices as notices_of
+from gangline.train.recompute_and_compile import finisher
+from gangline_basics.gradients.codec import Bfloat16, Signs
+from gangline_basics.gradients.coded import CodedSum
+from gangline_basics.gradients.config import CHUNK
+from gangline_basics.launch.config import LocalLaunch
+from gangline_basics.parallel.kept_gradients import KeptArrays
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
+from gangline_testkit.runs import small_run
+
+CODECS = {"bf16": Bfloat16, "onebit": Signs}
+
+
+class Counting(Wrapped):
+    """Adds up the bytes that this rank sends by the collectives of compressed sums."""
+
+    def __init__(self, inner: Comm, into: Counter[str]) -> None:
+        super().__init__(inner)
+        self.into = into
+
+    def _all_gather(self, x, into, background):
+        self.into["all_gather"] += x.numel() * x.itemsize
+        return self.inner._all_gather(x, into, background)
+
+    def _all_to_all(self, x, in_splits, out_splits, background):
+        self.into["all_to_all"] += x.numel() * x.itemsize
+        return self.inner._all_to_all(x, in_splits, out_splits, background)
+
+
+class OneBucket:
+    """Sums buckets of one layout again and again. scatters: to this rank's range of the sum, else to all of it."""
+
+    def __init__(self, reduction: GradientReduction, comm: Comm, size: int, scatters: bool) -> None:
+        self.reduction, self.comm, self.layout = reduction, comm, BucketLayout(size, (), comm.size, scatters)
+        self.kept = KeptArrays(reduction, [self.layout], self.layout, torch.empty(0)).views
+
+    def sum(self, x: Tensor, step: int = 0) -> Tensor:
+        bucket = Bucket(self.layout, x.clone(), self.kept, step)
+        start = self.reduction.reduce_scatter if self.layout.scatters else self.reduction.reduce
+        return start(bucket, self.comm).wait()
+
+
+def group() -> Comm:
+    return rank.comms(Mesh.of({"dp_shard": rank.world}), False).axis("dp_shard")
+
+
+def one_sum(reduction: str, parts: list[list[float]], scatters: bool) -> Tensor:
+    mine = torch.tensor(parts[rank.index])
+    return OneBucket(CodedSum(CODECS[reduction]()), group(), mine.numel(), scatters).sum(mine)
+
+
+def repeated_sum(reduction: str, times: int, scatters: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """(all sums together, errors that explain what they lack, the true sum), of this rank's range or complete."""
+    comm = group()
+    mine = torch.randn(1000, generator=torch.Generator().manual_seed(rank.index))
+    bucket = OneBucket(CodedSum(CODECS[reduction]()), comm, mine.numel(), scatters)
+    total = sum(bucket.sum(mine) for _ in range(times))
+    true, half = comm.all_reduce(mine.clone()), len(mine) // comm.size
+    lost = comm.all_reduce(bucket.kept["worker"].clone())[:, :half].reshape(-1)
+    if not scatters:
+        lost += comm.all_gather(bucket.kept["server"].clone())[:, :half].reshape(-1)
+        return total, lost, true
+    own = slice(comm.index * half, (comm.index + 1) * half)
+    return total, lost[own], true[own]
+
+
+def counted_sum(reduction: str, size: int, scatters: bool) -> Counter[str]:
+    found: Counter[str] = Counter()
+    OneBucket(CodedSum(CODECS[reduction]()), Counting(group(), found), size, scatters).sum(torch.ones(size))
+    return found
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 10_000))
+def test_signs_keep_each_sign_and_each_chunks_mean(rows, chunks, seed):
+    x = torch.randn(rows, chunks * CHUNK, generator=torch.Generator().manual_seed(seed))
+    code = Signs().encode(x)
+    assert code.shape == (rows, chunks * (4 + CHUNK // 8))
+    y = Signs().decode(code, torch.float32)
+    assert torch.equal(y >= 0, x >= 0)
+    wanted = x.view(rows, chunks, CHUNK).abs().mean(-1, keepdim=True).expand(-1, -1, CHUNK)
+    assert torch.equal(y.abs(), wanted.reshape(rows, -1))
+
+
+def test_bfloat16_is_rounding():
+    x = torch.randn(2, 37)
+    assert torch.equal(Bfloat16().decode(Bfloat16().encode(x), torch.float32), x.bfloat16().float())
+
+
+@pytest.mark.parametrize("scatters", [True, False])
+def test_parts_rounded_to_bfloat16_are_added_in_float32(scatters):
+    """Added in bfloat16 1 + 3 · 2⁻⁹ would stay 1."""
+    parts = [[1.0, 2.0**-9, 2.0**-9, 2.0**-9], [2.0**-9] * 4, [2.0**-9] * 4, [2.0**-9] * 4]
+    ranks = pool(4).run(one_sum, "bf16", parts, scatters)
+    total = torch.tensor(parts).sum(0)
+    for index, found in enumerate(ranks):
+        assert torch.equal(found, total[index : index + 1] if scatters else total.bfloat16().float())
+    assert float(total[0]) > float(torch.tensor(1.0).bfloat16())
+
+
+@pytest.mark.parametrize("scatters", [True, False])
+def test_with_feedback_what_is_sent_comes_to_what_was_to_be_sent(scatters):
+    """All sums of a constant gradient differ from the true ones by no more than the errors still kept."""
+    sums, errors, true = zip(*pool(2).run(repeated_sum, "onebit", 40, scatters), strict=True)
+    for total, lost, expected in zip(sums, errors, true, strict=True):
+        assert torch.allclose(total + lost, 40 * expected, atol=1e-3)
+        assert float((total / 40 - expected).abs().mean()) < 0.1 * float(expected.abs().mean())
+
+
+@pytest.mark.parametrize(("reduction", "bits"), [("bf16", 16), ("onebit", 1 + 32 / CHUNK)])
+@pytest.mark.parametrize("scatters", [True, False])
+def test_bytes_on_the_wire(reduction, bits, scatters):
+    size, n = 64 * CHUNK, 4
+    for found in pool(n).run(counted_sum, reduction, size, scatters):
+        each = int(bits * size / n / 8)  # of a range
+        assert found == Counter(all_to_all=n * each, **({} if scatters else {"all_gather": each}))
+
+
+@pytest.mark.parametrize(("processes", "notices"), [(1, ["gradients=bf16 changes nothing: there is one"]), (2, [])])
+def test_one_data_parallel_rank_gets_a_notice(processes, notices):
+    run = default_run(parallel="ddp", gradients="bf16", launch=LocalLaunch(processes=processes))
+    found = notices_of(run, Mesh.of(run.parallel.axes(processes)))
+    assert [notice for notice, expected in zip(found, notices, strict=True) if expected not in notice] == []
+
+
+def local_arrays(gradients: str) -> tuple[list[tuple[str, tuple[int, ...]]], list[int], bool]:
+    """(all kept arrays with their shapes, the rows that this rank has, whether a step fills them) under ddp."""
+    run = small_run(
+        "parallel=ddp", f"gradients={gradients}", "gradients.start_step=0", "parallel.bucket_mb=0.01", "precision=fp32"
+    )
+    composed, mesh = Composed.of(run), Mesh.of({"dp_replicate": rank.world})
+    finish = finisher(Recompute.none, False)
+    job = Job(composed, mesh, rank.comms(mesh, False), build(run.precision, run), finish)
+    runtime = build(run.parallel, job)
+    initialise(runtime.shards(), composed.plan, 0)
+    tokens = torch.arange(13)[None] + rank.index
+    position, mask = torch.arange(12)[None], torch.ones(1, 12, dtype=torch.bool)
+    runtime.step([Batch(tokens[:, :-1], tokens[:, 1:], mask, position, torch.tensor([rank.index]), step=0)])
+    registry, shards = runtime.local()
+    filled = all(shard.local.any() for shard in shards if shard.name.endswith("worker"))
+    return [(name, registry[name].shape) for name in registry], [shard.offset[0] for shard in shards], filled
+
+
+def test_ddp_saves_one_row_of_kept_arrays_per_rank():
+    names, rows, filled = zip(*pool(2).run(local_arrays, "onebit"), strict=True)
+    assert names[0] == names[1]
+    assert len(names[0]) > 4, "a worker's and a server's error for each of several buckets"
+    assert all(name.startswith("local/gradients/") and shape[0] == 2 for name, shape in names[0])
+    assert [set(held) for held in rows] == [{0}, {1}]
+    assert all(filled)

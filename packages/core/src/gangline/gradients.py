@@ -1,0 +1,119 @@
+"""How gradients are summed over data-parallel ranks: the contract of the parts of the group `gradients`.
+
+A strategy packs the gradients of several parameters into one flat buffer, a bucket. While the backward pass goes on it
+calls `reduce` or `reduce_scatter` with each complete bucket, and waits for what these return before the norm of the
+gradients is measured. Torch-free at import.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from gangline.comm.base import Comm, Pending
+
+
+@dataclass(frozen=True)
+class GradientSlot:
+    """One parameter in a bucket, or those of its rows that are in it.
+
+    name    of the parameter, the same in every layout: "blocks.0.attention.query.weight"
+    offset  of its first element in the bucket
+    shape   (rows, columns) of a parameter of two dims or more, leading dims flattened; (size,) of a parameter of one
+            dim, and of a piece that is not made of complete rows. Under tp the rows are those of this rank's shard
+    """
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, offset: int, shape: Sequence[int]) -> GradientSlot:
+        """A complete parameter of this shape."""
+        return cls(name, offset, (prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (prod(shape),))
+
+    @property
+    def size(self) -> int:
+        """Elements of the slot."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class BucketLayout:
+    """What is known of a bucket before the first step: the same in all steps, and on all ranks that sum it."""
+
+    size: int  # elements; those that no slot has are filling, and are zero
+    slots: tuple[GradientSlot, ...]  # the parameters in it, in order of offset
+    ranks: int  # how many ranks sum it
+    scatters: bool = False  # it is summed by `reduce_scatter`, else by `reduce`
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """One bucket of gradients on this rank, complete and ready to be summed.
+
+    layout  the bucket's layout
+    flat    (size,) this rank's gradients, in the dtype in which the precision sums them. They may be overwritten. They
+            still carry the loss scale of `precision=fp16`
+    kept    the arrays that `GradientReduction.arrays` named, to be changed in place: in the dtype and on the device of
+            `flat`, zero before the first step and where a checkpoint has none for this layout
+    step    number of the step, from 0: one less than in the step's record. It continues on a resume, so a warm-up is
+            `step < n`. A strategy that cannot keep all gradients (zero=2 and 3) sums a bucket after each microbatch,
+            so several times in a step
+    """
+
+    layout: BucketLayout
+    flat: torch.Tensor
+    kept: Mapping[str, torch.Tensor]
+    step: int
+
+    def view(self, slot: GradientSlot) -> torch.Tensor:
+        """The gradient of one slot, of its shape: a view of `flat`."""
+        return self.flat[slot.offset : slot.offset + slot.size].view(slot.shape)
+
+
+class GradientReduction(ABC):
+    """Sums buckets of gradients over data-parallel ranks. `build(config, run)` makes one on every rank.
+
+    Every rank of a `comm` calls the methods for the same buckets in the same order, from the thread that runs the
+    step and without autograd. What they return must have the same bits on all ranks of the `comm`, or the weights of
+    the replicas diverge. Whatever is remembered from step to step is in the bucket's kept arrays, so that a resumed run
+    in the same layout continues to the bit. Random numbers are a function of the run's seed, the step and a name.
+    """
+
+    def arrays(self, layout: BucketLayout) -> Mapping[str, tuple[int, ...]]:
+        """Return name -> shape of what this rank keeps of a bucket between steps: an error, a basis.
+
+        A pure function of the layout: it is called for buckets of other ranks too. The arrays are saved with the run as
+        `local/gradients/...`, and belong to one layout of ranks: in another one they start from zero.
+        """
+        return {}
+
+    @abstractmethod
+    def reduce(self, bucket: Bucket, comm: Comm) -> Pending[torch.Tensor]:
+        """Start to sum a bucket over the ranks of `comm`, in place of `comm.start_all_reduce(bucket.flat)`.
+
+        Returns the (size,) sum as a `Pending`, in the dtype of `bucket.flat` and perhaps in its memory. It may start
+        collectives of its own, which run in the background while the backward pass goes on; what is to follow them goes
+        into a `gangline.comm.ordered.Later`, and may be a collective too: ranks wait for buckets in the same order.
+        `comm` has more than one rank. The sum is not divided by the number of ranks.
+        """
+
+    def reduce_scatter(self, bucket: Bucket, comm: Comm) -> Pending[torch.Tensor]:
+        """Start to sum a bucket of `n = comm.size` equal ranges, of which this rank wants number `comm.index` alone.
+
+        Returns this rank's (size / n,) of the sum. Called in place of `reduce` by strategies that shard the optimizer
+        state (ZeRO). By default it is that range of what `reduce` returns: right, but on the wire twice as much as
+        needed.
+        """
+        from gangline.comm.ordered import Later
+
+        length = bucket.layout.size // comm.size
+        own = slice(comm.index * length, (comm.index + 1) * length)
+        return Later(self.reduce(bucket, comm), lambda total: total[own])

@@ -1,0 +1,128 @@
+"""The run's reduction of gradients (`gangline.gradients`) in the place of a reducer's own collectives.
+
+A buffer is a bucket: the ranges of all its arrays are summed together. Between replicas, where links are slow, a rank
+sums its range of the buffer; where there are no replicas the shards sum the complete buffer. Which of the two a buffer
+does, and what it keeps, is known on every rank for all buffers of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from torch import Tensor
+
+from gangline.comm.base import Comm, Pending, Reduction
+from gangline.comm.wrap import Wrapped
+from gangline.gradients import Bucket, BucketLayout, GradientReduction, GradientSlot
+from gangline.mesh import Mesh
+from gangline.plan import Plan
+from gangline.shard import Layout, Registry, Shard
+from gangline_basics.parallel.kept_gradients import KeptArrays, layouts, shards
+from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
+from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
+from gangline_parallel_megatron_style.sharding.arrays import ModelLayout
+from gangline_parallel_megatron_style.sharding.packing import Packing
+from gangline_parallel_megatron_style.sharding.ranks import StateRanks
+
+
+@dataclass
+class StepClock:
+    """The number of the step under way: shared by all buffers of a rank."""
+
+    step: int = 0
+
+
+class ReducedComm(Wrapped):
+    """Sums one bucket by the run's reduction, and passes all other calls on."""
+
+    def __init__(
+        self, inner: Comm, reduction: GradientReduction, own: BucketLayout, kept: KeptArrays, clock: StepClock
+    ):
+        super().__init__(inner)
+        self.reduction, self.layout, self.kept, self.clock = reduction, own, kept, clock
+
+    def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
+        return self.reduction.reduce_scatter(self._bucket(x), self.inner)
+
+    def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
+        if op != "sum":
+            return self.inner._all_reduce(x, op, background)
+        return self.reduction.reduce(self._bucket(x), self.inner)
+
+    def _bucket(self, x: Tensor) -> Bucket:
+        return Bucket(self.layout, x, self.kept.views, self.clock.step)
+
+
+def reduced(
+    reducer: GradReducer, packing: Packing, reduction: GradientReduction, clock: StepClock, like: Tensor
+) -> GradReducer:
+    """Return the reducer of one buffer with the reduction between replicas if there are any, else between shards."""
+    n, R = reducer.shard.size, reducer.replicas.size
+    if n * R == 1:
+        return reducer
+    buckets = bucket_layouts(packing, n, R, reducer.cut)
+    own = buckets[reducer.shard.index if len(buckets) > 1 else 0]
+    kept = KeptArrays(reduction, buckets, own, like)
+    if R > 1:
+        return replace(reducer, replicas=ReducedComm(reducer.replicas, reduction, own, kept, clock), joint=None)
+    return replace(reducer, shard=ReducedComm(reducer.shard, reduction, own, kept, clock), joint=None)
+
+
+def bucket_layouts(packing: Packing, n: int, R: int, cut: bool) -> list[BucketLayout]:
+    """The buckets that a buffer is summed in by n shards of R replicas: one, or one for each range between replicas.
+
+    cut: whether a shard gets the sum of its range only.
+    """
+    if R == 1:
+        return [BucketLayout(packing.size, slots(packing, 0, packing.size), n, scatters=cut)]
+    length = -(-packing.size // n)
+    return [BucketLayout(length, slots(packing, i * length, (i + 1) * length), R) for i in range(n)]
+
+
+def slots(packing: Packing, start: int, stop: int) -> tuple[GradientSlot, ...]:
+    """The arrays between two places of a buffer: complete rows together, and pieces of rows by themselves."""
+    found = []
+    for array, first in sorted(zip(packing.arrays, packing.starts, strict=True), key=lambda pair: pair[1]):
+        begin, end = max(first, start), min(first + array.size, stop)
+        if begin >= end:
+            continue
+        head = min(begin + (first - begin) % array.width, end)  # where complete rows begin
+        tail = max(end - (end - first) % array.width, head)
+        for a, b in ((begin, head), (head, tail), (tail, end)):
+            if a < b:
+                rows = (b - a) // array.width
+                complete = array.count > 1 and (a, b) == (head, tail)
+                found.append(GradientSlot(array.name, a - start, (rows, array.width) if complete else (b - a,)))
+    return tuple(found)
+
+
+def registry_of(
+    arrays: ModelLayout, plan: Plan, mesh: Mesh, zero: int, reduction: GradientReduction, dtype: str
+) -> Registry:
+    """The kept arrays of all buffers of the run, on whatever stage."""
+    found: dict[str, Layout] = {}
+    for group, buffers in arrays.groups.items():
+        for (index, buffer), pp in product(enumerate(buffers), arrays.stage[group]):
+            ranks = StateRanks.of(plan, mesh, buffer.kind.fold)
+            if buffer.kind.trained and ranks.shards * ranks.replicas > 1:
+                buckets = bucket_layouts(buffer.packing, ranks.shards, ranks.replicas, zero > 0)
+                found.update(layouts(reduction, mesh, _name(pp, group, index), buckets, dtype, (("pp", pp),)))
+    return Registry.of(mesh, found)
+
+
+def shards_of(
+    groups: Mapping[str, Sequence[ParamBuffer]], reduction: GradientReduction, registry: Registry, rank: int
+) -> Iterator[Shard]:
+    """This rank's rows of the kept arrays."""
+    pp = registry.mesh.coordinate(rank)["pp"]
+    for group, buffers in groups.items():
+        for index, buffer in enumerate(buffers):
+            for comm in (buffer.reducer.replicas, buffer.reducer.shard):
+                if isinstance(comm, ReducedComm):
+                    yield from shards(reduction, registry, rank, _name(pp, group, index), comm.kept)
+
+
+def _name(pp: int, group: str, index: int) -> str:
+    return f"{pp}/{group}.{index}"

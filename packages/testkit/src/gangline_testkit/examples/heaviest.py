@@ -1,0 +1,51 @@
+# gangline_heaviest.py: each rank sends its largest gradients. train parallel=ddp gradients=heaviest
+from dataclasses import dataclass
+
+from gangline import Part, hookimpl
+from gangline.config import GradientsConfig, ShareBelowOne
+
+
+@dataclass
+class Heaviest(GradientsConfig):
+    """The largest gradients of a bucket; the others are added to those of the next step (arXiv 1704.05021)."""
+
+    share: ShareBelowOne = 0.25  # how many of a bucket's gradients are sent
+
+    def wire_bytes(self, itemsize):
+        return self.share * (itemsize + 8)  # a value and its place
+
+    def kept_numbers(self, size, ranks, scatters):
+        return size
+
+
+def build(config, run):
+    from gangline.comm.ordered import Later, sum_rows
+    from gangline.gradients import GradientReduction
+
+    class HeaviestReduction(GradientReduction):
+        def arrays(self, layout):
+            return {"error": (layout.size,)}
+
+        def reduce(self, bucket, comm):
+            flat, error = bucket.flat, bucket.kept["error"]
+            error += flat
+            places = error.abs().topk(max(1, int(config.share * flat.numel()))).indices
+            values = error[places]
+            error[places] = 0
+            every_place = comm.start_all_gather(places)
+
+            def add(every_value):
+                rows = flat.new_zeros(comm.size, flat.numel())
+                rows.scatter_(1, every_place.wait().view(comm.size, -1), every_value.view(comm.size, -1))
+                return sum_rows(rows)  # in order of rank, so with the same bits on all ranks
+
+            return Later(comm.start_all_gather(values), add)
+
+    return HeaviestReduction()
+
+
+@hookimpl
+def gangline_gradient_reductions():
+    law = "each rank sends the largest of its gradients, and keeps the others for the next step"
+    summary = "Each rank sends its largest gradients, and keeps the others"
+    yield Part(name="heaviest", config=Heaviest, build="gangline_heaviest:build", summary=summary, law=law)

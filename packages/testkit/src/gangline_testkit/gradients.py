@@ -1,0 +1,140 @@
+"""The suite for reductions of gradients (group `gradients`): made-up buckets on several ranks, and runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from gangline.config.schema import GradientsConfig
+from gangline.gradients import GradientReduction
+from gangline_testkit import gradients_ranks as ranks
+from gangline_testkit.gradients_ranks import Sums
+from gangline_testkit.pool import pool
+from gangline_testkit.suite import PartSuite
+
+ROUNDS = 40  # sums of one and the same gradient, whose mean is compared with the exact sum
+HALF = 3  # steps before and after a resume
+EXACT = 1e-6  # the tolerance of a sum that loses nothing, in float32
+
+
+class GradientsSuite(PartSuite):
+    """Subclass with ``choice = "gradients=mine"``.
+
+    tolerance  how far the mean of 40 sums of constant gradients may be from the exact sum, relative to its norm: with
+               error feedback the mean converges to it
+    layouts    settings of runs on two ranks that are stopped and resumed
+    """
+
+    tolerance: ClassVar[float] = EXACT
+    layouts: ClassVar[tuple[str, ...]] = ("parallel=ddp",)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        for name, values in (("world", (2, 4)), ("scatters", (False, True)), ("layout", self.layouts)):
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, values, ids=str)
+
+    def sums(self, **options: Any) -> Sums:
+        return Sums(self.offer.part.build, self.run("parallel=ddp"), **{"steps": HALF, **options})
+
+    def summed(self, world: int, **options: Any) -> list[list[list[Tensor]]]:
+        """Rank -> step -> bucket -> what the rank gets."""
+        found: list[list[list[Tensor]]] = pool(world).run(ranks.summed, self.sums(**options))
+        return found
+
+    # --- the part ----------------------------------------------------------------------------------------------------
+
+    def test_builds_a_reduction(self) -> None:
+        run = self.run()
+        assert isinstance(self.build(self.config(run), run), GradientReduction)
+
+    def test_says_what_it_loses(self) -> None:
+        """A sum that is not exact depends on the layout: `Part.law` says how."""
+        assert self.tolerance <= EXACT or self.offer.part.law, "Part.law does not say how losses depend on the layout"
+
+    def test_says_bytes_and_numbers(self) -> None:
+        """For `explain` and the planner."""
+        config = self.config(self.run())
+        assert isinstance(config, GradientsConfig)
+        assert config.wire_bytes(4) > 0
+        for scatters in (False, True):
+            assert config.kept_numbers(1 << 20, 4, scatters) >= 0
+
+    def test_arrays_are_a_function_of_the_layout(self, world: int, scatters: bool) -> None:
+        """Each rank names the arrays of all ranks, without asking them."""
+        said = ranks.described(self.sums(scatters=scatters), world)
+        count = len(ranks.BUCKETS)
+        assert said[:count] == said[count : 2 * count] == said[2 * count :], "other arrays the second time"
+        for arrays in said[:count]:
+            assert all(isinstance(length, int) and length >= 0 for shape in arrays.values() for length in shape)
+
+    # --- sums --------------------------------------------------------------------------------------------------------
+
+    def test_sums_have_the_same_bits_on_all_ranks(self, world: int) -> None:
+        for dtype in (torch.float32, torch.float64):
+            first, *others = self.summed(world, dtype=dtype)
+            for index, other in enumerate(others, 1):
+                _same_bits(first, other, f"rank {index} gets another sum than rank 0")
+
+    def test_sums_are_near_the_exact_ones(self, world: int, scatters: bool) -> None:
+        """The mean over many steps; of ranges together those of all ranks."""
+        found = self.summed(world, steps=ROUNDS, constant=True, scatters=scatters)
+        for number, layout in enumerate(ranks.BUCKETS):
+            of_ranks = [sum((step[number].double() for step in of_rank), torch.zeros(())) / ROUNDS for of_rank in found]
+            mean = torch.cat(of_ranks) if scatters else of_ranks[0]
+            assert mean.shape == (layout.size,), f"a sum of {layout.size} elements has the shape {tuple(mean.shape)}"
+            true = ranks.exact(layout, number, 0, world)
+            inside = torch.cat([torch.arange(slot.offset, slot.offset + slot.size) for slot in layout.slots])
+            away = float((mean - true)[inside].norm() / true.norm())
+            assert away <= self.tolerance, f"the mean of {ROUNDS} sums is {away:.2g} of its norm away"
+
+    def test_waiting_later_changes_no_bit(self, world: int, scatters: bool) -> None:
+        """Buckets that are under way together get what each gets by itself."""
+        early = self.summed(world, late=False, scatters=scatters)
+        _same_bits(early, self.summed(world, scatters=scatters), "a sum depends on when it is waited for")
+
+    def test_a_second_run_has_the_same_bits(self, world: int) -> None:
+        _same_bits(self.summed(world), self.summed(world), "the same gradients have another sum the second time")
+
+    # --- what is kept ------------------------------------------------------------------------------------------------
+
+    def test_nothing_but_kept_arrays_is_remembered(self, world: int, scatters: bool) -> None:
+        """A reduction that is built in the middle, and gets the kept arrays, continues to the bit."""
+        straight = self.summed(world, steps=2 * HALF, scatters=scatters)
+        resumed = self.summed(world, steps=2 * HALF, scatters=scatters, handover=HALF)
+        _same_bits(straight, resumed, "kept arrays are not all that it remembers")
+
+    def test_a_resume_changes_no_bit(self, layout: str, tmp_path: Path) -> None:
+        """A run that is stopped and resumed has the losses and weights of one that is not; replicas stay the same."""
+        words = ("run.deterministic=false", "batch.global_size=4", *layout.split(), self.choice, *self.settings)
+        straight = self.lived(tmp_path / "straight", *words, f"run.steps={2 * HALF}")
+        self.lived(tmp_path / "resumed", *words, f"run.steps={HALF}")
+        resumed = self.lived(tmp_path / "resumed", *words, f"run.steps={2 * HALF}")
+        for (records, weights, _), (again, others, names) in zip(straight, resumed, strict=True):
+            losses = [(record.step, record.loss, record.grad_norm) for record in records]
+            assert losses[HALF:] == [(record.step, record.loss, record.grad_norm) for record in again], names
+            _same_weights(weights, others, "of the resumed run differ")
+        held: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+        for _, weights, _ in straight:
+            for name, offset, local in weights:
+                assert torch.equal(held.setdefault((name, offset), local), local), f"{name} differs between replicas"
+
+    def lived(self, run_dir: Path, *words: str) -> list[Any]:
+        """Of each of two ranks what it saw of a run."""
+        return pool(2).run(ranks.lived, run_dir, *words, "checkpoint.every=null")
+
+
+def _same_bits(first: Any, second: Any, what: str) -> None:
+    if isinstance(first, Tensor):
+        assert torch.equal(first, second), what
+        return
+    for one, other in zip(first, second, strict=True):
+        _same_bits(one, other, what)
+
+
+def _same_weights(first: list[ranks.Held], second: list[ranks.Held], what: str) -> None:
+    for (name, _, one), (_, _, other) in zip(first, second, strict=True):
+        assert torch.equal(one, other), f"weights {name} {what}"

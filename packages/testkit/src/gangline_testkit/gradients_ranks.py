@@ -1,0 +1,137 @@
+"""What ranks do for the suite of gradient reductions: sum made-up buckets, and train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gangline.comm.base import Comm, Pending
+from gangline.config.schema import Run
+from gangline.gradients import Bucket, BucketLayout, GradientReduction, GradientSlot
+from gangline.mesh import Mesh
+from gangline.plugin.registry import load
+from gangline.record import StepRecord
+from gangline.train.rank import train
+from gangline_basics.parallel.kept_gradients import KeptArrays
+from gangline_testkit import rank
+from gangline_testkit.compare import Held
+from gangline_testkit.sessions import session
+
+# matrices, vectors, filling, and a piece of a row; sizes that 2 and 4 ranks divide
+BUCKETS = (
+    BucketLayout(
+        540,
+        (
+            GradientSlot("blocks.0.up.weight", 0, (24, 16)),
+            GradientSlot("blocks.0.norm.weight", 384, (8,)),
+            GradientSlot("blocks.0.down.weight", 400, (14, 10)),
+        ),
+        1,
+    ),
+    BucketLayout(96, (GradientSlot("embed.weight", 0, (7,)), GradientSlot("embed.weight", 7, (8, 11))), 1),
+)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Some sums of the buckets.
+
+    steps     how many times each bucket is summed
+    scatters  by `reduce_scatter`, else by `reduce`
+    constant  a rank's gradients are the same in each step
+    late      all buckets of a step start before the first is waited for
+    handover  before this step the reduction is built again, and gets the kept arrays of the one before
+    """
+
+    build: str
+    run: Run
+    steps: int
+    dtype: torch.dtype = torch.float32
+    scatters: bool = False
+    constant: bool = False
+    late: bool = True
+    handover: int = 0
+
+
+def gradient(layout: BucketLayout, number: int, step: int, index: int, dtype: torch.dtype) -> Tensor:
+    """The gradients of the rank `index`, zero between slots."""
+    generator = torch.Generator().manual_seed(1 + index + 100 * number + 10_000 * step)
+    flat = torch.zeros(layout.size, dtype=dtype)
+    for slot in layout.slots:
+        at = slice(slot.offset, slot.offset + slot.size)
+        flat[at] = torch.randn(slot.size, generator=generator, dtype=torch.float64).to(dtype) * 10.0**-number
+    return flat
+
+
+def exact(layout: BucketLayout, number: int, step: int, ranks: int) -> Tensor:
+    """The sum of all ranks' gradients, in float64."""
+    return torch.stack([gradient(layout, number, step, index, torch.float64) for index in range(ranks)]).sum(0)
+
+
+def layouts(ranks: int, scatters: bool) -> list[BucketLayout]:
+    return [replace(bucket, ranks=ranks, scatters=scatters) for bucket in BUCKETS]
+
+
+def built(sums: Sums) -> GradientReduction:
+    reduction: GradientReduction = load(sums.build)(sums.run.gradients, sums.run)
+    return reduction
+
+
+def fresh(sums: Sums, reduction: GradientReduction, comm: Comm) -> list[Mapping[str, Tensor]]:
+    like = torch.empty(0, dtype=sums.dtype)
+    return [KeptArrays(reduction, [own], own, like).views for own in layouts(comm.size, sums.scatters)]
+
+
+@torch.no_grad()
+def summed(sums: Sums) -> list[list[Tensor]]:
+    """Step -> bucket -> what this rank gets."""
+    comm = rank.comms(Mesh.of({"dp_replicate": rank.world}), False).axis("dp_replicate")
+    reduction = built(sums)
+    kept, found = fresh(sums, reduction, comm), []
+    for step in range(sums.steps):
+        if step and step == sums.handover:
+            before, reduction = kept, built(sums)
+            kept = fresh(sums, reduction, comm)
+            for arrays, filled in zip(before, kept, strict=True):
+                for name, array in arrays.items():
+                    filled[name].copy_(array)
+        found.append([total.clone() for total in _one_step(sums, reduction, comm, kept, step)])
+    return found
+
+
+def _one_step(
+    sums: Sums, reduction: GradientReduction, comm: Comm, kept: Sequence[Mapping[str, Tensor]], step: int
+) -> Iterator[Tensor]:
+    pending: list[Pending[Tensor]] = []
+    for number, layout in enumerate(layouts(comm.size, sums.scatters)):
+        flat = gradient(layout, number, 0 if sums.constant else step, comm.index, sums.dtype)
+        start = reduction.reduce_scatter if sums.scatters else reduction.reduce
+        pending.append(start(Bucket(layout, flat, kept[number], step), comm))
+        if not sums.late:
+            yield pending.pop().wait()
+    for one in pending:
+        yield one.wait()
+
+
+def described(sums: Sums, ranks: int) -> list[dict[str, tuple[int, ...]]]:
+    """The kept arrays of every bucket, as one reduction says twice and another once."""
+    first, other = built(sums), built(sums)
+    return [
+        {name: tuple(shape) for name, shape in reduction.arrays(layout).items()}
+        for reduction in (first, first, other)
+        for layout in layouts(ranks, sums.scatters)
+    ]
+
+
+def lived(run_dir: Path, *settings: str) -> tuple[list[StepRecord], list[Held], list[str]]:
+    """(records, weights, names of arrays of this layout alone) of this rank after a run, or a resume."""
+    s, records = session(run_dir, *settings), list[StepRecord]()
+    tell = s.reporter.record
+    s.reporter.record = lambda record: records.append(record) or tell(record)  # type: ignore[method-assign, func-returns-value]
+    train(s)
+    weights = [(shard.name, shard.offset, shard.local.detach().clone()) for shard in s.runtime.shards()]
+    return records, weights, [name for name in s.registry if name.startswith("local/")]
