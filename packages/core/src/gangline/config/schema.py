@@ -328,8 +328,8 @@ class Run:
 
     model: ModelConfig
     parallel: ParallelConfig
-    gradients: GradientsConfig
     precision: PrecisionConfig
+    gradients: GradientsConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
     checkpoint: CheckpointConfig

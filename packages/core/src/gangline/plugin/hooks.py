@@ -108,15 +108,6 @@ HOOKS = (
         contract="gangline.runtime.Runtime",
     ),
     Hook(
-        name="gangline_gradient_reductions",
-        topic="computing",
-        group="gradients",
-        chosen="one",
-        options=GradientsConfig,
-        arguments="config, run",
-        contract="gangline.gradients.GradientReduction",
-    ),
-    Hook(
         name="gangline_precisions",
         topic="computing",
         group="precision",
@@ -124,6 +115,15 @@ HOOKS = (
         options=PrecisionConfig,
         arguments="config, run",
         contract="gangline.precision.Precision",
+    ),
+    Hook(
+        name="gangline_gradient_reductions",
+        topic="computing",
+        group="gradients",
+        chosen="one",
+        options=GradientsConfig,
+        arguments="config, run",
+        contract="gangline.gradients.GradientReduction",
     ),
     Hook(
         name="gangline_optimizers",
