@@ -1,0 +1,74 @@
+"""A number of a run's records along its steps, and as a line in a figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from gangline.cli import notes_by
+from gangline.config.suggest import near
+from gangline.errors import UserError
+from gangline.record import StepRecord, numbers, plain, read_records
+from gangline.run.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Curve = list[tuple[float, float]]
+
+
+def curve(run_dir: str | Path, metric: str, over: str) -> Curve:
+    """(place along the axis, value) of each step that has the number. Raises UserError where no step does."""
+    found: Curve = []
+    known: set[str] = set()
+    lists: set[str] = set()
+    tokens, began = 0, 0.0
+    records = _records(Path(run_dir) / "metrics.jsonl")
+    for record in records:
+        tokens += record.tokens
+        began = began or record.time - record.step_seconds
+        for name, value in numbers(record).items():
+            if isinstance(value, list):
+                lists.add(name)
+                continue
+            known.add(name)
+            if name == metric:
+                along = {"step": float(record.step), "tokens": float(tokens), "hours": (record.time - began) / 3600}
+                found.append((along[over], float(value)))
+    if records and not found:
+        more = f"There are: {', '.join(sorted(known))}."
+        if metric in lists:
+            raise UserError(f"{metric} is a list of numbers in every step of {run_dir}, and no curve.", more)
+        raise UserError(f"no step of {run_dir} has the number {metric!r}.", near(metric, sorted(known)), more)
+    return found
+
+
+def _records(path: Path) -> list[StepRecord]:
+    """A note counts lines without a record.
+
+    Raises UserError for a file that cannot be read, holds no record, or is of another version.
+    """
+    fields = StepRecord.__dataclass_fields__
+    told: list[str] = []
+    try:
+        lines = read_records(path, told.append) if path.exists() else []
+        records = [StepRecord(**{key: value for key, value in line.items() if key in fields}) for line in lines]
+    except OSError as error:
+        raise UserError(f"{path} cannot be read.", error.strerror or str(error)) from error
+    except TypeError as error:
+        why = str(error).replace("StepRecord.__init__()", "a line")
+        raise UserError(f"{path} was written by another version of gangline.", f"{why}.") from error
+    if told and not records:
+        raise UserError(f"{path} is damaged.", "No line of it holds the record of a step.")
+    for note in told:
+        notes_by("gangline compare")(note)
+    return records
+
+
+def draw_curve(axes: Axes, points: Curve, label: str) -> None:
+    """Add a curve to a plot; values that are not finite are gaps, and few points are marked."""
+    values = [value if math.isfinite(value) else math.nan for _, value in points]
+    axes.plot([place for place, _ in points], values, marker="." if len(points) <= 50 else "", label=label)
