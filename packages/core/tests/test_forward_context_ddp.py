@@ -21,6 +21,7 @@ from gangline.model.linear_nodes import LinearNode
 from gangline.plan import Cut, Fold, Init, Plan
 from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.gradients.config import SumGradients
 from gangline_basics.parallel.config import Ddp, Single
 from gangline_basics.parallel.ddp import build as build_ddp
 from gangline_basics.parallel.single import build as build_single
@@ -138,7 +139,7 @@ class Case:
 def built(case: Case, kind: type[nn.Module] = Toy, plan: Plan = PLAN):
     """(runtime, model), nothing drawn yet."""
     mesh = Mesh.of(case.parallel.axes(rank.world))
-    run = SimpleNamespace(seed=1, deterministic=True)
+    run = SimpleNamespace(seed=1, deterministic=True, gradients=SumGradients())
     with torch.device("meta"):
         model = kind()
     build = build_single if isinstance(case.parallel, Single) else build_ddp

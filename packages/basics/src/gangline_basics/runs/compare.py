@@ -11,17 +11,15 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from gangline.cli import notes_by, wide_open
-from gangline_basics.figure import integers, legend, style, subplots, write_figure
-from gangline.config.suggest import near
-from gangline.errors import UserError, printable
-from gangline.record import StepRecord, numbers, plain, read_records
+from gangline.cli import wide_open
+from gangline.errors import printable
+from gangline.record import plain
 from gangline.run.directory import RunDirectory
+from gangline_basics.figure import integers, legend, style, subplots, write_figure
 from gangline_basics.runs.curves import Curve, curve, draw_curve
 from gangline_basics.runs.run_figure import run_figure
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ROWS = 12  # of the table of curves

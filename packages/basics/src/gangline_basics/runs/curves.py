@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from gangline.cli import notes_by
 from gangline.config.suggest import near
 from gangline.errors import UserError
-from gangline.record import StepRecord, numbers, plain, read_records
-from gangline.run.directory import RunDirectory
+from gangline.record import StepRecord, numbers, read_records
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

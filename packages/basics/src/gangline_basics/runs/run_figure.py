@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from gangline_basics.runs.curves import Curve, curve, draw_curve
-from gangline_basics.figure import integers, legend, render, style, subplots
 from gangline.errors import UserError
 from gangline.storage.files import open_own
+from gangline_basics.figure import integers, legend, render, style, subplots
+from gangline_basics.runs.curves import Curve, curve, draw_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
