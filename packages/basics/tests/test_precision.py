@@ -19,6 +19,7 @@ from gangline.model.init import initialise
 from gangline.precision import Precision
 from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
+from gangline_basics.gradients.config import SumGradients
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
 from gangline_basics.optimizer.adamw import build as build_adamw
@@ -33,7 +34,7 @@ from gangline_basics.precision.plain import Plain
 from gangline_testkit import rank
 from gangline_testkit.pool import pool
 
-RUN = SimpleNamespace(seed=1, deterministic=False)
+RUN = SimpleNamespace(seed=1, deterministic=False, gradients=SumGradients())
 T = 6
 
 
