@@ -11,6 +11,7 @@ import gc
 import importlib
 import inspect
 import json
+import logging
 import os
 import runpy
 import select
@@ -287,6 +288,7 @@ def _be_the_server(code: str, files: list[int]) -> None:
     tracker: Any = resource_tracker._resource_tracker
     tracker._fd = tracker._pid = None
     sys.modules["__main__"] = ModuleType("__main__")
+    logging.root.handlers = []  # pytest's, say: their files are closed, and the numbers of these will be others'
     with contextlib.suppress(SystemExit):
         exec(code, {})
 
