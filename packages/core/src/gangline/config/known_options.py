@@ -106,7 +106,7 @@ class KnownOptions:
         groups = installed().groups()
         words = [f"{known}={text}" for known in self.options if known.rpartition(".")[2] == path]
         switched = text.lower() in ("true", "on", "1", "yes")  # bf16=true
-        chosen = [(group, path) for group in groups if switched and path in _known(group)]
+        chosen = [(group, path) for group in groups if switched and path in _known(group)][:1]  # bf16: the precision
         if not words and (line := answer(path, text)):
             return [line, *_how_to_get(line)]
         if not words and not chosen and (line := synonym(path, self.options)):

@@ -192,6 +192,19 @@ class ParallelConfig(PartConfig):
 
 
 @dataclass
+class PrecisionConfig(PartConfig):
+    """`build(config, run) -> gangline.precision.Precision`."""
+
+    def sizes(self) -> ItemSizes:
+        """Bytes of its numbers, for who plans memory and traffic."""
+        return ItemSizes(compute=2, master=4, gradient=4, wire=4)
+
+    def products(self) -> str:
+        """The format in which the products of blocks are computed, as a cluster file names its peaks."""
+        return "bf16"
+
+
+@dataclass
 class GradientsConfig(PartConfig, GradientSizes):
     """`build(config, run) -> gangline.gradients.GradientReduction`."""
 
@@ -206,19 +219,6 @@ class GradientsConfig(PartConfig, GradientSizes):
         if self.plain or ranks > 1:
             return []
         return [f"gradients={installed().part_of(self).part.name} changes nothing: there is one data-parallel rank"]
-
-
-@dataclass
-class PrecisionConfig(PartConfig):
-    """`build(config, run) -> gangline.precision.Precision`."""
-
-    def sizes(self) -> ItemSizes:
-        """Bytes of its numbers, for who plans memory and traffic."""
-        return ItemSizes(compute=2, master=4, gradient=4, wire=4)
-
-    def products(self) -> str:
-        """The format in which the products of blocks are computed, as a cluster file names its peaks."""
-        return "bf16"
 
 
 @dataclass
@@ -327,8 +327,8 @@ class LaunchConfig(PartConfig):
 GROUPS: dict[str, type[PartConfig]] = {
     "model": ModelConfig,
     "parallel": ParallelConfig,
-    "gradients": GradientsConfig,
     "precision": PrecisionConfig,
+    "gradients": GradientsConfig,
     "optimizer": OptimizerConfig,
     "schedule": ScheduleConfig,
     "checkpoint": CheckpointConfig,
@@ -351,8 +351,8 @@ class Run:
 
     model: ModelConfig
     parallel: ParallelConfig
-    gradients: GradientsConfig
     precision: PrecisionConfig
+    gradients: GradientsConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
     checkpoint: CheckpointConfig
