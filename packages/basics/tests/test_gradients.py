@@ -12,6 +12,7 @@ from torch import Tensor
 from gangline.batch import Batch
 from gangline.comm.base import Comm
 from gangline.comm.wrap import Wrapped
+from gangline.config.check import problems
 from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
 from gangline.gradients import Bucket, BucketLayout, GradientReduction
@@ -171,3 +172,25 @@ def test_ddp_saves_one_row_of_kept_arrays_per_rank():
     assert all(name.startswith("local/gradients/") and shape[0] == 2 for name, shape in names[0])
     assert [set(held) for held in rows] == [{0}, {1}]
     assert all(filled)
+
+
+def test_onebit_refuses_a_loss_scale():
+    """A step that overflows would leave inf in what error feedback keeps."""
+    (problem,) = problems(default_run(parallel="ddp", gradients="onebit", precision="fp16"))
+    assert problem.what == "gradients=onebit does not work with precision=fp16."
+    assert not problems(default_run(parallel="ddp", gradients="bf16", precision="fp16"))
+
+
+def test_explain_counts_what_ddp_sends_and_keeps():
+    found = {}
+    for gradients in ("sum", "bf16", "onebit"):
+        run, mesh = default_run(parallel="ddp", gradients=gradients), Mesh.of({"dp_replicate": 2})
+        explained = run.parallel.explain(run, mesh)
+        (rank_explained,) = explained.ranks
+        (sent,) = rank_explained.transfers
+        found[gradients] = sent.bytes, rank_explained.bytes.get("kept by the reduction", 0), explained.parameters
+    (plain, kept, numbers), (rounded, none, _), (signs, errors, _) = found.values()
+    assert (kept, none) == (0, 0)
+    assert rounded == plain / 2
+    assert signs == pytest.approx(plain * (1 + 32 / CHUNK) / 32, abs=8)
+    assert errors == 4 * (numbers + numbers // 2)

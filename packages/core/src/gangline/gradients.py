@@ -49,7 +49,7 @@ class BucketLayout:
     """What is known of a bucket before the first step: the same in all steps, and on all ranks that sum it."""
 
     size: int  # elements; those that no slot has are filling, and are zero
-    slots: tuple[GradientSlot, ...]  # the parameters in it, in order of offset
+    slots: tuple[GradientSlot, ...]  # the parameters in it, at least one, in order of offset
     ranks: int  # how many ranks sum it
     scatters: bool = False  # it is summed by `reduce_scatter`, else by `reduce`
 
@@ -60,7 +60,7 @@ class Bucket:
 
     layout  the bucket's layout
     flat    (size,) this rank's gradients, in the dtype in which the precision sums them. They may be overwritten. They
-            still carry the loss scale of `precision=fp16`
+            still carry the loss scale of `precision=fp16`, and are inf or nan in a step that overflows
     kept    the arrays that `GradientReduction.arrays` named, to be changed in place: in the dtype and on the device of
             `flat`, zero before the first step and where a checkpoint has none for this layout
     step    number of the step, from 0: one less than in the step's record. It continues on a resume, so a warm-up is

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gangline.config.ranges import NonNegativeInt
 from gangline.config.schema import GradientsConfig
+from gangline.errors import Problem
 from gangline.plugin.parts import Part
+from gangline_basics.precision.config import Fp16
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
 
 CHUNK = 256  # gradients that share a scale under gradients=onebit
 
@@ -32,6 +37,14 @@ class SignGradients(GradientsConfig):
     """The sign of each gradient and one scale for every 256 of them, with error feedback."""
 
     start_step: NonNegativeInt = 100  # first step whose gradients are compressed; earlier ones are summed as they are
+
+    def check(self, run: Run) -> list[Problem]:
+        if not isinstance(run.precision, Fp16):
+            return []
+        why = "Error feedback keeps what a step lost, and steps that overflow under a loss scale leave inf in it."
+        return [
+            Problem("gradients=onebit does not work with precision=fp16.", why, "precision=bf16, or gradients=bf16.")
+        ]
 
     def wire_bytes(self, itemsize: int) -> float:
         return (1 + 32 / CHUNK) / 8

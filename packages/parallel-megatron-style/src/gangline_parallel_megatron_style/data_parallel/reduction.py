@@ -47,7 +47,7 @@ class ReducedComm(Wrapped):
         return self.reduction.reduce_scatter(self._bucket(x), self.inner)
 
     def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
-        if op != "sum":
+        if op != "sum" or not self.layout.slots:  # a range may be filling alone
             return self.inner._all_reduce(x, op, background)
         return self.reduction.reduce(self._bucket(x), self.inner)
 
