@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline_testkit import warm
+from gangline_testkit import warm, warm_server
 from gangline_testkit.processes import wait_until_none_lives
 
 SAYS = """
@@ -196,3 +197,18 @@ def test_a_train_that_it_starts_is_warm_too(site):
     out, err = start("starts", site=site).communicate(timeout=120)
     assert out == f"{['-I', '-S', str(warm.CLIENT)]} 2\n", err
     assert "there is no option no.such" in err
+
+
+def test_a_server_of_ranks_has_no_logger_of_the_command_that_it_was_forked_in(tmp_path):
+    """A handler's file is closed in the server, and its number may become that of a rank's pipe."""
+    told = tmp_path / "handlers"
+    code = f"import logging; open({str(told)!r}, 'w').write(repr(logging.root.handlers))"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            logging.root.addHandler(logging.StreamHandler())
+            warm_server._be_the_server(code, [])
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert told.read_text() == "[]"
