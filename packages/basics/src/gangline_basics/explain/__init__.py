@@ -1,1 +1,1 @@
-"""What strategies that hold the whole model on every rank explain of themselves, and what modules keep. Torch-free."""
+"""Memory, transfers and work of strategies with the whole model on every rank; activations of modules. Torch-free."""

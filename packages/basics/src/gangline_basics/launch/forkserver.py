@@ -136,12 +136,12 @@ def needs(run: Run) -> set[str]:
 
 
 def asked_by_parts(run: Run) -> set[str]:
-    """What the parts of a run say that every rank needs."""
+    """Return the modules that the parts of a run need in every rank."""
     return {name for _, config in run.parts() for name in config.preload(run)}
 
 
 def usual() -> set[str]:
-    """What the parts of a run by default say so, which is loaded before a run is known."""
+    """Return the modules that the default parts need; they are loaded before a run is known."""
     from gangline.config.defaults import default_run
 
     return asked_by_parts(default_run())

@@ -1,4 +1,4 @@
-"""What the decoder is made of: its config nodes, down to the linears. Torch-free."""
+"""The config nodes of the decoder: norm, attention, feed-forward, block, head. Torch-free."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Part:
     capabilities: Mapping[str, str] = field(default_factory=dict)  # what else others may ask of it -> "module:name"
     words: Mapping[str, str] = field(default_factory=dict)  # of other frameworks -> what to type; {n}: their number
     synonyms: Mapping[str, str] = field(default_factory=dict)  # option -> what other frameworks call it, in words
-    default: bool = False  # whether a run has it where nobody chooses of its group; of a list, in the order offered
+    default: bool = False  # whether it is the default of its group; a list has all its defaults, in the order offered
     law: str = ""  # what this part does that the law of layouts does not cover; shown in `gangline plugins`
 
     def __post_init__(self) -> None:
