@@ -199,16 +199,31 @@ def test_a_train_that_it_starts_is_warm_too(site):
     assert "there is no option no.such" in err
 
 
-def test_a_server_of_ranks_has_no_logger_of_the_command_that_it_was_forked_in(tmp_path):
-    """A handler's file is closed in the server, and its number may become that of a rank's pipe."""
-    told = tmp_path / "handlers"
-    code = f"import logging; open({str(told)!r}, 'w').write(repr(logging.root.handlers))"
+def test_what_a_server_of_ranks_writes_to_a_file_of_its_parent_reaches_no_other(tmp_path):
+    """As pytest's log file does, which it hangs on loggers that the server uses."""
+    server, theirs, told = logging.getLogger("of.the.parent"), tmp_path / "theirs", tmp_path / "told"
+    code = f"""
+import logging, os, sys
+reader, writer = os.pipe()
+os.set_blocking(reader, False)
+logging.getLogger("of.the.parent").error("not for the pipe")
+logging.root.error("nor this")
+print("nor this")
+try:
+    seen = os.read(reader, 99)
+except BlockingIOError:
+    seen = b""
+open({str(told)!r}, "w").write(repr((seen, logging.root.handlers)))
+"""
     pid = os.fork()
     if pid == 0:
         try:
-            logging.root.addHandler(logging.StreamHandler())
+            for logger in (server, logging.root):
+                logger.addHandler(logging.FileHandler(theirs))
+            sys.stdout = theirs.open("w", buffering=1)
             warm_server._be_the_server(code, [])
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-    assert told.read_text() == "[]"
+    assert told.read_text() == "(b'', [])"
+    assert theirs.read_text() == ""

@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from itertools import pairwise
 from multiprocessing import forkserver as _forkserver, resource_tracker, util
 from pathlib import Path
 from types import ModuleType
@@ -278,8 +277,7 @@ def _fork_the_first_server(spawn: Any) -> Any:
 
 def _be_the_server(code: str, files: list[int]) -> None:
     """`python -c CODE` with these files open and no others, in a process that has just been forked."""
-    for after, before in pairwise([2, *sorted(files), MANY]):
-        os.closerange(after + 1, before)
+    _leave_no_file_of_the_parent(files)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
     server: Any = _forkserver._forkserver  # it is another process's, and locked: that one is starting it
@@ -288,9 +286,25 @@ def _be_the_server(code: str, files: list[int]) -> None:
     tracker: Any = resource_tracker._resource_tracker
     tracker._fd = tracker._pid = None
     sys.modules["__main__"] = ModuleType("__main__")
-    logging.root.handlers = []  # pytest's, say: their files are closed, and the numbers of these will be others'
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    logging.root.handlers = []
     with contextlib.suppress(SystemExit):
         exec(code, {})
+
+
+def _leave_no_file_of_the_parent(files: list[int]) -> None:
+    """Every open file but the standard ones and these is the null device from here on.
+
+    Not closed: objects that hold the number of one, as a handler of a logger, would write into whatever gets that
+    number next, the pipe of a rank for one, or close it.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/dev/fd")):
+        if number > 2 and number != null and number not in files:
+            with contextlib.suppress(OSError):  # what listed them has been closed since
+                os.fstat(number)
+                os.dup2(null, number)
+    os.close(null)
 
 
 if __name__ == "__main__":
