@@ -30,7 +30,7 @@ FP64, FP32, BF16 = "precision=fp64", "precision=fp32", "precision=bf16"
 ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
-def law(place: Place) -> str:
+def layouts(place: Place) -> str:
     """Three steps in one process: float64 to rounding, lower precisions to theirs."""
     said = [
         compared(trained(place.device, precision, kind=kind), trained(CPU, precision, kind=kind), bound)
@@ -51,7 +51,7 @@ LAYOUTS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
 }
 
 
-def law_of(name: str) -> Callable[[Place], str]:
+def layout_of(name: str) -> Callable[[Place], str]:
     """Two ranks on the device, against one process on the CPU."""
 
     def check(place: Place) -> str:
@@ -346,8 +346,8 @@ def checkpoint(place: Place) -> str:
 CHECKS: dict[str, Callable[[Place], str]] = {
     "ring kernel": ring,
     "staging": staging,
-    "law": law,
-    **{f"law of {name}": law_of(name) for name in LAYOUTS},
+    "layouts": layouts,
+    **{f"layout {name}": layout_of(name) for name in LAYOUTS},
     "attention": attention,
     "documents": documents_kernel,
     "fp8": fp8,

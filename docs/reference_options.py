@@ -67,8 +67,8 @@ def _about(group: str) -> str:
 def _part(offer: Offer, others: Iterable[Offer]) -> Iterator[str]:
     part = offer.part
     supplier = "" if offer.distribution == "gangline-core" else f" From `{offer.distribution}`."
-    law = f" Outside the law of layouts: {part.law}" if part.law else ""
-    yield from (f"### {offer.group}={part.name}", "", sentence(part.summary) + supplier + law, "")
+    depends = f" Depends on the layout: {part.layout_dependent}" if part.layout_dependent else ""
+    yield from (f"### {offer.group}={part.name}", "", sentence(part.summary) + supplier + depends, "")
     place = f"{offer.group}.{part.name}" if offer.group in LISTS else offer.group
     own = list(options(part.config, place))
     base = base_of(offer, others)

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 STEPS = 6
-# The loss of a step beside that of one process, relative. float64: the law. float32: 1e-5 on step 1, and what AdamW
+# The loss of a step beside that of one process, relative. float64: the suite. float32: 1e-5 on step 1, and what AdamW
 # makes of that in a few more. The others round each product: the loss is the same to that rounding.
 BOUND = {"fp64": 1e-12, "fp32": 2e-4, "bf16": 2e-2, "fp16": 2e-2, "fp8": 5e-2}
 AXES = {
@@ -77,7 +77,7 @@ def _run(dice: random.Random, moe: bool, saves: bool) -> list[str]:
 
 
 def _moe(dice: random.Random, even: bool) -> dict[str, object]:
-    """Dropless experts; capacities and expert choice are outside of the law."""
+    """Dropless experts; capacities and expert choice are outside of the suite."""
     router = dice.choice(("softmax", "sigmoid", "grouped"))
     words: dict[str, object] = {
         "moe": "on",

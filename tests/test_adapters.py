@@ -28,7 +28,7 @@ FEW = ("batch.global_size=4",)
 MANY = ("batch.global_size=8", "batch.micro_size=1", "model.layers=4")  # four microbatches on each of two data ranks
 
 
-class Law(StrategySuite):
+class Layouts(StrategySuite):
     """The suite's machinery on a model with adapters."""
 
     choice = "parallel=3d"
@@ -36,11 +36,11 @@ class Law(StrategySuite):
 
 def holds(on: str, *settings: str, more: tuple[str, ...] = SMALL) -> None:
     layout, scenario = Layout.on(on), Scenario((*more, *settings), "ragged", torch.float64, steps=2)
-    law = Law()
-    job = law.job(layout, scenario)
+    suite = Layouts()
+    job = suite.job(layout, scenario)
     assert not (problems := job.run.parallel.check(job.run)), "\n".join(map(str, problems))
-    law.compare(layout, scenario, FLOAT64)
-    names = law.trained(job)[0].names
+    suite.compare(layout, scenario, FLOAT64)
+    names = suite.trained(job)[0].names
     assert names
     assert all(".lora_" in name for name in names)
 

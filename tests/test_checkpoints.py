@@ -1,4 +1,4 @@
-"""The law across a checkpoint: trained on one layout, gone on with on another, a run is the run of one process."""
+"""Layout invariance across a checkpoint: trained on one layout and then on another, a run is that of one process."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ PAIRS = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    found = tmp_path_factory.mktemp("law")
+    found = tmp_path_factory.mktemp("layout")
     small_text(found / "corpus")
     return found
 

@@ -1,4 +1,4 @@
-"""Random compositions of parts, options and kills keep the law, or are refused in words.
+"""Random compositions of parts, options and kills keep the suite, or are refused in words.
 
     GANGLINE_DRAWN_SEED=7 GANGLINE_DRAWN_COUNT=100 pytest -m nightly tests/test_drawn.py
     GANGLINE_DRAWN_SEED=7 pytest -m nightly "tests/test_drawn.py::test_drawn[7-31]"       # one of them again

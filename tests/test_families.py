@@ -1,4 +1,4 @@
-"""Families of models obey the law of layouts: whatever axes a run is cut along, it is the run of one process."""
+"""Families of models are layout-invariant: whatever axes a run is cut along, it is the run of one process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NO_CP = ("qwen3_next",)  # what a layer remembers goes from token to token
 RING_LACKS = {"gemma2": "soft cap", "gpt_oss": "sinks"}
 
 
-class Law(StrategySuite):
+class Layouts(StrategySuite):
     """The suite's machinery, with a family's model in the place of the toy."""
 
     choice = "parallel=3d"
@@ -70,25 +70,25 @@ class Law(StrategySuite):
 
 def holds(family: str, on: str, *settings: str) -> None:
     """Loss, gradients, norm, weights and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
-    law = Law()
-    law.family = family
+    suite = Layouts()
+    suite.family = family
     layout, scenario = Layout.on(on), Scenario(settings, batches="documents", steps=2)
-    job = law.job(layout, scenario)
+    job = suite.job(layout, scenario)
     problems = [*job.run.parallel.check(job.run), *job.run.model.check(job.run)]
     assert not problems, "\n".join(map(str, problems))
-    law.compare(layout, scenario, FLOAT64)
+    suite.compare(layout, scenario, FLOAT64)
 
 
-def lawful(family: str, on: str) -> str:
+def allowed(family: str, on: str) -> str:
     """The layout that stands for `on` where the family's attention has none such: refused by name, then with another.
 
     What the ring lacks goes by Ulysses.
     """
     if "cp" not in on or "ulysses" in on or family not in RING_LACKS:
         return on
-    law = Law()
-    law.family = family
-    run = law.job(Layout.on(on), Scenario()).run
+    suite = Layouts()
+    suite.family = family
+    run = suite.job(Layout.on(on), Scenario()).run
     assert any(RING_LACKS[family] in str(problem) for problem in run.parallel.check(run))
     return f"{on} context=ulysses"
 
@@ -96,15 +96,15 @@ def lawful(family: str, on: str) -> str:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_layout_changes_nothing(family):
     """Heads, tokens and weights are cut in one run of four processes."""
-    holds(family, "dp_shard=2 tp=2 zero=3" if family in NO_CP else lawful(family, "cp=2 tp=2 zero=3"), *SHORT)
+    holds(family, "dp_shard=2 tp=2 zero=3" if family in NO_CP else allowed(family, "cp=2 tp=2 zero=3"), *SHORT)
 
 
 @pytest.mark.parametrize("family", NO_CP)
 @pytest.mark.parametrize("context", ["ring", "ulysses"])
 def test_tokens_that_must_stay_together_are_refused_by_name(family, context):
-    law = Law()
-    law.family = family
-    run = law.job(Layout.on(f"cp=2 context={context}"), Scenario()).run
+    suite = Layouts()
+    suite.family = family
+    run = suite.job(Layout.on(f"cp=2 context={context}"), Scenario()).run
     assert any("blocks.0.attention" in str(problem) for problem in run.parallel.check(run))
 
 
@@ -119,10 +119,10 @@ def test_experts_in_a_family_obey_it_too():
 
 
 def test_experts_that_would_compute_another_activation_are_refused():
-    law = Law()
-    law.family = "gemma3"
+    suite = Layouts()
+    suite.family = "gemma3"
     with pytest.raises(UserError, match="moe has no experts with gelu_tanh"):
-        law.job(Layout.on("tp=1"), Scenario(("moe=on",)))
+        suite.job(Layout.on("tp=1"), Scenario(("moe=on",)))
 
 
 @pytest.mark.parametrize(
@@ -138,13 +138,13 @@ def test_experts_that_would_compute_another_activation_are_refused():
 )
 def test_a_text_is_that_of_one_process(family, on):
     """What a layer keeps of a text is of the heads that the rank has; a key that heads share each rank has whole."""
-    law = Law()
-    law.family = family
+    suite = Layouts()
+    suite.family = family
     prompts, how = [[3, 1, 4, 1, 5], [9, 2, 6]], Sampling(tokens=8)
     settings = ("model.init_std=0.4", "precision=fp64")
-    alone = pool(1).run(write_ranks.texts, law.run(*settings), prompts, how)[0][0]
+    alone = pool(1).run(write_ranks.texts, suite.run(*settings), prompts, how)[0][0]
     assert len({token for one in alone for token in one.tokens}) > 4
-    cut = law.run(*settings, *(f"parallel.{word}" for word in on.split()))
+    cut = suite.run(*settings, *(f"parallel.{word}" for word in on.split()))
     assert pool(2).run(write_ranks.texts, cut, prompts, how) == [(alone, 0.0)] * 2
 
 
@@ -169,7 +169,7 @@ MORE = {
     [(family, on) for family in FAMILIES for on in MORE if family not in NO_CP or "cp" not in on],  # refused above
 )
 def test_more_layouts_change_nothing(family, on):
-    named = lawful(family, on)
+    named = allowed(family, on)
     many = ("batch.global_size=16", "batch.micro_size=1") if "pp" in on else ()
     holds(family, named, *many)
     if MORE[on]:

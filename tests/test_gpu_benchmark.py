@@ -79,7 +79,7 @@ def test_it_needs_nothing_of_the_repository_installed(tmp_path):
     for entry in packages.iterdir():
         if not entry.name.startswith(("gangline", "_gangline", "__editable__")) and entry.suffix != ".pth":
             (bare / entry.name).symlink_to(entry)
-    command = [sys.executable, "-S", str(SCRIPT), "--tiny", "--device", "cpu", "--only", "ring kernel", "law of tp"]
+    command = [sys.executable, "-S", str(SCRIPT), "--tiny", "--device", "cpu", "--only", "ring kernel", "layout tp"]
     ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(bare)})
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "2 checks hold" in ran.stdout

@@ -1,4 +1,4 @@
-"""Experts obey the law of layouts: whatever axes a run is cut along, it is the run of one process."""
+"""Experts are layout-invariant: whatever axes a run is cut along, it is the run of one process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVERYTHING = (
 )
 
 
-class Law(StrategySuite):
+class Layouts(StrategySuite):
     """The suite's machinery, with a model of experts in the place of the toy."""
 
     choice = "parallel=3d"
@@ -34,15 +34,15 @@ class Law(StrategySuite):
 
 def holds(on: str, *settings: str, steps: int = 2, bound: float = FLOAT64) -> None:
     """Loss, gradients, norm, weights and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
-    law, layout = Law(), Layout.on(on)
+    suite, layout = Layouts(), Layout.on(on)
     scenario = Scenario((*SMALL, *settings), steps=steps)
-    job = law.job(layout, scenario)
+    job = suite.job(layout, scenario)
     problems = [*job.run.parallel.check(job.run), *job.run.edits["moe"].check(job.run)]
     assert not problems, "\n".join(map(str, problems))
-    law.compare(layout, scenario, bound)
-    got = law.trained(job)
+    suite.compare(layout, scenario, bound)
+    got = suite.trained(job)
     for of_rank in got:
-        for one, want in zip(of_rank.steps, law.expected(job, got[0].coordinate[1])[1], strict=True):
+        for one, want in zip(of_rank.steps, suite.expected(job, got[0].coordinate[1])[1], strict=True):
             assert one.metrics.keys() == want.metrics.keys()
             for name, value in want.metrics.items():
                 assert one.metrics[name] == pytest.approx(value, rel=1e-10, abs=1e-12), name
@@ -87,9 +87,9 @@ def waits(job: Job) -> list[tuple[str, int]]:
 def test_an_exchange_travels_beside_the_work_of_another_microbatch(overlap, side_by_side):
     options = ("pp=2", "dp_shard=2", "tp=1", "schedule=dualpipe_v", f"overlap={overlap}")
     layout = Layout(4, tuple(f"parallel.{option}" for option in options))
-    law = Law()
-    job = law.job(layout, Scenario((*SMALL, "moe.ep=2", *MANY, *EVERYTHING)))
-    for said in law.on_ranks(waits, job):
+    suite = Layouts()
+    job = suite.job(layout, Scenario((*SMALL, "moe.ep=2", *MANY, *EVERYTHING)))
+    for said in suite.on_ranks(waits, job):
         between = [(first, second) for first, second in pairwise(said) if first[0] == "waits"]
         assert any(first[1] != second[1] for first, second in between) == side_by_side
 

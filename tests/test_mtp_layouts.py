@@ -1,4 +1,4 @@
-"""Multi-token prediction obeys the law of layouts, its blocks dense or of experts; and what is explained of it."""
+"""Multi-token prediction is layout-invariant, its blocks dense or of experts; and what is explained of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FEW = ("batch.global_size=4", "batch.micro_size=1", "model.layers=2")
 MANY = ("batch.global_size=8", "batch.micro_size=1", "model.layers=4")  # for a pipeline to have something to order
 
 
-class Law(StrategySuite):
+class Layouts(StrategySuite):
     """The suite's machinery, with such a model in the place of the toy."""
 
     choice = "parallel=3d"
@@ -39,15 +39,15 @@ class Law(StrategySuite):
 
 def holds(on: str, *settings: str, kind: str = "documents", steps: int = 2, bound: float = FLOAT64) -> None:
     """Loss, gradients, norm, weights, metrics and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
-    law, layout = Law(), Layout.on(on)
+    suite, layout = Layouts(), Layout.on(on)
     scenario = Scenario((*SMALL, *settings), kind, steps=steps)
-    job = law.job(layout, scenario)
+    job = suite.job(layout, scenario)
     problems = [*job.run.parallel.check(job.run), *(p for edit in job.run.edits.values() for p in edit.check(job.run))]
     assert not problems, "\n".join(map(str, problems))
-    law.compare(layout, scenario, bound)
-    got = law.trained(job)
+    suite.compare(layout, scenario, bound)
+    got = suite.trained(job)
     for of_rank in got:
-        for one, want in zip(of_rank.steps, law.expected(job, got[0].coordinate[1])[1], strict=True):
+        for one, want in zip(of_rank.steps, suite.expected(job, got[0].coordinate[1])[1], strict=True):
             assert one.metrics.keys() == want.metrics.keys()
             assert one.metrics["mtp_loss"] > 0
             for name, value in want.metrics.items():

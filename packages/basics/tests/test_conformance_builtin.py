@@ -83,7 +83,7 @@ class TestAdamw8bit(OptimizerSuite):
 
 class TestLion(OptimizerSuite):
     choice = "optimizer=lion"
-    can = {"exact"}
+    can = {"exact", "layout"}
 
 
 class TestMuon(OptimizerSuite):
@@ -94,7 +94,7 @@ class TestMuon(OptimizerSuite):
 class TestSoap(OptimizerSuite):
     choice = "optimizer=soap"
     settings = ("optimizer.precondition_every=2",)
-    can = {"exact"}
+    can = {"exact", "layout"}
 
 
 class TestConstant(ScheduleSuite):

@@ -67,7 +67,7 @@ def vocabulary(tmp_path, corpus) -> Path:
     return path
 
 
-# --- the law ---------------------------------------------------------------------------------------------------------
+# --- layouts ---------------------------------------------------------------------------------------------------------
 
 
 def counting(windows: int, T: int, seed: int = 0, split_name: str = "train") -> TextSource:

@@ -143,12 +143,12 @@ class Lossy(OptimizerConfig): pass
 
 @hookimpl
 def gangline_optimizers():
-    yield Part(name="lossy", config=Lossy, build="a:b", summary="Loses", law="rounds on the wire")
+    yield Part(name="lossy", config=Lossy, build="a:b", summary="Loses", layout_dependent="rounds on the wire")
 """,
     )
     done = strangers.run("gangline.cli.main", "plugins")
     assert done.returncode == 0, done.stderr
-    told = done.stdout.partition("Outside the law of layouts\n")[2].partition("\n\n")[0].splitlines()
+    told = done.stdout.partition("Depends on the layout\n")[2].partition("\n\n")[0].splitlines()
     assert "  optimizer=lossy: rounds on the wire" in told
     assert any(line.startswith("  precision=fp16: which steps overflow") for line in told)
 

@@ -24,7 +24,7 @@ class Plain(nn.Module):
 
 
 class Block(Plain):
-    """Counts its calls, emits a loss and a metric, and drops features at random by the law."""
+    """Counts its calls, emits a loss and a metric, and drops features at random, the same in every layout."""
 
     calls = 0
 

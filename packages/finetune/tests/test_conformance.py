@@ -11,7 +11,6 @@ from gangline_testkit import DataSourceSuite, ModelEditSuite
 class TestLora(ModelEditSuite):
     choice = "lora=on"
     settings = ("lora.rank=3",)
-    can = {"law"}
 
 
 @pytest.mark.nightly
@@ -20,7 +19,6 @@ class TestDora(ModelEditSuite):
 
     choice = "lora=on"
     settings = ("lora.rank=3", "lora.dora=true", "lora.dropout=0.3", "lora.targets=[wq,wo,w_up,w_down]")
-    can = {"law"}
     layouts = (1, 2)
 
 

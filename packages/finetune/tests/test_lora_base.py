@@ -28,14 +28,12 @@ class TestEightBits(ModelEditSuite):
     choice = "lora=on"
     settings = ("lora.rank=3", "lora.base=8bit")
     model = ("model.dim=64", "model.heads=2", "model.kv_heads=2", "model.hidden=128")
-    can = {"law"}
     layouts = (1, 2)
 
 
 class TestBf16(ModelEditSuite):
     choice = "lora=on"
     settings = ("lora.rank=3", "lora.base=bf16")
-    can = {"law"}
     layouts = (1, 2)
 
 

@@ -1,4 +1,4 @@
-"""mtp=on: its loss by the formula, the law, and its weights there and back."""
+"""mtp=on: its loss by the formula, the suite, and its weights there and back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ from gangline_testkit.sessions import lines, trained, trained_on
 
 class TestOn(ModelEditSuite):
     choice = "mtp=on"
-    can = {"law"}
 
 
 class TestTwoTokensAhead(ModelEditSuite):
@@ -44,7 +43,6 @@ class TestTwoTokensAhead(ModelEditSuite):
     model = ("model.tied=true", "model.z_loss=0.001")
     settings = ("mtp.depth=2", "mtp.weight=0.5")
     layouts = (2,)
-    can = {"law"}
 
 
 def cross_entropies(model: torch.nn.Module, batch: Batch) -> list[Tensor]:

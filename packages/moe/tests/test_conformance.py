@@ -7,7 +7,7 @@ from gangline_testkit import ModelEditSuite, PartSuite
 
 class TestOn(ModelEditSuite):
     choice = "moe=on"
-    can = {"law"}
+    can = {"layout"}
 
 
 class TestExpertParallel(ModelEditSuite):
@@ -25,7 +25,7 @@ class TestExpertParallel(ModelEditSuite):
         "moe.router.jitter=0.1",
     )
     layouts = (2, 4)
-    can = {"law"}
+    can = {"layout"}
 
 
 class Published(ModelEditSuite):
@@ -33,7 +33,7 @@ class Published(ModelEditSuite):
 
     settings = ("moe.experts=8", "moe.top_k=2", "moe.hidden=16")
     layouts = (1,)
-    can = {"law"}
+    can = {"layout"}
 
 
 class TestMixtral(Published):

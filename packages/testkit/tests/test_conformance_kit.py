@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from gangline.config.schema import Run
 from gangline.errors import UserError
+from gangline.plugin.discovery import Offer
+from gangline.plugin.parts import Part
 from gangline.plugin.registry import installed
-from gangline_testkit import ScheduleSuite, TrackerSuite, as_installed, waived
+from gangline_testkit import LAYOUT, ScheduleSuite, TrackerSuite, as_installed, needs, waived
 from gangline_testkit.report import Result, run_file, suite_of
 
 HEAD = "from gangline_testkit import *\n"
@@ -123,3 +126,28 @@ def test_every_group_has_its_suite() -> None:
     assert suites["checkpoint"] == "gangline_testkit:CheckpointerSuite"
     with pytest.raises(UserError):
         type("Missing", (ScheduleSuite,), {"choice": "schedule=absent"})().offer  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("depends", "can", "passes"),
+    [("", set(), False), ("by how a batch is cut", set(), True), ("by how a batch is cut", {"layout"}, False)],
+    ids=["invariant", "layout-dependent", "invariant with these settings"],
+)
+def test_layouts_must_agree_unless_the_part_declares_that_they_do_not(
+    depends: str, can: set[str], passes: bool
+) -> None:
+    class Mine:
+        choice = "schedule=mine"
+        offer = Offer(Part(name="mine", config=Run, build="a:b", summary="Mine", layout_dependent=depends), "", "", "")
+
+        @needs(LAYOUT)
+        def test(self) -> None:
+            raise AssertionError("loss of 2 ranks is 3.0, expected 2.0")
+
+    Mine.can = can
+    if passes:
+        Mine().test()
+        return
+    with pytest.raises(AssertionError, match="expected") as failure:
+        Mine().test()
+    assert "Part.layout_dependent" in failure.value.__notes__[0]

@@ -57,13 +57,11 @@ class TestNan(HealthCheckSuite):
 class TestLanes(ModelEditSuite):
     choice = "lanes=on"
     settings = FEW
-    can = {"law"}
 
 
 class TestLanesOnAFold(ModelEditSuite):
     choice = "lanes=on"
     settings = (*FEW, "lanes.fold=2", "model.tied=true")
-    can = {"law"}
 
 
 class TestLines(TrackerSuite):

@@ -72,14 +72,14 @@ SUITES = {
         Mutant("claims_nothing=on", "test_claims_what_it_changed", "changed and not claimed"),
         Mutant("no_init=on", "test_every_array_has_an_init", "no Init for parameter"),
         Mutant("dead_pattern=on", "test_every_pattern_of_the_plan_matches", "w_inn"),
-        Mutant("own_lanes=on", "test_layouts_agree", "expected", "law", "own_lanes.fold=2", TWO),
+        Mutant("own_lanes=on", "test_layouts_agree", "expected", "", "own_lanes.fold=2", TWO),
         Mutant("boasts=on", SAYS, "window=3"),
         Mutant("swaps_attention=on", SAYS, "blocks.0.attention.attention: its node says nothing"),
-        Mutant("own_tokens=on", CUT, "loss of step 0 is", "law", more="axes = ('cp',)"),
-        Mutant("config_sizes=on", CUT, "unflatten", "law", more="axes = ('tp',)"),
-        Mutant("undeclared_partial=on", CUT, "gradient .*gain", "law", more="axes = ('tp',)"),
+        Mutant("own_tokens=on", CUT, "loss of step 0 is", "", more="axes = ('cp',)"),
+        Mutant("config_sizes=on", CUT, "unflatten", "", more="axes = ('tp',)"),
+        Mutant("undeclared_partial=on", CUT, "gradient .*gain", "", more="axes = ('tp',)"),
         Mutant("idle=on", "test_every_parameter_learns", "no gradient reaches blocks.0.feed_forward.gain"),
-        Mutant("remembers=on", CUT, "loss of step 0 is", "law", more="axes = ('pp',)"),
+        Mutant("remembers=on", CUT, "loss of step 0 is", "", more="axes = ('pp',)"),
         Mutant("shifts=on", "test_what_is_kept_between_tokens_changes_no_text", "logits of the next"),
         Mutant("dice=on", "test_pure", "something else the second time"),
         Mutant("heavy=on", "test_torch_free_and_the_same_in_every_process", "torch is imported"),
@@ -109,7 +109,7 @@ SUITES = {
         Mutant("gradients=forgets", "test_nothing_but_kept_arrays_is_remembered", "are not all", more=LOSSY),
         Mutant("gradients=grows", "test_arrays_are_a_function_of_the_layout", "other arrays the second time"),
         Mutant("gradients=dice", "test_a_second_run_has_the_same_bits", "another sum the second time", more=LOSSY),
-        Mutant("gradients=silent", "test_says_what_it_loses", "Part.law does not say", more=LOSSY),
+        Mutant("gradients=silent", "test_says_what_it_loses", "Part.layout_dependent does not say", more=LOSSY),
         Mutant("gradients=negative", "test_says_bytes_and_numbers", "assert"),
     ],
     "OptimizerSuite": [
@@ -148,7 +148,5 @@ def test_over_the_whole_suite(suite: str, mutant: Mutant, tmp_path: Path) -> Non
 
 def test_a_factor_that_begins_at_zero_is_no_mistake(tmp_path: Path) -> None:
     """Its partner's first gradient is zero to the last bit."""
-    result = judged(
-        Mutant("low_rank=on", "", "", "law"), "ModelEditSuite", tmp_path, "test_every_parameter_learns", CUT
-    )
+    result = judged(Mutant("low_rank=on", "", "", ""), "ModelEditSuite", tmp_path, "test_every_parameter_learns", CUT)
     assert result.passed == 4, result.failed

@@ -1,7 +1,7 @@
 """Callbacks act while a run lives, on every rank: averages of weights, evaluation, profiles, outer optimizers.
 
-A callback breaks no law: what it makes of a step is the same whatever the layout. Its arrays are cut as the weights
-are, travel in the checkpoint, and any layout reads them. Health checks (`gangline.health`) derive from it.
+A callback is layout-invariant: what it makes of a step is the same whatever the layout. Its arrays are cut as the
+weights are, travel in the checkpoint, and any layout reads them. Health checks (`gangline.health`) derive from it.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class GptOss120B(GptOss20B):
     experts: int = 128
 
 
-LAW = (
+DEPENDS = (
     "with moe.capacity_factor, which pairs are dropped depends on the microbatch on a rank; with moe.ep above 1 an "
     "expert multiplies tokens of several ranks at once, so that run.deterministic promises rounding and not bits"
 )
@@ -84,7 +84,7 @@ def _part(name: str, config: type, summary: str, router: str = "softmax") -> Par
         summary=summary,
         opens={"router": router},
         words=WORDS if name == "on" else {},
-        law=LAW,
+        layout_dependent=DEPENDS,
     )
 
 

@@ -6,14 +6,14 @@ from typing import ClassVar
 
 import pytest
 
-from gangline_testkit import FLOAT64, ModelEditSuite, PartSuite, needs
+from gangline_testkit import FLOAT64, LAYOUT, LAYOUT_CLAIM, ModelEditSuite, PartSuite, needs
 
 
 class RouterSuite(PartSuite):
     """Subclass with ``choice = "moe/router=mine"``: experts that the router routes for, on any layout."""
 
     worlds: ClassVar[tuple[int, ...]] = (2, 4)
-    CLAIMS: ClassVar[dict[str, str]] = {"law": "loss and gradients are the same under any layout"}
+    CLAIMS: ClassVar[dict[str, str]] = LAYOUT_CLAIM
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "world" in metafunc.fixturenames:
@@ -32,13 +32,13 @@ class RouterSuite(PartSuite):
     def test_works_as_a_bare_module(self) -> None:
         self.experts().test_works_as_a_bare_module()
 
-    @needs("law")
+    @needs(LAYOUT)
     def test_layouts_agree(self, world: int) -> None:
         """Loss, gradients, norm, metrics and weights against one process, in float64."""
         suite = self.experts()
         suite.compare(suite.job(world), FLOAT64)
 
-    @needs("law")
+    @needs(LAYOUT)
     def test_recomputation_changes_nothing(self, world: int) -> None:
         suite = self.experts()
         suite.compare(suite.job(world, recompute=True), FLOAT64)

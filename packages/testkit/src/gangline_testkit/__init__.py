@@ -24,6 +24,8 @@ _WHERE = {
     "DataSourceSuite": "data",
     "GradientsSuite": "gradients",
     "HealthCheckSuite": "health",
+    "LAYOUT": "claims",
+    "LAYOUT_CLAIM": "claims",
     "Layout": "scenarios",
     "ModelEditSuite": "edit",
     "OptimizerSuite": "optimizer",

@@ -17,7 +17,7 @@ from gangline.record import StepRecord
 from gangline.shard import in_model
 from gangline.train.rank import train
 from gangline.train.session import Session
-from gangline_testkit.claims import needs
+from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, needs
 from gangline_testkit.compare import Held, all_close, assemble
 from gangline_testkit.health_ranks import no_collectives
 from gangline_testkit.install import as_installed
@@ -89,6 +89,7 @@ class CallbackSuite(PartSuite):
     """Subclass with ``choice = "callback=mine"``."""
 
     CLAIMS: ClassVar[dict[str, str]] = {
+        **LAYOUT_CLAIM,
         "watches": "leaves the run as it is: losses and weights are, bit by bit, those of the run without it",
     }
 
@@ -127,6 +128,7 @@ class CallbackSuite(PartSuite):
         run = self.run()
         assert isinstance(self.build(self.config(run), run), Callback)
 
+    @needs(LAYOUT)
     @pytest.mark.parametrize("layout", LAYOUTS)
     def test_layouts_agree(self, layout: str, tmp_path: Path) -> None:
         """Losses, metrics, arrays and state are those of one process; metrics and state the same on every rank."""

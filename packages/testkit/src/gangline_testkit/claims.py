@@ -1,6 +1,6 @@
 """What an author claims, checked both ways, and exceptions that cannot go unseen.
 
-A test of a capability runs whether it is claimed or not. Claimed, it must pass. Unclaimed, it is a probe:
+A test of a claim runs whether it is claimed or not. Claimed, it must pass. Unclaimed, it is a probe:
 where it would have passed, an `Unclaimed` warning says so. Nothing is ever skipped.
 """
 
@@ -13,6 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+LAYOUT = "layout"  # claimed for every part that does not declare `Part.layout_dependent`
+LAYOUT_CLAIM = {LAYOUT: "the same under any layout; claimed by every part without `Part.layout_dependent`"}
+_LOSSY = (
+    "Does the part lose precision with these settings? Test it with those that lose nothing (`settings = (...)`), and "
+    "declare in Part.layout_dependent what it loses with others."
+)
 
 
 class Unclaimed(UserWarning):
@@ -37,8 +44,13 @@ def needs(capability: str) -> Callable[[Callable], Callable]:
     def mark(test: Callable) -> Callable:
         @functools.wraps(test)
         def either(self: Any, *args: Any, **kwargs: Any) -> None:
-            if capability in self.can:
-                test(self, *args, **kwargs)
+            if claims(self, capability):
+                try:
+                    test(self, *args, **kwargs)
+                except (Exception, pytest.fail.Exception) as error:
+                    if capability == LAYOUT:
+                        error.add_note(_LOSSY)
+                    raise
                 return
             try:
                 test(self, *args, **kwargs)
@@ -50,6 +62,11 @@ def needs(capability: str) -> Callable[[Callable], Callable]:
         return either
 
     return mark
+
+
+def claims(suite: Any, capability: str) -> bool:
+    """Whether a suite's tests of a capability have to pass: its author claims it, or it holds for every part."""
+    return capability in suite.can or (capability == LAYOUT and not suite.offer.part.layout_dependent)
 
 
 def waived(reason: str) -> Callable:

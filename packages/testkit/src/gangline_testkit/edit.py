@@ -1,4 +1,4 @@
-"""The suite for model edits: pure, honest about what it changed, and within the law of layouts."""
+"""The suite for model edits: pure, honest about what it changed, and layout-invariant."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gangline.model.tree import Node, children, nodes, parameter_shapes
 from gangline.plan import Plan
 from gangline_basics.model.kept_node import EightBitNode
 from gangline_testkit import strategy_ranks as ranks
-from gangline_testkit.claims import needs
+from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, needs
 from gangline_testkit.compare import all_close, assemble, close, number_close
 from gangline_testkit.inputs import whole_sequences
 from gangline_testkit.pool import pool
@@ -58,7 +58,7 @@ class ModelEditSuite(PartSuite):
     model: ClassVar[tuple[str, ...]] = ()
     layouts: ClassVar[tuple[int, ...]] = (1, 2, 4)
     axes: ClassVar[tuple[str, ...]] = ("tp", "cp", "pp")
-    CLAIMS: ClassVar[dict[str, str]] = {"law": "loss and gradients are the same under any layout"}
+    CLAIMS: ClassVar[dict[str, str]] = LAYOUT_CLAIM
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         for name, values in (("world", self.layouts), ("axis", self.axes)):
@@ -214,16 +214,16 @@ class ModelEditSuite(PartSuite):
         for kept, anew in pool(1).run(written, self.job(1))[0]:
             close("with what is kept of earlier tokens, logits of the next ones", kept, anew, FLOAT64)
 
-    @needs("law")
+    @needs(LAYOUT)
     def test_layouts_agree(self, world: int) -> None:
         """Loss, gradients, norm, metrics and weights against one process, in float64."""
         self.compare(self.job(world), FLOAT64)
 
-    @needs("law")
+    @needs(LAYOUT)
     def test_recomputation_changes_nothing(self, world: int) -> None:
         self.compare(self.job(world, recompute=True), FLOAT64)
 
-    @needs("law")
+    @needs(LAYOUT)
     def test_layouts_that_cut_the_model_agree(self, axis: str) -> None:
         """tp: heads and features; cp: the tokens of a sequence; pp: the blocks. Folds have one rank there."""
         job = self.job(1)

@@ -17,7 +17,7 @@ from gangline.plugin.registry import load
 from gangline.runtime import Runtime
 from gangline.shard import Registry, dtype_name
 from gangline_basics.precision.plain import Plain
-from gangline_testkit.claims import needs
+from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, needs
 from gangline_testkit.compare import Held, all_close, assemble, close
 from gangline_testkit.pool import pool
 from gangline_testkit.strategy_ranks import Job, start_rows
@@ -108,6 +108,7 @@ class OptimizerSuite(PartSuite):
 
     worlds: ClassVar[tuple[int, ...]] = (1, 2, 4)
     CLAIMS: ClassVar[dict[str, str]] = {
+        **LAYOUT_CLAIM,
         "exact": "bit-identical, under run.deterministic, however its parameters are cut",
     }
 
@@ -144,6 +145,7 @@ class OptimizerSuite(PartSuite):
         held = [[(n, o, torch.zeros(shape)) for n, o, shape, _, _ in shards] for _, shards in answers]
         assemble(held, {name: registry[name].shape for name in registry})
 
+    @needs(LAYOUT)
     def test_layouts_agree(self, world: int) -> None:
         """Weights and state after several steps, to rounding in float64."""
         (weights, state), (want, want_state) = (self.whole(w, STEPS, torch.float64) for w in (world, 1))

@@ -131,7 +131,7 @@ class Reference:
         return Expected(loss_sum, tokens, finite, norm, {n: g.clone() for n, g in totals.items()}, metrics, shares)
 
     def norm(self) -> float:
-        """Squares of each row in float64, then by name: the order that the law of layouts fixes."""
+        """Squares of each row in float64, then by name: the order that layout invariance fixes."""
         sums = []
         for weight in self.trained.values():
             assert weight.grad is not None

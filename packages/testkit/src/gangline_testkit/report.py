@@ -15,7 +15,7 @@ import pytest
 from gangline.config.schema import EditConfig
 from gangline.plugin.discovery import Offer
 from gangline.plugin.registry import installed
-from gangline_testkit.claims import Unclaimed, Waived
+from gangline_testkit.claims import Unclaimed, Waived, claims
 
 
 @dataclass
@@ -98,7 +98,7 @@ class _Collector:
             capability = getattr(item.function, "capability", None)
             if named := getattr(item.function, "capability_in", None):
                 capability = item.callspec.params[named]
-            if capability is not None and capability not in item.cls.can:
+            if capability is not None and not claims(item.cls(), capability):
                 self._probes[item.cls, capability] += 1
 
     def pytest_collectreport(self, report: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from gangline.mesh import AXES
 
-FLOAT64, FLOAT32 = 1e-12, 1e-5  # the law's bounds, relative to the largest magnitude of an array
+FLOAT64, FLOAT32 = 1e-12, 1e-5  # bounds of layout invariance, relative to the largest magnitude of an array
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
-from torch import Tensor
 
-from gangline.errors import UserError
 from gangline.mesh import Mesh
-from gangline.model.compose import compose_model
 from gangline.shard import dtype_name, model_array
 from gangline_testkit import strategy_ranks as ranks
-from gangline_testkit.claims import needs
-from gangline_testkit.compare import Held, all_close, assemble, clipped_close, close, mapped_once, number_close
+from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, needs
+from gangline_testkit.compare import all_close, assemble, clipped_close, close, mapped_once, number_close
 from gangline_testkit.pool import pool
 from gangline_testkit.scenarios import (
     ACCUMULATED,
@@ -34,89 +29,21 @@ from gangline_testkit.scenarios import (
     SINGLE,
     TIED,
     Layout,
-    Scenario,
 )
-from gangline_testkit.strategy_ranks import Job, Trained
-from gangline_testkit.suite import PartSuite
-from gangline_testkit.toys.plugin import Lanes, edit_lanes
-
-_done: dict[str, Any] = {}  # what the ranks gave, by job: many tests look at one run
+from gangline_testkit.strategy_runs import StrategyRuns, shapes_of
 
 
-class StrategySuite(PartSuite):
+class StrategySuite(StrategyRuns):
     """Subclass with ``choice = "parallel=mine"``.
 
     `layouts` are the ones to test; by default those of 1, 2 and 4 ranks that the part's `axes` lays out.
     """
 
-    layouts: ClassVar[tuple[Layout, ...] | None] = None
     CLAIMS: ClassVar[dict[str, str]] = {
+        **LAYOUT_CLAIM,
         "exact": "bit-identical, under run.deterministic, to one process that adds in the same grouping",
         "exact tied": "also where the head uses the embedding's weight (stages that share one cannot)",
     }
-
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        if "layout" in metafunc.fixturenames:
-            metafunc.parametrize("layout", self.layouts or list(self._layouts()), ids=str)
-
-    def _layouts(self) -> Iterator[Layout]:
-        for world in (1, 2, 4):
-            with suppress(UserError):
-                self.run().parallel.axes(world)
-                yield Layout(world)
-
-    # --- running -----------------------------------------------------------------------------------------------------
-
-    def job(self, layout: Layout, scenario: Scenario) -> Job:
-        """The scenario under the layout, as core would set it up."""
-        run = self.run("run.deterministic=false", *layout.settings, *scenario.settings)
-        tree, plan = compose_model(run)
-        if scenario.lanes:
-            tree, plan, _ = edit_lanes(tree, plan, Lanes(fold=scenario.lanes))
-        mesh = Mesh.of(run.parallel.axes(layout.world))
-        assert mesh.world == layout.world, f"axes({layout.world}) lays out {mesh.world} ranks"
-        build = self.offer.part.build
-        return Job(build, run, tree, plan, mesh, scenario.dtype, scenario.batches, scenario.steps, scenario.recompute)
-
-    def on_ranks(self, body: Any, job: Job, *args: Any) -> list[Any]:
-        """Run a body on all ranks of the job's mesh."""
-        return pool(job.mesh.world).run(body, job, *args)
-
-    def trained(self, job: Job) -> list[Trained]:
-        """Each rank's record of the job; run once and kept."""
-        key = f"{type(self).__qualname__} {job.key()}"
-        if key not in _done:
-            _done[key] = self.on_ranks(ranks.train, job)
-        return _done[key]
-
-    def expected(self, job: Job, width: int) -> Any:
-        """The reference's record of the same; groups of microbatches as `width` data ranks would have them."""
-        plain = replace(job, build="", mesh=Mesh.of({}), recompute=False)
-        key = f"{width} {replace(plain, run=_without_strategy(plain.run)).key()}"
-        if key not in _done:
-            _done[key] = pool(1).run(ranks.expect, plain, width)[0]
-        return _done[key]
-
-    def whole(self, per_rank: list[list[Held]], names: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The global view of what the ranks hold, by the shapes that the reference knows."""
-        return assemble(per_rank, _shapes(names))
-
-    def compare(self, layout: Layout, scenario: Scenario, relative: float) -> None:
-        """Everything of a training run against the reference."""
-        job = self.job(layout, scenario)
-        got = self.trained(job)
-        width = got[0].coordinate[1]
-        _, steps, last, evaluated, scores = self.expected(job, width)
-        for number, want in enumerate(steps):
-            one = got[0].steps[number]
-            number_close(f"loss of step {number}", one.loss_sum, want.loss_sum, relative)
-            assert one.tokens == want.tokens
-            held = self.whole([of_rank.steps[number].held for of_rank in got], want.gradients)
-            all_close(f"gradient of step {number}:", held, want.gradients, relative)
-            number_close(f"norm of step {number}", one.norm, want.norm, relative)
-        all_close("at the end:", self.whole([of_rank.last for of_rank in got], last), last, relative)
-        number_close("evaluated loss", got[0].evaluated[0], evaluated[0], relative)
-        close("score of sample", got[0].scores, scores, relative)
 
     # --- what lies where ---------------------------------------------------------------------------------------------
 
@@ -216,6 +143,7 @@ class StrategySuite(PartSuite):
                 number_close(what, sum(own for own, _ in owns), loss_sum, FLOAT64)
                 assert sum(count for _, count in owns) == tokens, f"own tokens of data rank {index}"
 
+    @needs(LAYOUT)
     def test_gradients(self, layout: Layout) -> None:
         """Every element, in the global view."""
         job = self.job(layout, PLAIN)
@@ -223,6 +151,7 @@ class StrategySuite(PartSuite):
         want = self.expected(job, got[0].coordinate[1])[1][0].gradients
         all_close("gradient", self.whole([of_rank.steps[0].held for of_rank in got], want), want, FLOAT64)
 
+    @needs(LAYOUT)
     def test_gradient_norm(self, layout: Layout) -> None:
         """Global, each parameter counted once, the same on all ranks."""
         for scenario in (PLAIN, TIED, LANES):
@@ -240,30 +169,35 @@ class StrategySuite(PartSuite):
         for limit in (0.5 * want.norm, 2.0 * want.norm):
             found = self.on_ranks(ranks.clipped, job, limit)
             number_close("the norm that clip gives", found[0][0], want.norm, FLOAT64)
-            clipped_close(found, _shapes(want.gradients), limit, "norm")
+            clipped_close(found, shapes_of(want.gradients), limit, "norm")
 
     def test_clip_measures_changed_gradients(self, layout: Layout) -> None:
         """Gradients that were multiplied after the step are clipped by their own norm, or `clip` refuses them."""
         job = self.job(layout, PLAIN)
-        shapes = _shapes(self.expected(job, 1)[1][0].gradients)
+        shapes = shapes_of(self.expected(job, 1)[1][0].gradients)
         for found in zip(*self.on_ranks(ranks.clipped_after_a_change, job, 0.5, 10.0), strict=True):
             if None not in found:  # else a rank refused, which ends the run
                 clipped_close(found, shapes, 0.5, "norm of gradients times 10")
 
+    @needs(LAYOUT)
     def test_float32_step(self, layout: Layout) -> None:
         self.compare(layout, SINGLE, FLOAT32)
 
+    @needs(LAYOUT)
     def test_tied_weights(self, layout: Layout) -> None:
         """One parameter under one name: its gradient is the sum of both uses, and it counts once."""
         self.compare(layout, TIED, FLOAT64)
 
+    @needs(LAYOUT)
     def test_documents_and_positions(self, layout: Layout) -> None:
         self.compare(layout, DOCUMENTS, FLOAT64)
 
+    @needs(LAYOUT)
     def test_accumulation(self, layout: Layout) -> None:
         """Several microbatches of several samples."""
         self.compare(layout, ACCUMULATED, FLOAT64)
 
+    @needs(LAYOUT)
     def test_recomputation_changes_nothing(self, layout: Layout) -> None:
         """What is emitted counts once, and what is drawn is drawn again."""
         self.compare(layout, RECOMPUTED, FLOAT64)
@@ -286,6 +220,7 @@ class StrategySuite(PartSuite):
 
     # --- several steps -----------------------------------------------------------------------------------------------
 
+    @needs(LAYOUT)
     def test_weights_after_several_steps(self, layout: Layout) -> None:
         """What the optimizer wrote into the pieces is taken up, and replicas hold the same bits."""
         job = self.job(layout, PLAIN)
@@ -293,6 +228,7 @@ class StrategySuite(PartSuite):
         last = self.expected(job, got[0].coordinate[1])[2]
         all_close("weights", self.whole([of_rank.last for of_rank in got], last), last, FLOAT64)
 
+    @needs(LAYOUT)
     def test_evaluate(self, layout: Layout) -> None:
         job = self.job(layout, PLAIN)
         got = self.trained(job)
@@ -301,6 +237,7 @@ class StrategySuite(PartSuite):
             number_close("evaluated loss", of_rank.evaluated[0], loss_sum, FLOAT64)
             assert of_rank.evaluated[1] == tokens
 
+    @needs(LAYOUT)
     def test_score(self, layout: Layout) -> None:
         """Each sample's log-likelihood, in global order, the same bits on all ranks; 0 for what fills a share up."""
         job = self.job(layout, PLAIN)
@@ -349,6 +286,7 @@ class StrategySuite(PartSuite):
 
     # --- folds and what modules emit ---------------------------------------------------------------------------------
 
+    @needs(LAYOUT)
     def test_a_module_on_a_fold(self, layout: Layout) -> None:
         """Its gradients are summed over what is left beside the fold, and no more."""
         self.compare(layout, LANES, FLOAT64)
@@ -367,6 +305,7 @@ class StrategySuite(PartSuite):
                         found = torch.tensor(one.metrics[name], dtype=torch.float64)
                         close(f"metric {name}", found, torch.tensor(value, dtype=torch.float64), FLOAT64)
 
+    @needs(LAYOUT)
     def test_emitted_loss_reaches_the_gradients(self, layout: Layout) -> None:
         """The objective is (loss + terms) / global tokens; the reported loss is without the terms."""
         job = self.job(layout, LANES)
@@ -376,6 +315,7 @@ class StrategySuite(PartSuite):
         held = self.whole([of_rank.steps[0].held for of_rank in got], want.gradients)
         all_close("gradient", held, want.gradients, FLOAT64)
 
+    @needs(LAYOUT)
     def test_modules_are_told_after_the_step(self, layout: Layout) -> None:
         """`after_step` gets what was emitted, reduced over the whole step; its buffer is state."""
         job = self.job(layout, LANES)
@@ -387,12 +327,3 @@ class StrategySuite(PartSuite):
         for name in buffers:
             assert bool(last[name].any()), "the toy module has learnt nothing"
             close(name, held[name], last[name], FLOAT64)
-
-
-def _without_strategy(run: Any) -> Any:
-    """The run as far as the reference looks at it."""
-    return replace(run, parallel=None)
-
-
-def _shapes(arrays: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(array.shape) for name, array in arrays.items()}

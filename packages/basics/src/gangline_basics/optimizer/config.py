@@ -123,7 +123,8 @@ PARTS = (
         config=Lion,
         build="gangline_basics.optimizer.lion:build",
         summary="Steps along the sign of the mean gradient",
-        law="where a gradient is mere rounding, as a key's bias has it, so is the sign that a weight moves by",
+        layout_dependent="where a gradient is mere rounding, as a key's bias has it, so is the sign that a weight "
+        "moves by",
     ),
     Part(
         name="muon",
@@ -136,6 +137,7 @@ PARTS = (
         config=Soap,
         build="gangline_basics.optimizer.soap:build",
         summary="SOAP for the matrices of the blocks, AdamW for the rest",
-        law="each refresh of a basis amplifies rounding by up to 1 / damping: in float64 layouts agree within 1e-10",
+        layout_dependent="each refresh of a basis amplifies rounding by up to 1 / damping: in float64 layouts agree "
+        "within 1e-10",
     ),
 )

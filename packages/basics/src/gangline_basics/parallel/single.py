@@ -1,4 +1,4 @@
-"""One process: the reference of the law."""
+"""One process: the reference for every layout."""
 
 from __future__ import annotations
 

@@ -34,13 +34,13 @@ def _print(found: Installed, groups: list[str]) -> None:
     console = wide_open()
     console.print(_installed(found, groups))
     notes = [
-        f"{group}={name}: {offer.part.law}"
+        f"{group}={name}: {offer.part.layout_dependent}"
         for group in groups
         for name, offer in found.offers(group).items()
-        if offer.part.law
+        if offer.part.layout_dependent
     ]
     if notes:
-        console.print("\n[bold]Outside the law of layouts[/]")
+        console.print("\n[bold]Depends on the layout[/]")
         for note in notes:
             console.print(f"  {escape(note)}", soft_wrap=True)
     if found.clashes or found.failures:

@@ -1,4 +1,4 @@
-"""Whether batch.ramp can be: stages that grow, each lawful on the layout. Torch-free."""
+"""Whether batch.ramp can be: stages that grow, each possible on the layout. Torch-free."""
 
 from __future__ import annotations
 

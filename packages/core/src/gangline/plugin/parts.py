@@ -33,7 +33,7 @@ class Part:
     words: Mapping[str, str] = field(default_factory=dict)  # of other frameworks -> what to type; {n}: their number
     synonyms: Mapping[str, str] = field(default_factory=dict)  # option -> what other frameworks call it, in words
     default: bool = False  # whether it is the default of its group; a list has all its defaults, in the order offered
-    law: str = ""  # what this part does that the law of layouts does not cover; shown in `gangline plugins`
+    layout_dependent: str = ""  # in what way results with this part depend on the layout; "": they do not
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

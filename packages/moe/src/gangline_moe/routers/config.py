@@ -140,6 +140,7 @@ PARTS = (
         config=ExpertChoice,
         build=f"{NODE}:expert_choice",
         summary="each expert takes the tokens it scores highest",
-        law="which tokens an expert takes depends on the microbatch on a rank, and on later tokens of a sequence",
+        layout_dependent="which tokens an expert takes depends on the microbatch on a rank, and on later tokens of a "
+        "sequence",
     ),
 )

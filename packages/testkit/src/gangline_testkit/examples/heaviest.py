@@ -46,6 +46,10 @@ def build(config, run):
 
 @hookimpl
 def gangline_gradient_reductions():
-    law = "each rank sends the largest of its gradients, and keeps the others for the next step"
-    summary = "Each rank sends its largest gradients, and keeps the others"
-    yield Part(name="heaviest", config=Heaviest, build="gangline_heaviest:build", summary=summary, law=law)
+    yield Part(
+        name="heaviest",
+        config=Heaviest,
+        build="gangline_heaviest:build",
+        summary="Each rank sends its largest gradients, and keeps the others",
+        layout_dependent="each rank sends the largest of its gradients, and keeps the others for the next step",
+    )

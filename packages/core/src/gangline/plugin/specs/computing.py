@@ -79,8 +79,13 @@ def gangline_gradient_reductions() -> Iterable[Part]:
 
         @hookimpl
         def gangline_gradient_reductions():
-            law = "each rank's gradients are rounded to float16"
-            yield Part(name="halves", config=Halves, build="gangline_halves:build", summary="In float16", law=law)
+            yield Part(
+                name="halves",
+                config=Halves,
+                build="gangline_halves:build",
+                summary="Gradients are summed in float16",
+                layout_dependent="each rank's gradients are rounded to float16",
+            )
     """
     return ()
 

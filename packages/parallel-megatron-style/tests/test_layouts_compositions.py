@@ -1,11 +1,11 @@
-"""The law on compositions of all axes: every loss, gradient, norm and weight is what one process gives."""
+"""Layout invariance of compositions of all axes: every loss, gradient, norm and weight is what one process gives."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
-from law_ranks import Composition as C, Law
+from layout_ranks import Composition as C, Layouts
 
 from gangline_testkit.scenarios import FLOAT32
 
@@ -96,24 +96,24 @@ SAME_BITS_NIGHTLY = tuple(
 
 @pytest.mark.parametrize("composition", [*ON_FOUR, *ON_EIGHT], ids=str)
 def test_a_composition_gives_what_one_process_gives(composition):
-    Law().holds(composition)
+    Layouts().holds(composition)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("composition", NIGHTLY, ids=str)
 def test_a_further_composition_gives_what_one_process_gives(composition):
-    Law().holds(composition)
+    Layouts().holds(composition)
 
 
 @pytest.mark.parametrize("composition", SAME_BITS, ids=str)
 def test_batch_and_blocks_may_be_cut_without_changing_a_bit(composition):
-    Law().holds(composition)
+    Layouts().holds(composition)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("composition", SAME_BITS_NIGHTLY, ids=str)
 def test_batch_and_blocks_may_be_cut_in_further_ways_without_changing_a_bit(composition):
-    Law().holds(composition)
+    Layouts().holds(composition)
 
 
 # --- the same layout twice --------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ TWICE = (  # by default what the suite (`test_conformance_cuts`) has not: it run
 
 @pytest.mark.parametrize("composition", TWICE, ids=str)
 def test_two_runs_of_one_composition_give_the_same_bits(composition):
-    Law().same_twice(composition)
+    Layouts().same_twice(composition)
 
 
 # --- what is not finite -----------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_two_runs_of_one_composition_give_the_same_bits(composition):
     "on", ["pp=2 dp_shard=2 tp=2 zero=3", pytest.param("dp_shard=2 cp=2 tp=2 zero=1", marks=pytest.mark.nightly)]
 )
 def test_what_is_not_finite_on_one_rank_is_known_to_all_before_the_optimizer(on, culprits):
-    Law().any_rank_stops_all(C(on, steps=1), culprits)
+    Layouts().any_rank_stops_all(C(on, steps=1), culprits)
 
 
 # --- any composition --------------------------------------------------------------------------------------------------
@@ -199,6 +199,6 @@ def words(options):
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(compositions())
 def test_whatever_is_accepted_obeys_the_law(composition):
-    law = Law()
-    assume(not law.problems(composition))
-    law.holds(composition)
+    suite = Layouts()
+    assume(not suite.problems(composition))
+    suite.holds(composition)

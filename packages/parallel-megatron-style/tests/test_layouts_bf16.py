@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from law_ranks import Composition, Law
+from layout_ranks import Composition, Layouts
 
 from gangline_testkit import StrategySuite
 from gangline_testkit.compare import number_close
@@ -34,13 +34,13 @@ class Alone(StrategySuite):
 
 @pytest.mark.parametrize("on", ["pp=2 dp_shard=2 tp=2 zero=3", "cp=2 tp=2 sequence_parallel=false"])
 def test_gradients_of_bf16_part_by_rounding_alone(on):
-    law, composition = Law(), Composition(on, f"layers={LAYERS}", dtype=torch.float32, steps=1)
-    job = replace(law.job_of(composition), compute=torch.bfloat16)
+    suite, composition = Layouts(), Composition(on, f"layers={LAYERS}", dtype=torch.float32, steps=1)
+    job = replace(suite.job_of(composition), compute=torch.bfloat16)
     one = Alone().job(replace(composition.layout, world=1, settings=()), composition.scenario)
-    (alone,) = law.trained(replace(one, compute=torch.bfloat16))
+    (alone,) = suite.trained(replace(one, compute=torch.bfloat16))
     want = {name: gradient for name, _, gradient in alone.steps[0].held}
-    ranks = law.trained(job)
-    got = law.whole([of_rank.steps[0].held for of_rank in ranks], want)
+    ranks = suite.trained(job)
+    got = suite.whole([of_rank.steps[0].held for of_rank in ranks], want)
     number_close("loss", ranks[0].steps[0].loss_sum, alone.steps[0].loss_sum, BOUND)
     number_close("norm", ranks[0].steps[0].norm, alone.steps[0].norm, BOUND)
     apart = {name: float((got[name] - want[name]).norm() / want[name].norm()) for name in want}

@@ -1,4 +1,4 @@
-"""What the tests of the law share: a composition as a line of text, judged by the machinery of core's suite."""
+"""What the tests of layouts share: a composition as a line of text, judged by the machinery of core's suite."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Composition:
         return self.layout.world
 
 
-class Law(StrategySuite):
+class Layouts(StrategySuite):
     """The suite's machinery for the composed strategy."""
 
     choice = "parallel=3d"

@@ -1,4 +1,4 @@
-"""The law for `ddp`: the same run on 1, 2 and 4 ranks, to the bit under `run.deterministic`."""
+"""Layout invariance of `ddp`: the same run on 1, 2 and 4 ranks, to the bit under `run.deterministic`."""
 
 from __future__ import annotations
 
