@@ -1,4 +1,4 @@
-"""Adapters on a directory with modules for further tokens: layout invariance, what is trained, and what goes out again."""
+"""Adapters on a directory with modules for further tokens: layouts, what is trained, and what goes out again."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ FOUR = "layouts = (Layout(4),)"
 
 MUTANTS = [
     Mutant("parallel=averages", "test_gradients", "gradient .* expected", more=TWO),
+    Mutant("parallel=unmarked", "test_traffic_is_marked", "rank 0 marks 0 bytes as gradients", more=TWO),
     Mutant("parallel=forgets-vectors", "test_gradients", "holds other bits of .*norm.weight", more=TWO),
     Mutant("parallel=local-tokens", "test_gradients", "gradient .* expected", more=TWO),
     Mutant(

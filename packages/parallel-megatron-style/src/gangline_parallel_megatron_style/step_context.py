@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gangline.batch import Batch
 from gangline.comm.base import Comm, Pending
+from gangline.comm.purpose import mark_traffic
 from gangline.model.forward_context import Collected, Frame
 from gangline_basics.parallel.microbatch import count_on_host, frame_of
 
@@ -21,6 +22,7 @@ class StepContext:
         self._counting: Pending[Tensor] | None = None
         self._tokens: int | None = None
 
+    @mark_traffic("tokens")
     def count(self, whole: Sequence[Batch], readers: Comm) -> None:
         """Begin to add up the valid tokens of `whole` batches, which context parallelism has not cut, over
         `readers`.

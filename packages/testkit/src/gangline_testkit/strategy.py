@@ -9,9 +9,9 @@ from typing import ClassVar
 import pytest
 import torch
 
-from gangline.mesh import Mesh
+from gangline.mesh import DATA_AXES, Mesh
 from gangline.shard import dtype_name, model_array
-from gangline_testkit import strategy_ranks as ranks
+from gangline_testkit import strategy_ranks as ranks, traffic_ranks as traffic
 from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, needs
 from gangline_testkit.compare import all_close, assemble, clipped_close, close, mapped_once, number_close
 from gangline_testkit.pool import pool
@@ -161,6 +161,18 @@ class StrategySuite(StrategyRuns):
             for of_rank in got:
                 number_close("norm", of_rank.steps[0].norm, want, FLOAT64)
                 assert of_rank.steps[0].norm == got[0].steps[0].norm, "ranks disagree about the norm"
+
+    def test_traffic_is_marked(self, layout: Layout) -> None:
+        """With `gangline.comm.purpose.mark_traffic`, by which parts that wrap a Comm tell gradients from other sums."""
+        job = self.job(layout, PLAIN)
+        found = self.on_ranks(traffic.sent_in_a_step, job)
+        if job.mesh.size(*DATA_AXES) == 1:
+            return
+        for index, of_rank in enumerate(found):
+            marked = of_rank.sent["gradients"]
+            assert marked >= of_rank.gradients, f"rank {index} marks {marked} bytes as gradients of {of_rank.gradients}"
+        for purpose in ("tokens", "loss"):
+            assert any(of_rank.sent[purpose] for of_rank in found), f"no traffic is marked as {purpose}"
 
     def test_clip_scales_all_gradients_alike(self, layout: Layout) -> None:
         """Down to the norm, and never up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gangline.batch import Batch
+from gangline.comm.base import Comms
 from gangline.config.schema import Run
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
@@ -111,9 +113,9 @@ class Trained:
     scores: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-def start(job: Job) -> Runtime:
-    """Cut, then fill: as `gangline.train.build` does."""
-    comms = rank.comms(job.mesh, job.run.deterministic)
+def start(job: Job, wrap: Callable[[Comms], Comms] = lambda comms: comms) -> Runtime:
+    """Cut, then fill: as `gangline.train.build` does. wrap: what is put around the communication."""
+    comms = wrap(rank.comms(job.mesh, job.run.deterministic))
     section = job.run.run
     recompute = Recompute.full if job.recompute else section.recompute
     finish = finisher(recompute, False, section.recompute_every, job.plan.seams)

@@ -45,6 +45,7 @@ broken(
     Rows,
     "broken_strategies",
     "averages",
+    "unmarked",
     "forgets-vectors",
     "local-tokens",
     "says-the-mean",

@@ -33,6 +33,13 @@ class Averages(Broken):
             tensor.grad /= self.comm.size
 
 
+class Unmarked(Broken):
+    """What wraps a Comm cannot tell its sums of gradients from others."""
+
+    def _reduce(self):
+        RowsRuntime._reduce.__wrapped__(self)
+
+
 class ForgetsVectors(Broken):
     """Vectors, held whole, keep the gradient of this rank's own samples."""
 

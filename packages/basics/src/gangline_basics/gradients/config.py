@@ -66,15 +66,15 @@ PARTS = (
         config=RoundedGradients,
         build="gangline_basics.gradients.coded:build_rounded",
         summary="Gradients are rounded to bfloat16 on the wire: half of the bytes",
-        layout_dependent="each data-parallel rank's gradients are rounded to bfloat16, so losses depend on how the batch is "
-        "divided",
+        layout_dependent="each data-parallel rank's gradients are rounded to bfloat16, so losses depend on how the "
+        "batch is divided",
     ),
     Part(
         name="onebit",
         config=SignGradients,
         build="gangline_basics.gradients.coded:build_signs",
         summary="Gradients travel as signs with error feedback: about one bit each",
-        layout_dependent="each data-parallel rank sends the signs of its gradients and a scale, and adds what that lost to the "
-        "next ones, so losses and gradients are those of one process only on average",
+        layout_dependent="each data-parallel rank sends the signs of its gradients and a scale, and adds what that "
+        "lost to the next ones, so losses and gradients are those of one process only on average",
     ),
 )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gangline.comm.base import Comm, Pending
+from gangline.comm.purpose import mark_traffic
 from gangline.gradients import Bucket, BucketLayout, GradientReduction, GradientSlot
 from gangline.mesh import Mesh
 from gangline.shard import Registry, Shard, dtype_name
@@ -89,6 +90,7 @@ class Buckets:
         while len(self._pending) < len(self.buckets) and not self.buckets[len(self._pending)].missing:
             self._pending.append(self._start(len(self._pending)))
 
+    @mark_traffic("gradients")
     def _start(self, index: int) -> Pending[Tensor]:
         flat = self.buckets[index].flat.to(self.wire)
         if self.comm.size == 1:
@@ -96,6 +98,7 @@ class Buckets:
         bucket = Bucket(self.buckets[index].layout, flat, self._kept[index].views, self.step)
         return self.reduction.reduce(bucket, self.comm)
 
+    @mark_traffic("gradients")
     @torch.no_grad()
     def finish(self) -> None:
         """Send what is left, zeros for parameters without a gradient, and wait for all of it."""

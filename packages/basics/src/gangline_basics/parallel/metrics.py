@@ -17,6 +17,7 @@ from torch import Tensor
 from gangline.comm.base import Comm, Pending
 from gangline.comm.objects import gather_json
 from gangline.comm.ordered import sum_rows
+from gangline.comm.purpose import mark_traffic
 from gangline.model.forward_context import Collected
 
 Key = tuple[str, str, str, tuple[int, ...]]  # path, name, "loss" | "sum" | "mean" | "max", shape
@@ -42,6 +43,7 @@ class Tally:
         self.comm, self.device, self.groups = comm, device, groups
         self.agreed: list[Key] = []
 
+    @mark_traffic("loss")
     def begin(self, losses: Sequence[Tensor], collected: Collected) -> None:
         """Start to reduce: all forward passes are done. `losses`: one 0-d sum for each microbatch."""
         self._values = _by_key(collected)
@@ -53,6 +55,7 @@ class Tally:
         self._sums = self.comm.start_all_reduce(torch.cat((head, *self._summed())))
         self._maxima = self._begin_maxima()
 
+    @mark_traffic("loss")
     def finish(self, tokens: int, *more: Tensor) -> tuple[Tallied, list[float]]:
         """The totals, and `more` (0-d tensors) as numbers: everything comes to the host in one transfer."""
         sums, maxima = self._wait()

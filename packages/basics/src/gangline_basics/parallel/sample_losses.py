@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gangline.batch import Batch
 from gangline.comm.base import Comm
+from gangline.comm.purpose import mark_traffic
 
 
 def check_share(batches: Sequence[Batch], world: Comm, device: torch.device) -> None:
@@ -26,6 +27,7 @@ def check_share(batches: Sequence[Batch], world: Comm, device: torch.device) -> 
             )
 
 
+@mark_traffic("loss")
 def in_global_order(
     losses: Sequence[Tensor],
     count: int,
@@ -44,6 +46,7 @@ def in_global_order(
     return summed if each == 1 else summed.view(-1, each)
 
 
+@mark_traffic("loss")
 def evaluated(
     losses: Sequence[Tensor], count: int, tokens: Tensor, coordinate: tuple[int, int], comm: Comm, device: torch.device
 ) -> tuple[float, int]:

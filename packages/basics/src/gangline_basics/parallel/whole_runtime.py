@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gangline.batch import Batch
 from gangline.comm.base import Comm
+from gangline.comm.purpose import mark_traffic
 from gangline.comm.solo import Solo
 from gangline.mesh import DATA_AXES
 from gangline.model import forward_context
@@ -76,7 +77,8 @@ class WholeRuntime(Runtime):
         self.storage.refresh()
         self.storage.clear_gradients()
         own = count_on_host(microbatches)
-        own_tokens, counted = int(own), self.comm.start_all_reduce(own)
+        with mark_traffic("tokens"):
+            own_tokens, counted = int(own), self.comm.start_all_reduce(own)
         collected, losses, tokens = Collected(), [], None
         last = len(microbatches) - 1
         for index, batch in enumerate(microbatches):

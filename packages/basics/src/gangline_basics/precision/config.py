@@ -85,7 +85,7 @@ PARTS = (
         config=Fp16,
         build="gangline_basics.precision.fp16:build",
         summary="Compute in float16 with dynamic loss scaling, float32 master weights and optimizer state",
-        layout_dependent="which steps overflow, and are skipped, depends on how many tokens are added up in float16 at a time: "
-        "on the size of a microbatch and on the layout",
+        layout_dependent="which steps overflow, and are skipped, depends on how many tokens are added up in float16 "
+        "at a time: on the size of a microbatch and on the layout",
     ),
 )

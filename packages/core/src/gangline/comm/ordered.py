@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gangline.comm.base import Comm, Pending, Reduction
+from gangline.comm.purpose import mark_traffic, traffic_purpose
 from gangline.comm.wrap import Wrapped
 
 SMALL = 16384  # bytes up to which sending the whole to every peer beats a second collective
@@ -21,16 +22,17 @@ SMALL = 16384  # bytes up to which sending the whole to every peer beats a secon
 class Later:
     """`Later(pending, then)`: a `Pending` with something left to compute once the transfer is done.
 
-    `then` is called with the result of `pending` by whoever waits. It may itself use a collective, so ranks wait in the
-    order in which they began.
+    `then` is called with the result of `pending` by whoever waits. It may itself use a collective, which is for what
+    the first was for, so ranks wait in the order in which they began.
     """
 
     def __init__(self, pending: Pending[Tensor], then: Callable[[Tensor], Tensor]) -> None:
-        self.pending, self.then = pending, then
+        self.pending, self.then, self.purpose = pending, then, traffic_purpose()
 
     def wait(self) -> Tensor:
         """What `then` returns."""
-        return self.then(self.pending.wait())
+        with mark_traffic(self.purpose):
+            return self.then(self.pending.wait())
 
 
 def sum_rows(parts: Tensor) -> Tensor:

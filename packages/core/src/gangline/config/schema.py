@@ -71,6 +71,7 @@ class PartConfig:
         """The same axes, around `comms` (`gangline.comm.wrap.WrappedComms`): what measures, delays or breaks traffic.
 
         Called on every rank before anything is built; a part that comes later in the run wraps what an earlier one did.
+        What a collective is for, gradients or losses, says `gangline.comm.purpose.traffic_purpose`.
         """
         return comms
 

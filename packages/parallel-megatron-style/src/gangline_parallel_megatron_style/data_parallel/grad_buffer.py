@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gangline.comm.base import Pending
+from gangline.comm.purpose import mark_traffic
 from gangline.model.weight_grads import when_accumulated
 from gangline.runtime import ParamShard
 from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
@@ -96,6 +97,7 @@ class GradBuffer:
             for parameter in self._parameters.values():
                 parameter.grad = None
 
+    @mark_traffic("gradients")
     @torch.no_grad()
     def wait_reduce_scatter(self) -> None:
         """Wait for the sum under way, and add it to `total`."""
@@ -119,6 +121,7 @@ class GradBuffer:
         if self.reducer.leaves_replicas:
             self._crossing = self.reducer.all_reduce_replicas(self.total.to(self.options.reduce_dtype))
 
+    @mark_traffic("gradients")
     @torch.no_grad()
     def wait_all_reduce(self) -> None:
         """Wait until `total` is the sum over all ranks."""

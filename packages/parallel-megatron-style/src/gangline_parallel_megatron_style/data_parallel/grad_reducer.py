@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gangline.comm.base import Comm, Pending
 from gangline.comm.ordered import Later
+from gangline.comm.purpose import mark_traffic
 from gangline.comm.solo import Done
 
 
@@ -49,10 +50,12 @@ class GradReducer:
         """Whether `reduce` adds over the shard ranks alone, and `all_reduce_replicas` is to follow."""
         return self.cut and self.joint is None and self.shard.size > 1 and self.replicas.size > 1
 
+    @mark_traffic("gradients")
     def all_reduce_replicas(self, part: Tensor) -> Pending[Tensor]:
         """The sum over the replicas of what `reduce` gave, or of several of those added up. `part` is overwritten."""
         return self.replicas.start_all_reduce(part)
 
+    @mark_traffic("gradients")
     def reduce(self, flat: Tensor) -> Pending[Tensor]:
         """The sum of (parts · s,) buffers: this rank's (s,), over all ranks unless `leaves_replicas`.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gangline.comm.base import Comm
+from gangline.comm.purpose import mark_traffic
 from gangline.runtime import ShardedParam
 from gangline.shard import Registry, model_array
 from gangline_basics.parallel.norm import MeasuredNorm, ordered_norm, row_squares
@@ -52,6 +53,7 @@ class GradNorm:
         return global_norm(self._parameters, None if self._replicated else self._world, self._device)
 
 
+@mark_traffic("norm")
 def global_norm(named: Sequence[ShardedParam], world: Comm | None, device: torch.device) -> Tensor:
     """From one sum of squares a rank, of the boxes that it is primary of: 0-d, float64.
 
@@ -68,6 +70,7 @@ def global_norm(named: Sequence[ShardedParam], world: Comm | None, device: torch
     return (total if world is None else world.all_reduce(total.reshape(1))[0]).sqrt()
 
 
+@mark_traffic("norm")
 def norm_by_rows(
     named: Sequence[ShardedParam], shapes: Mapping[str, tuple[int, ...]], world: Comm, device: torch.device
 ) -> Tensor:

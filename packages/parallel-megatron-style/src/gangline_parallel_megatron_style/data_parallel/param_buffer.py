@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gangline.comm.base import Pending
+from gangline.comm.purpose import mark_traffic
 from gangline.runtime import ParamShard
 from gangline.shard import Registry, Shard, model_array
 from gangline_parallel_megatron_style.data_parallel.grad_buffer import GradBuffer
@@ -93,7 +94,8 @@ class ParamBuffer:
         if not self._in_place:
             self._own.copy_(self.shard, non_blocking=True)
         if parts > 1:
-            self._unsharding = self.reducer.shard.start_all_gather(self._own, into=self.full)
+            with mark_traffic("weights"):
+                self._unsharding = self.reducer.shard.start_all_gather(self._own, into=self.full)
         self._unsharded = True
 
     def wait_unshard(self) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gangline.comm.base import Comm, Comms
+from gangline.comm.purpose import mark_traffic
 from gangline.mesh import Mesh
 from gangline.model.buffers import buffers_of, put
 from gangline.plan import Fold, Plan
@@ -181,7 +182,8 @@ class Storage:
             gradients = [tensor.grad for tensor in pieces if tensor.grad is not None]
             if gradients:
                 together = torch.cat([g.reshape(-1) for g in gradients])
-                comm.all_reduce(together)
+                with mark_traffic("gradients"):
+                    comm.all_reduce(together)
                 for gradient, part in zip(gradients, together.split([g.numel() for g in gradients]), strict=True):
                     gradient.copy_(part.view_as(gradient))
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gangline.comm.base import Comms
+from gangline.comm.purpose import mark_traffic
 from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
 
 
@@ -22,11 +23,13 @@ class TiedCopy:
         self.owns = self.comm.index == stages[0]
         self.alone = len(stages) == 1
 
+    @mark_traffic("weights")
     def send_weights(self) -> None:
         """From the owner to the copy."""
         if not self.alone:
             self._send(self.shards, self.stages[0], self.stages[1])
 
+    @mark_traffic("gradients")
     def send_gradients(self) -> None:
         """From the copy to the owner, who adds them to its own."""
         if self.alone:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gangline.batch import Batch
+from gangline.comm.purpose import mark_traffic
 from gangline.mesh import DATA_AXES
 from gangline.model import forward_context
 from gangline.model.buffers import listeners
@@ -109,6 +110,7 @@ class RowsRuntime(Runtime):
             path, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(path), attribute, buffer)
 
+    @mark_traffic("weights")
     @torch.no_grad()
     def _refresh(self) -> None:
         for name, part in self.parts.items():
@@ -120,7 +122,8 @@ class RowsRuntime(Runtime):
     def step(self, microbatches: Sequence[Batch]) -> StepResult:
         self.norm.discard()
         self._refresh()
-        tokens = int(self.comm.all_reduce(count_tokens(microbatches, self.device)))
+        with mark_traffic("tokens"):
+            tokens = int(self.comm.all_reduce(count_tokens(microbatches, self.device)))
         coefficient = self.precision.scale / max(self._divisor(tokens, microbatches), 1)
         collected, losses = Collected(), []
         for index, batch in enumerate(microbatches):
@@ -147,6 +150,7 @@ class RowsRuntime(Runtime):
         """What the objective is divided by: the tokens of all ranks."""
         return tokens
 
+    @mark_traffic("gradients")
     @torch.no_grad()
     def _reduce(self) -> None:
         for name, part in self.trained.items():
@@ -159,6 +163,7 @@ class RowsRuntime(Runtime):
             for tensor, piece in zip(part.tensors, pieces, strict=True):
                 tensor.grad = piece.to(self.precision.grad_dtype) / self.precision.scale
 
+    @mark_traffic("norm")
     def _global_norm(self) -> Tensor:
         """Squares of each row, every row from one rank, added by name: the same for any number of ranks."""
         every = []

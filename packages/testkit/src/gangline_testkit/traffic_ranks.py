@@ -1,0 +1,62 @@
+"""What a rank does in the test of marks: a step of a strategy, and the bytes that it sent for each purpose."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gangline.comm.base import Comm, Pending, Reduction, Splits, Transfers
+from gangline.comm.purpose import traffic_purpose
+from gangline.comm.wrap import Wrapped, WrappedComms
+from gangline_testkit import strategy_ranks as ranks
+
+
+@dataclass
+class Sent:
+    """Of one rank and step: bytes by purpose, and the bytes of this rank's gradients."""
+
+    sent: Counter[str]
+    gradients: int
+
+
+class CountingComm(Wrapped):
+    """Adds the bytes that are given to each collective to those of its purpose."""
+
+    def __init__(self, inner: Comm, sent: Counter[str]) -> None:
+        super().__init__(inner)
+        self.sent = sent
+
+    def _count(self, *tensors: Tensor) -> None:
+        self.sent[traffic_purpose()] += sum(x.nbytes for x in tensors)
+
+    def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
+        self._count(x)
+        return super()._all_reduce(x, op, background)
+
+    def _all_gather(self, x: Tensor, into: Tensor | None, background: bool) -> Pending[Tensor]:
+        self._count(x)
+        return super()._all_gather(x, into, background)
+
+    def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
+        self._count(x)
+        return super()._reduce_scatter(x, background)
+
+    def _all_to_all(self, x: Tensor, in_splits: Splits, out_splits: Splits, background: bool) -> Pending[Tensor]:
+        self._count(x)
+        return super()._all_to_all(x, in_splits, out_splits, background)
+
+    def _exchange(self, sends: Transfers, recvs: Transfers, background: bool) -> Pending[Sequence[Tensor]]:
+        self._count(*(x for x, _ in sends))
+        return super()._exchange(sends, recvs, background)
+
+
+def sent_in_a_step(job: ranks.Job) -> Sent:
+    """A step, and the norm of its gradients."""
+    sent: Counter[str] = Counter()
+    runtime = ranks.start(job, lambda comms: WrappedComms(comms, lambda comm: CountingComm(comm, sent)))
+    sent.clear()
+    stepped = ranks.one_step(runtime, job.share(0, *runtime.data_coordinate))
+    return Sent(sent, sum(gradient.nbytes for _, _, gradient in stepped.held))
