@@ -14,34 +14,38 @@ def gangline_parallel_strategies() -> Iterable[Part]:
 
     ::
 
-        # gangline_watched.py: one process that reports how many gradients are exactly zero. train parallel=watched
+        # gangline_watched.py: `ddp` that reports how far apart the ranks' own losses are. train parallel=watched
         from dataclasses import dataclass, replace
 
         from gangline import Part, hookimpl
-        from gangline_basics.parallel.config import Single
+        from gangline_basics.parallel.config import Ddp
 
 
         @dataclass
-        class Watched(Single):
+        class Watched(Ddp):
             pass
 
 
         def build(config, job):
-            from gangline_basics.parallel.single import SingleRuntime
+            import torch
+            from gangline.comm.purpose import mark_traffic
+            from gangline_basics.parallel.ddp import DdpRuntime
 
-            class WatchedRuntime(SingleRuntime):
+            class WatchedRuntime(DdpRuntime):
                 def step(self, microbatches):
                     result = super().step(microbatches)
-                    gradients = [piece.tensor.grad for named in self.parameters() for piece in named.pieces]
-                    zeros = sum(int((gradient == 0).sum()) for gradient in gradients)
-                    return replace(result, metrics={**result.metrics, "zero_gradients": zeros})
+                    own = result.own_loss_sum / max(result.own_tokens, 1)
+                    with mark_traffic("loss"):
+                        losses = self.comm.all_gather(torch.tensor([own], device=self.device)).tolist()
+                    spread = max(losses) - min(losses)
+                    return replace(result, metrics={**result.metrics, "loss_spread": spread})
 
-            return WatchedRuntime(job, config.groups)
+            return WatchedRuntime(config, job)
 
 
         @hookimpl
         def gangline_parallel_strategies():
-            yield Part(name="watched", config=Watched, build="gangline_watched:build", summary="Counts zero gradients")
+            yield Part(name="watched", config=Watched, build="gangline_watched:build", summary="Tells losses apart")
     """
     return ()
 
