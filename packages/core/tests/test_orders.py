@@ -372,7 +372,7 @@ def test_what_cannot_be_told_to_other_ranks_counts_for_nothing(tmp_path):
 class Fails(Scripted):
     """On rank 1 alone."""
 
-    def attach(self, runtime, comms, store, device) -> None:
+    def attach(self, runtime, optimizer, comms, store, device) -> None:
         if self.budget and comms.rank == 1:
             raise OSError("no such driver")
         self.rank = comms.rank
@@ -568,7 +568,7 @@ class RaisesCheck(HealthCheck):
         self.left = ["first", "second"] if config.parts else []
         self.whole, self.asked = not config.parts, config.asked
 
-    def attach(self, runtime, comms, store, device):
+    def attach(self, runtime, optimizer, comms, store, device):
         self.rank = comms.rank
 
     def leave_out(self, part):

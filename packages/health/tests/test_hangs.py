@@ -119,7 +119,7 @@ class SleepsCheck(HealthCheck):
     def __init__(self, config, run):
         pass
 
-    def attach(self, runtime, comms, store, device):
+    def attach(self, runtime, optimizer, comms, store, device):
         self.rank = comms.rank
 
     def observe(self, record):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from gangline.checkpoint.id import CheckpointId
     from gangline.comm.base import Comms, Store
+    from gangline.optimizer import Optimizer
     from gangline.record import StepRecord
     from gangline.runtime import Runtime, ShardedParam
     from gangline.shard import Registry, Shard
@@ -46,7 +47,9 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
 
     # --- state --------------------------------------------------------------------------------------------------------
 
-    def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
+    def attach(
+        self, runtime: Runtime, optimizer: Optimizer, comms: Comms, store: Store | None, device: torch.device
+    ) -> None:
         """The parts are built: keep what is needed of them, and allocate arrays, so that a load has what to fill.
 
         store: the job's key-value store, for threads of its own; None where one process is the run.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from gangline.comm.base import Comm, Comms, Store
     from gangline.config import Run
+    from gangline.optimizer import Optimizer
     from gangline.record import StepRecord
     from gangline.runtime import Runtime
 
@@ -58,7 +59,9 @@ class WatchCheck(HealthCheck):
     def _add(self, monitor: Monitor) -> None:
         self.monitors[monitor.name] = monitor
 
-    def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
+    def attach(
+        self, runtime: Runtime, optimizer: Optimizer, comms: Comms, store: Store | None, device: torch.device
+    ) -> None:
         self.rank = comms.rank
         if self.config.hangs.on and self.run_dir is not None:
             flight.listen(self.run_dir, comms.rank)

@@ -100,8 +100,8 @@ class CallbackSuite(PartSuite):
 
     def lived(self, run_dir: Path, *more: str, world: int = 1, without: bool = False) -> list[Lived]:
         """What each rank saw of a run."""
-        own = (FEW, f"run.steps={STEPS}", f"validate.every={HALF}") if without else (self.choice, *self.words)
-        return pool(world).run(lived, run_dir, self.offer.part.name, *own, *more)
+        own = (FEW, f"run.steps={STEPS}", f"validate.every={HALF}") if without else (*self.chosen, *self.words)
+        return pool(world).run(lived, run_dir, self.offer.part.name, *own, *self.beside(*more))
 
     def straight(self, place: Path) -> list[Lived]:
         """What one process saw of the whole run; run once and kept."""
@@ -166,7 +166,7 @@ class CallbackSuite(PartSuite):
         self.lived(tmp_path / "run", ONE, f"run.steps={STEPS + 1}", without=True)
 
     def test_no_collectives_on_an_error(self, tmp_path: Path) -> None:
-        words = (self.choice, *self.words, "parallel=ddp")
+        words = (*self.chosen, *self.words, *self.beside("parallel=ddp"))
         pool(2).run(ended_by_an_error, tmp_path / "run", self.offer.part.name, *words)
 
     @needs("watches")

@@ -49,7 +49,7 @@ def offers_of(distribution: str) -> tuple[list[Offer], list[str]]:
     for failure in found.failures:
         if _same(failure.distribution, distribution):
             raise UserError(f"{failure.supplier} {failure.why}", failure.mend)
-    every = [offer for group in found.groups() for offer in found.offers(group).values()]
+    every = [offer for group in found.groups() for offer in found.offers(group).values() if not offer.viewed]
     mine = [offer for offer in every if _same(offer.distribution, distribution)]
     verbs = found.verbs_of(distribution)
     if not mine and not verbs:

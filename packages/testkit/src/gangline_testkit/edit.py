@@ -94,7 +94,7 @@ class ModelEditSuite(PartSuite):
         assert repr(one) == repr(two), "the edit gives something else the second time"
 
     def test_torch_free_and_the_same_in_every_process(self) -> None:
-        words = [*self.model_settings(), self.choice, *self.settings]
+        words = [*self.model_settings(), *self.chosen, *self.settings]
         done = subprocess.run(
             [sys.executable, "-c", _TORCH_FREE, *words], capture_output=True, text=True, timeout=120, env=os.environ
         )

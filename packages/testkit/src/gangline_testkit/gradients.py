@@ -38,7 +38,7 @@ class GradientsSuite(PartSuite):
                 metafunc.parametrize(name, values, ids=str)
 
     def sums(self, **options: Any) -> Sums:
-        return Sums(self.offer.part.build, self.run("parallel=ddp"), **{"steps": HALF, **options})
+        return Sums(self.offer.part.build, self.run(*self.beside("parallel=ddp")), **{"steps": HALF, **options})
 
     def summed(self, world: int, **options: Any) -> list[list[list[Tensor]]]:
         """Rank -> step -> bucket -> what the rank gets."""
@@ -110,7 +110,13 @@ class GradientsSuite(PartSuite):
 
     def test_a_resume_changes_no_bit(self, layout: str, tmp_path: Path) -> None:
         """A run that is stopped and resumed has the losses and weights of one that is not; replicas stay the same."""
-        words = ("run.deterministic=false", "batch.global_size=4", *layout.split(), self.choice, *self.settings)
+        words = (
+            "run.deterministic=false",
+            "batch.global_size=4",
+            *self.beside(*layout.split()),
+            *self.chosen,
+            *self.settings,
+        )
         straight = self.lived(tmp_path / "straight", *words, f"run.steps={2 * HALF}")
         self.lived(tmp_path / "resumed", *words, f"run.steps={HALF}")
         resumed = self.lived(tmp_path / "resumed", *words, f"run.steps={2 * HALF}")

@@ -113,7 +113,7 @@ class HealthCheckSuite(PartSuite):
 
     def verdicts(self, records: Records, check: HealthCheck | None = None) -> list[tuple[int, Verdict]]:
         """What one process's check says: (step, verdict)."""
-        check, (_, comms) = check or self.check(), small_runtime()
+        check, (*_, comms) = check or self.check(), small_runtime()
         return [(record.step, verdict) for record in records for verdict in asked(check, record, comms.world)]
 
     # --- faults ------------------------------------------------------------------------------------------------------
@@ -172,7 +172,13 @@ class HealthCheckSuite(PartSuite):
     def test_lives_in_a_run_that_is_killed_and_goes_on(self, tmp_path: Path) -> None:
         """Everything that core asks of a check, in a run on two ranks: nothing is raised, nothing is ordered."""
         for steps in (LIVED, 2 * LIVED):
-            words = (self.choice, *self.settings, "parallel=ddp", f"run.steps={steps}", "validate.every=2")
+            words = (
+                *self.chosen,
+                *self.settings,
+                *self.beside("parallel=ddp"),
+                f"run.steps={steps}",
+                "validate.every=2",
+            )
             for notes, history in pool(2).run(lived, tmp_path / "run", *words):
                 failed = [note for note in notes if "failed" in note]
                 assert not failed, failed[0]

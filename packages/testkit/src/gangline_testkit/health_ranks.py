@@ -17,7 +17,8 @@ from gangline.config.schema import HealthConfig, Run
 from gangline.health import HealthCheck, Verdict
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
-from gangline.plugin.registry import load
+from gangline.optimizer import Optimizer
+from gangline.plugin.registry import build, load
 from gangline.record import StepRecord
 from gangline.run.attempts import Attempt
 from gangline.runtime import Runtime
@@ -54,18 +55,19 @@ def no_collectives() -> Iterator[None]:
 
 
 @cache
-def small_runtime() -> tuple[Runtime, Comms]:
+def small_runtime() -> tuple[Runtime, Optimizer, Comms]:
     """A small model on the toy strategy, over the ranks of the pool or in this process alone: what checks attach to."""
     run, mesh = small_run(), Mesh.of({"dp_shard": rank.world})
     job = Job("", run, *compose_model(run), mesh, torch.float32, "ragged")
-    return start_rows(job, Plain(job.dtype, job.dtype)), rank.comms(mesh, True)
+    runtime = start_rows(job, Plain(job.dtype, job.dtype))
+    return runtime, build(run.optimizer, run, runtime), rank.comms(mesh, True)
 
 
 def attached(check: HealthCheck, name: str) -> HealthCheck:
     """A check as it is before a run's first step."""
-    runtime, comms = small_runtime()
+    runtime, optimizer, comms = small_runtime()
     check.place = f"health/{name}"
-    check.attach(runtime, comms, comms.store, comms.device)
+    check.attach(runtime, optimizer, comms, comms.store, comms.device)
     return check
 
 
@@ -90,7 +92,7 @@ def observed(
     """What a rank's check says over these records, as core would ask it; and its state at the end."""
     check = attached(load(build)(config, run), name)
     said = [verdict.to_dict() for verdict in check.before_run()]
-    _, comms = small_runtime()
+    *_, comms = small_runtime()
     for record in records:
         said += [verdict.to_dict() for verdict in asked(check, record, comms.world)]
     with no_collectives():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -13,10 +13,11 @@ from torch import Tensor
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.optimizer import Optimizer
-from gangline.plugin.registry import load
+from gangline.plugin.registry import installed, load
 from gangline.runtime import Runtime
 from gangline.shard import Registry, dtype_name
 from gangline_basics.precision.plain import Plain
+from gangline_testkit import strategy_ranks as ranks
 from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, needs
 from gangline_testkit.compare import Held, all_close, assemble, close
 from gangline_testkit.pool import pool
@@ -40,8 +41,12 @@ class Stepped:
 
 
 def start(job: Job) -> tuple[Runtime, Optimizer]:
-    """The optimizer on a toy strategy."""
-    runtime = start_rows(job, Plain(job.dtype, job.dtype))
+    """The optimizer on a toy strategy, or on that of the run where one was chosen."""
+    strategy = installed().part_of(job.run.parallel).part
+    if strategy.default:
+        runtime = start_rows(job, Plain(job.dtype, job.dtype))
+    else:
+        runtime = ranks.start(replace(job, build=strategy.build))
     return runtime, load(job.build)(job.run.optimizer, job.run, runtime)
 
 
@@ -119,7 +124,9 @@ class OptimizerSuite(PartSuite):
     def job(self, world: int, dtype: torch.dtype = torch.float64, *settings: str) -> Job:
         run = self.run("run.deterministic=true", "batch.global_size=4", *settings)
         tree, plan, _ = edit_lanes(*compose_model(run), STACK)
-        return Job(self.offer.part.build, run, tree, plan, Mesh.of({"dp_shard": world}), dtype, "ragged")
+        usual = installed().part_of(run.parallel).part.default
+        mesh = Mesh.of({"dp_shard": world} if usual else run.parallel.axes(world))
+        return Job(self.offer.part.build, run, tree, plan, mesh, dtype, "ragged")
 
     def whole(self, world: int, count: int, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(weights, state) in the global view after some steps."""

@@ -61,7 +61,7 @@ class ScheduleSuite(PartSuite):
 
     def test_builds_without_torch(self) -> None:
         done = subprocess.run(
-            [sys.executable, "-c", _TORCH_FREE, self.choice, *self.settings],
+            [sys.executable, "-c", _TORCH_FREE, *self.chosen, *self.settings],
             capture_output=True,
             text=True,
             timeout=120,

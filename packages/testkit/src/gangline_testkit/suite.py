@@ -77,7 +77,25 @@ class PartSuite:
 
     def run(self, *settings: str) -> Run:
         """A small run with the part chosen, its settings, and then these."""
-        return small_run(*self.model_settings(), *self.around, self.choice, *self.settings, *settings)
+        return small_run(*self.model_settings(), *self.around, *self.chosen, *self.settings, *settings)
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Settings that choose the part, and those that it needs (`Part.needs`)."""
+        lists: dict[str, list[str]] = {}
+        single = []
+        for word in (*self.offer.part.needs, self.choice):
+            group, _, name = word.partition("=")
+            if group in LISTS:
+                lists.setdefault(group, []).append(name)
+            else:
+                single.append(word)
+        return (*(f"{group}=[{','.join(names)}]" for group, names in lists.items()), *single)
+
+    def beside(self, *settings: str) -> tuple[str, ...]:
+        """Settings of the suite for other parts, without those in whose group the author, or the part, chose one."""
+        theirs = {word.partition("=")[0] for word in (*self.chosen, *self.settings)}
+        return tuple(word for word in settings if word.partition("=")[0] not in theirs)
 
     @property
     def around(self) -> tuple[str, ...]:

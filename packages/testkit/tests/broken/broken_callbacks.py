@@ -48,8 +48,8 @@ class ForgetsArrays(PreviousCallback):
 
 
 class OwnMetrics(PreviousCallback):
-    def attach(self, runtime, comms, store, device):
-        super().attach(runtime, comms, store, device)
+    def attach(self, runtime, optimizer, comms, store, device):
+        super().attach(runtime, optimizer, comms, store, device)
         self.rank = comms.rank
 
     def after_step(self, record, applied):
@@ -66,8 +66,8 @@ class SaysWhole(PreviousCallback):
 
 
 class AsksOnError(PreviousCallback):
-    def attach(self, runtime, comms, store, device):
-        super().attach(runtime, comms, store, device)
+    def attach(self, runtime, optimizer, comms, store, device):
+        super().attach(runtime, optimizer, comms, store, device)
         self.comms = comms
 
     def on_error(self, error):
@@ -131,7 +131,7 @@ class Remembers(NanCheck):
 class Gathers(NanCheck):
     """Asks the others where each rank is asked by itself."""
 
-    def attach(self, runtime, comms, store, device):
+    def attach(self, runtime, optimizer, comms, store, device):
         self.world = comms.world
 
     def before_update(self, loss, grad_norm):

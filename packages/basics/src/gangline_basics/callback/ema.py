@@ -21,6 +21,7 @@ from torch import Tensor
 from gangline.callback import Callback, like_parameters
 from gangline.comm.base import Comms, Store
 from gangline.config.schema import Run
+from gangline.optimizer import Optimizer
 from gangline.record import StepRecord
 from gangline.runtime import Runtime
 from gangline.shard import Shard, model_array
@@ -59,7 +60,9 @@ class EmaCallback(Callback):
         self.config, self.exact = config, run.deterministic
         self.averages: list[Average] = []
 
-    def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
+    def attach(
+        self, runtime: Runtime, optimizer: Optimizer, comms: Comms, store: Store | None, device: torch.device
+    ) -> None:
         self._weights = [piece.tensor for named in runtime.parameters() for piece in named.pieces]
         dtypes = {
             runtime.registry[model_array(name)].dtype for name in runtime.names()

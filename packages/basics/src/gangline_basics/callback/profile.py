@@ -11,6 +11,7 @@ from torch.profiler import profile, record_function
 from gangline.callback import Callback
 from gangline.comm.base import Comms, Store
 from gangline.config.schema import Run
+from gangline.optimizer import Optimizer
 from gangline.record import StepRecord
 from gangline.runtime import Runtime
 from gangline_basics.callback.config import Profile
@@ -36,7 +37,9 @@ class ProfileCallback(Callback):
         self._recording = False
         self._range: record_function | None = None
 
-    def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
+    def attach(
+        self, runtime: Runtime, optimizer: Optimizer, comms: Comms, store: Store | None, device: torch.device
+    ) -> None:
         self.rank, self.device = comms.rank, device
         if self.rank in self.config.ranks:
             self._last = {step: end for start, end in rows(self.config.steps) for step in range(start, end + 1)}

@@ -37,7 +37,7 @@ def _print(found: Installed, groups: list[str]) -> None:
         f"{group}={name}: {offer.part.layout_dependent}"
         for group in groups
         for name, offer in found.offers(group).items()
-        if offer.part.layout_dependent
+        if offer.part.layout_dependent and not offer.viewed
     ]
     if notes:
         console.print("\n[bold]Depends on the layout[/]")

@@ -24,6 +24,7 @@ from gangline.launch.devices import count_gpus
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
 from gangline.model.pretrained import Pretrained, pretrained_of
+from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import installed
 
 SHORT, LONG = 1, 1 << 30  # rows, in tokens: shorter and longer than any that a part may have
@@ -40,7 +41,7 @@ def problems(run: Run) -> list[Problem]:
     """Values without meaning; where there are none, parts that refuse; else model edits, layout, batch."""
     found = meaningless(run) or _refused(lambda: _reader(run))
     if not found:
-        found += [*_device(run), *_unread(run)]
+        found += [*_device(run), *_unread(run), *_needed(run)]
         for place, config in _configs(run):
             found += problems_of(place, config, run)
         found += [*_variables(run), *_gradients(run)]
@@ -151,6 +152,25 @@ def _unread(run: Run) -> Iterator[Problem]:
         else:
             why, mend = "No part of a run reads that group: verbs of gangline do.", f"Leave {group}={name} out."
         yield Problem(f"{group}={name} does nothing in this run.", why, mend)
+
+
+def _needed(run: Run) -> Iterator[Problem]:
+    """Parts without others that they are to be used with (`Part.needs`)."""
+    chosen: dict[str, list[str]] = {}
+    for place, config in run.parts():
+        chosen.setdefault(place.partition(".")[0], []).append(installed().part_of(config).part.name)
+    for _, config in run.parts():
+        offer = installed().part_of(config)
+        for need in offer.part.needs:
+            group, _, name = need.partition("=")
+            there = chosen.get(group, [])
+            if name not in there:
+                word = f"{group}=[{','.join([*there, name])}]" if group in LISTS else need
+                yield Problem(
+                    f"{offer.group}={offer.part.name} needs {need}.",
+                    f"This run has {group}={', '.join(there) or 'off'}: the two are parts of one method.",
+                    f"Choose it too:  {word}",
+                )
 
 
 def _gradients(run: Run) -> Iterator[Problem]:

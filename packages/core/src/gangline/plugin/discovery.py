@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
 from types import ModuleType
@@ -48,6 +48,7 @@ class Offer:
     group: str
     distribution: str
     version: str
+    viewed: bool = False  # offered in a group that shows the parts of another: see `Part.views`
 
     @property
     def supplier(self) -> str:
@@ -112,6 +113,7 @@ def discover(environ: Mapping[str, str]) -> Found:
         else:
             _load(found, manager, entries[0])
     _two_defaults(found)
+    _fill_views(found)
     for offer in [offer for offers in found.offers.values() for offer in offers.values()]:
         if why := _nobody_builds(found, offer):
             plugin = next((entry.name for entry in ours if owner(entry) == offer.distribution), offer.distribution)
@@ -222,6 +224,17 @@ def _two_defaults(found: Found) -> None:
         if group not in LISTS and len(usual) > 1:
             names = (f"{offer.supplier} ({offer.part.name})" for offer in usual)
             found.clashes.append(_clash(f"say what a run has of {group} where nobody chooses", *names))
+
+
+def _fill_views(found: Found) -> None:
+    """Offer the parts of one group in another, but for those that open groups of their own."""
+    for offer in [offer for offers in list(found.offers.values()) for offer in offers.values()]:
+        for inner, group in offer.part.views.items():
+            place = f"{offer.group}/{inner}"
+            shown = found.offers.setdefault(place, {})
+            for name, other in found.offers.get(group, {}).items():
+                if not other.part.opens:
+                    shown.setdefault(name, replace(other, group=place, viewed=True))
 
 
 def _clash(what: str, *who: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+_NEED = re.compile(r"[a-z][a-z0-9_]*=[a-z0-9][a-z0-9_.-]*")
 _BUILD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -28,6 +29,8 @@ class Part:
     summary: str  # one line in `gangline plugins`
     group: str | None = None  # where the hook has no group of its own: gangline_model_edits, gangline_parts
     opens: Mapping[str, str] = field(default_factory=dict)  # nested groups: field of the config -> default choice
+    views: Mapping[str, str] = field(default_factory=dict)  # nested group that it opens -> group whose parts it offers
+    needs: tuple[str, ...] = ()  # "group=name" of parts that a run with this one must have
     reads: tuple[str, ...] = ()  # groups of the plugin's own, without a "/", that this part builds from `run.extra`
     capabilities: Mapping[str, str] = field(default_factory=dict)  # what else others may ask of it -> "module:name"
     words: Mapping[str, str] = field(default_factory=dict)  # of other frameworks -> what to type; {n}: their number
@@ -42,5 +45,9 @@ class Part:
             raise TypeError(f"part {self.name!r}: config must be a dataclass, got {self.config!r}")
         if not _BUILD.fullmatch(self.build):
             raise ValueError(f"part {self.name!r}: build must read 'package.module:name', got {self.build!r}")
+        if wrong := sorted(set(self.views) - set(self.opens)):
+            raise ValueError(f"part {self.name!r}: views of {', '.join(wrong)}, which it does not open")
+        if wrong := [need for need in self.needs if not _NEED.fullmatch(need)]:
+            raise ValueError(f"part {self.name!r}: needs must read 'group=name', got {wrong[0]!r}")
         if not self.summary or "\n" in self.summary:
             raise ValueError(f"part {self.name!r}: summary must be one line")

@@ -53,7 +53,9 @@ class Installed:
     def edit_groups(self) -> set[str]:
         """The groups of model edits, of installed plugins and of the catalogue."""
         every = [offer for offers in self._found.offers.values() for offer in offers.values()]
-        return {offer.group for offer in every if issubclass(offer.part.config, EditConfig)} | catalogue.edit_groups()
+        return {
+            offer.group for offer in every if issubclass(offer.part.config, EditConfig) and not offer.viewed
+        } | catalogue.edit_groups()
 
     def readers(self, group: str) -> list[str]:
         """The parts, as a user types them, that build the choice of a group of a plugin's own."""

@@ -40,7 +40,7 @@ def attach(s: Session) -> None:
         member.place = place
         try:
             with _calling(place):
-                member.attach(s.runtime, s.comms, s.comms.store, s.device)
+                member.attach(s.runtime, s.optimizer, s.comms, s.comms.store, s.device)
         except RAISED as error:
             failed[place] = _failure(s, place, error)
             continue

@@ -11,6 +11,7 @@ from gangline.callback import Callback, Metrics
 from gangline.comm.base import Comms, Store
 from gangline.comm.objects import gather_json
 from gangline.config import Run
+from gangline.optimizer import Optimizer
 from gangline.record import StepRecord
 from gangline.runtime import Runtime
 from gangline_finetune.evaluate.config import EvalConfig
@@ -29,7 +30,9 @@ class EvalCallback(Callback):
         self.config, self.run = config, run
         self.failed: Exception | None = None
 
-    def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
+    def attach(
+        self, runtime: Runtime, optimizer: Optimizer, comms: Comms, store: Store | None, device: torch.device
+    ) -> None:
         self.comms, self.device = comms, device
         self.writer = LiveWriter(self.run, runtime, comms)
 

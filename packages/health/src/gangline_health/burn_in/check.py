@@ -23,6 +23,7 @@ from gangline_health.burn_in.judge import RankRates, bad_links, bad_ranks, measu
 if TYPE_CHECKING:
     from gangline.comm.base import Comm, Comms, Store
     from gangline.config import Run
+    from gangline.optimizer import Optimizer
     from gangline.record import StepRecord
     from gangline.runtime import Runtime
 
@@ -38,7 +39,9 @@ class BurnInCheck(HealthCheck):
         self.config = config
         self.run_dir = None if run.run.dir is None else Path(run.run.dir)
 
-    def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
+    def attach(
+        self, runtime: Runtime, optimizer: Optimizer, comms: Comms, store: Store | None, device: torch.device
+    ) -> None:
         self.world, self.rank, self.device = comms.world, comms.rank, device
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:

@@ -23,6 +23,7 @@ from gangline_health.pulses import readers
 if TYPE_CHECKING:
     from gangline.comm.base import Comms, Store
     from gangline.config import Run
+    from gangline.optimizer import Optimizer
     from gangline.record import StepRecord
     from gangline.runtime import Runtime
 
@@ -43,7 +44,9 @@ class ChaosCheck(HealthCheck):
         self.first, self.full_until = 0.0, 0
         self.begun: int | None = None
 
-    def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
+    def attach(
+        self, runtime: Runtime, optimizer: Optimizer, comms: Comms, store: Store | None, device: torch.device
+    ) -> None:
         self.runtime, self.rank, self.world = runtime, comms.rank, comms.world.size
         state.now = state.Broken()
 

@@ -129,7 +129,7 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
         callbacks = [registry.build(config, run) for config in run.callback.values()]
         for name, callback in zip(run.callback, callbacks, strict=True):
             callback.place = f"callback/{name}"
-            callback.attach(runtime, comms, None, comms.device)
+            callback.attach(runtime, optimizer, comms, None, comms.device)
         for buffer in runtime.storage.param_buffers:
             watch(buffer, counted)
         step(runtime, case, case.microbatches)

@@ -10,6 +10,7 @@ import torch
 from gangline.callback import Callback, Metrics, like_parameters
 from gangline.comm.base import Comms, Store
 from gangline.config.schema import Run
+from gangline.optimizer import Optimizer
 from gangline.record import StepRecord
 from gangline.runtime import Runtime
 from gangline.shard import Shard
@@ -24,7 +25,9 @@ class PreviousCallback(Callback):
     def __init__(self, config: Previous, run: Run) -> None:
         self.applied = 0
 
-    def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
+    def attach(
+        self, runtime: Runtime, optimizer: Optimizer, comms: Comms, store: Store | None, device: torch.device
+    ) -> None:
         self.runtime = runtime
         self.registry, self.arrays = like_parameters(runtime, f"{self.place}/{LABEL}")
 

@@ -1,0 +1,75 @@
+"""A method of three parts that need each other, and a strategy that has another one inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gangline import Part, hookimpl
+from gangline.config.schema import CallbackConfig, ParallelConfig
+from gangline_basics.optimizer.config import Adamw
+from gangline_basics.parallel.config import Ddp, Single
+
+
+@dataclass
+class Paired(Ddp):
+    pass
+
+
+@dataclass
+class PairedAdamw(Adamw):
+    pass
+
+
+@dataclass
+class PairedWatch(CallbackConfig):
+    pass
+
+
+@dataclass
+class Around(ParallelConfig):
+    inner: ParallelConfig = field(default_factory=Single)
+    replicas: int = 1
+
+    def axes(self, world: int) -> dict[str, int]:
+        return self.inner.axes(world)
+
+
+@hookimpl
+def gangline_parallel_strategies():
+    needs = ("optimizer=paired", "callback=paired")
+    yield Part(name="paired", config=Paired, build="gangline_basics.parallel.ddp:build", summary="Paired", needs=needs)
+    yield Part(
+        name="around",
+        config=Around,
+        build="method_parts:build_around",
+        summary="Around another strategy",
+        opens={"inner": "single"},
+        views={"inner": "parallel"},
+    )
+
+
+@hookimpl
+def gangline_optimizers():
+    build = "gangline_basics.optimizer.adamw:build"
+    yield Part(name="paired", config=PairedAdamw, build=build, summary="Paired", needs=("parallel=paired",))
+
+
+@hookimpl
+def gangline_callbacks():
+    yield Part(name="paired", config=PairedWatch, build="method_parts:build_watch", summary="Paired")
+
+
+def build_around(config, job):
+    """The strategy that was chosen inside."""
+    from gangline.plugin.registry import build
+
+    return build(config.inner, job)
+
+
+def build_watch(config, run):
+    from gangline.callback import Callback
+
+    class Watch(Callback):
+        pass
+
+    return Watch()

@@ -1,0 +1,85 @@
+"""Parts that need others, and groups that show the parts of another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gangline import Part
+from gangline.config.check import problems
+from gangline.config.compose import compose
+from gangline.config.schema import PartConfig
+from gangline.config.serial import from_dict, to_dict
+from gangline.errors import UserError
+from gangline.plugin.registry import installed
+from gangline_basics.parallel.config import Ddp
+from gangline_testkit import OptimizerSuite, as_installed
+from gangline_testkit.sessions import trained_on
+
+SMALL = ("recipe=tiny", "launch.processes=2")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def method():
+    with as_installed("gangline-method", "method_parts", path=Path(__file__).parent / "method"):
+        yield
+
+
+def found(*words: str) -> list[str]:
+    (run,) = compose([*SMALL, *words])
+    return [f"{problem.what} {problem.mend}" for problem in problems(run) if "needs" in problem.what]
+
+
+def test_a_method_that_is_chosen_whole_lacks_nothing():
+    assert found("parallel=paired", "optimizer=paired", "callback=[paired]") == []
+
+
+def test_each_part_that_is_missing_is_named_with_what_to_type():
+    assert found("parallel=paired") == [
+        "parallel=paired needs optimizer=paired. Choose it too:  optimizer=paired",
+        "parallel=paired needs callback=paired. Choose it too:  callback=[paired]",
+    ]
+    assert found("optimizer=paired", "callback=[profile,paired]") == [
+        "optimizer=paired needs parallel=paired. Choose it too:  parallel=paired"
+    ]
+    assert found("parallel=paired", "optimizer=paired", "callback=[profile]") == [
+        "parallel=paired needs callback=paired. Choose it too:  callback=[profile,paired]"
+    ]
+
+
+def test_a_suite_chooses_what_its_part_needs():
+    suite = OptimizerSuite()
+    suite.choice = "optimizer=paired"
+    assert suite.chosen == ("parallel=paired", "optimizer=paired")
+    assert suite.beside("parallel=ddp", "callback=[profile]") == ("callback=[profile]",)
+    assert suite.job(2).mesh.size("dp_replicate") == 2
+    suite.test_layouts_agree(2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [({"needs": ("optimizer",)}, "group=name"), ({"views": {"inner": "parallel"}}, "does not open")],
+    ids=["needs", "views"],
+)
+def test_a_part_that_declares_nonsense_is_refused(wrong, why):
+    with pytest.raises(ValueError, match=why):
+        Part(name="mine", config=PartConfig, build="a:b", summary="Mine", **wrong)
+
+
+def test_a_view_has_the_parts_of_its_group_with_their_options():
+    (run,) = compose([*SMALL, "parallel=around", "parallel/inner=ddp", "parallel.inner.bucket_mb=0.5"])
+    assert run.parallel.inner == Ddp(bucket_mb=0.5)
+    assert from_dict(to_dict(run)) == run
+    assert to_dict(run)["parts"]["parallel/inner"] == "ddp"
+    assert "ddp" in installed().choices("parallel/inner")
+    assert "around" not in installed().choices("parallel/inner")  # it opens a group of its own
+    with pytest.raises(UserError, match=r"parallel.inner.buckets_mb"):
+        compose([*SMALL, "parallel=around", "parallel/inner=ddp", "parallel.inner.buckets_mb=0.5"])
+    with pytest.raises(UserError, match="parallel/inner=dpd is not available"):
+        compose([*SMALL, "parallel=around", "parallel/inner=dpd"])
+
+
+def test_a_view_trains(tmp_path):
+    words = ("parallel=around", "parallel/inner=ddp", "run.steps=2")
+    assert trained_on(2, tmp_path / "run", *words) == 0
