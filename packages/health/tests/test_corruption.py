@@ -24,6 +24,7 @@ from gangline_health.config import CorruptionOptions
 from gangline_health.monitors.bits import array_sums, fingerprint, weights, words
 from gangline_health.monitors.corruption import CorruptionMonitor, odd_ones
 from gangline_health.monitors.recompute import COMPUTED, RECEIVED, SAME, Event, first_difference
+from gangline_testkit import as_installed
 from gangline_testkit.health import healthy
 from gangline_testkit.health_ranks import lived
 from gangline_testkit.pool import pool
@@ -155,6 +156,24 @@ def test_weights_that_are_read_otherwise_than_saved_are_found(tmp_path: Path) ->
     code, (order,) = reads(tmp_path / "bad", True, 6, "parallel=single")
     assert (code, order.order, order.start) == (0, "roll_back", "step-00000002")
     assert "weights that were read from the checkpoint of step 4 are not those saved: model/" in order.why
+
+
+def test_replicas_that_are_to_differ_are_not_compared(tmp_path: Path) -> None:
+    """They differ from the first step on, and meet at the fourth."""
+    with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
+        answers = pool(2).run(watched_apart, tmp_path / "run")
+    assert [code for code, _ in answers] == [0, 0]
+    assert "not-compared" in answers[0][1]
+    assert "corruption" not in answers[0][1]
+
+
+def watched_apart(run_dir: Path) -> tuple[int, list[str]]:
+    """The exit code, and the kinds of verdicts of the run."""
+    words = ("parallel=apart", "batch.global_size=4", "health=[on]", "health.on.corruption.every=1", "run.steps=6")
+    with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
+        code = train(session(run_dir, *words))
+    verdicts = [line for line in read_events(run_dir) if line["event"] == "verdict"]
+    return code, [line["kind"] for line in verdicts]
 
 
 def test_a_checksum_of_an_array_does_not_depend_on_how_it_is_cut() -> None:

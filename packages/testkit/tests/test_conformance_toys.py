@@ -15,6 +15,7 @@ from gangline_testkit import (
     StrategySuite,
     TrackerSuite,
     as_installed,
+    waived,
 )
 from gangline_testkit.scenarios import Layout
 
@@ -42,6 +43,15 @@ class TestFiles(CheckpointerSuite):
 class TestNumbers(DataSourceSuite):
     choice = "data=numbers"
     can = {"epochs", "disjoint", "reads"}
+
+
+class TestApart(StrategySuite):
+    """Its replicas differ: a checkpoint, an evaluation and a sample are of the first."""
+
+    choice = "parallel=apart"
+    layouts = (Layout(2),)
+    test_traffic_is_marked = waived("it sends no gradients")
+    test_clip_measures_changed_gradients = waived("each replica clips by its own norm")
 
 
 class TestPrevious(CallbackSuite):

@@ -158,6 +158,10 @@ class Runtime(ABC):
     registry: Registry  # of the `model/...` arrays, whole and the same on every rank
     rank: int  # this rank's own, global number
     data_coordinate: tuple[int, int]  # (index, width): which share of the global batch this rank reads
+    # Axes along which ranks that hold the same boxes have other weights, gradients and optimizer state between
+    # synchronisations. Its registry says so (`Registry.of(..., differs=)`): the first rank along them is primary, so a
+    # checkpoint holds its values, and `evaluate`, `score` and `generate` use these too, on all ranks.
+    differs: frozenset[str] = frozenset()
 
     @abstractmethod
     def step(self, microbatches: Sequence[Batch]) -> StepResult:

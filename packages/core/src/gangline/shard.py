@@ -141,7 +141,8 @@ class Layout:
     """How one global array lies over the mesh.
 
     `at` fixes coordinates (a pipeline stage: {"pp": 2}); axes that neither `at` nor a division
-    names hold replicas, of which number `turn` (plus the box's number) is primary.
+    names hold replicas, of which number `turn` (plus the box's number) is primary. `differs` names those of these axes
+    along which replicas hold other values between synchronisations: the first rank along them is primary.
     """
 
     shape: tuple[int, ...]
@@ -149,6 +150,7 @@ class Layout:
     divisions: tuple[Division, ...] = ()
     at: tuple[tuple[str, int], ...] = ()
     turn: int = 0
+    differs: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -251,7 +253,8 @@ class Places:
     def __init__(self, mesh: Mesh, layout: Layout) -> None:
         self.mesh, self.layout = mesh, layout
         fixed = dict(layout.at)
-        self.free = tuple(axis for axis in mesh.axes if axis not in layout.cut_axes and axis not in fixed)
+        free = [axis for axis in mesh.axes if axis not in layout.cut_axes and axis not in fixed]
+        self.free = tuple(sorted(free, key=lambda axis: axis not in layout.differs))  # the first replicas come first
         self.digits: dict[tuple[str, ...], list[tuple[int, int, int]]] = {}  # axes -> (every, parts, division)
         for number, division in enumerate(layout.divisions):
             self.digits.setdefault(division.axes, []).append((division.every, division.parts, number))
@@ -259,11 +262,17 @@ class Places:
         for axes, digits in self.digits.items():
             digits.sort()
             self.replicas *= mesh.size(*axes) // prod(parts for _, parts, _ in digits)
+        self.writers = self.replicas // mesh.size(*(axis for axis in free if axis in layout.differs))
 
     @property
     def key(self) -> tuple:
         """Equal for arrays whose replicas lie on the same ranks."""
-        return self.layout.at, self.free, tuple((axes, tuple(digits)) for axes, digits in self.digits.items())
+        return (
+            self.layout.at,
+            self.free,
+            self.writers,
+            tuple((axes, tuple(digits)) for axes, digits in self.digits.items()),
+        )
 
     def of(self, coordinate: Coordinate) -> tuple[tuple[int, ...], int]:
         """(the part for each division, the number of the replica)."""
@@ -297,9 +306,9 @@ class Places:
         return found | self.mesh.coordinate_along(self.free, replica)
 
 
-def primary_replica(layout: Layout, parts: Sequence[int], replicas: int) -> int:
-    """The number of the replica that writes a part: spread over them."""
-    return (layout.turn + sum(parts)) % replicas
+def primary_replica(layout: Layout, parts: Sequence[int], writers: int) -> int:
+    """The number of the replica that writes a part: spread over the first `Places.writers`."""
+    return (layout.turn + sum(parts)) % writers
 
 
 @dataclass(frozen=True)
@@ -310,13 +319,18 @@ class Registry:
     layouts: dict[str, Layout] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, mesh: Mesh, layouts: Mapping[str, Layout]) -> Registry:
-        """A registry whose primaries are spread so that the replicas of an array write equal bytes."""
+    def of(cls, mesh: Mesh, layouts: Mapping[str, Layout], differs: Iterable[str] = ()) -> Registry:
+        """A registry whose primaries are spread so that the replicas of an array write equal bytes.
+
+        differs: the axes of `Layout.differs`, for all arrays.
+        """
+        apart = tuple(sorted(differs))
         written: dict[tuple, list[int]] = {}
         spread = {}
         for name, layout in sorted(layouts.items(), key=lambda item: (-item[1].nbytes, item[0])):
+            layout = replace(layout, differs=apart) if apart else layout
             places = Places(mesh, layout)
-            load = written.setdefault(places.key, [0] * places.replicas)
+            load = written.setdefault(places.key, [0] * places.writers)
             turn = min(range(len(load)), key=load.__getitem__)
             load[turn] += layout.nbytes
             spread[name] = replace(layout, turn=turn)
@@ -357,7 +371,7 @@ class Registry:
             return []
         places = Places(self.mesh, layout)
         parts, replica = places.of(coordinate)
-        primary = replica == primary_replica(layout, parts, places.replicas)
+        primary = replica == primary_replica(layout, parts, places.writers)
         return [(box, primary) for box in layout.boxes(parts)]
 
     def holders(self, name: str, box: Box) -> list[int]:
@@ -376,7 +390,7 @@ class Registry:
 
     def _holders(self, layout: Layout, places: Places, parts: Sequence[int]) -> list[int]:
         ranks = [self.mesh.rank(places.coordinate(parts, replica)) for replica in range(places.replicas)]
-        primary = ranks.pop(primary_replica(layout, parts, places.replicas))
+        primary = ranks.pop(primary_replica(layout, parts, places.writers))
         return [primary, *sorted(ranks)]
 
     @cached_property

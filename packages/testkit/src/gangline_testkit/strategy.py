@@ -110,6 +110,7 @@ class StrategySuite(StrategyRuns):
         assert {of for _, of in coordinates} == {width}
         assert sorted({index for index, _ in coordinates}) == list(range(width))
 
+    @needs(LAYOUT)
     def test_matrices_are_mapped_whole_and_once(self, layout: Layout) -> None:
         """Each on one rank, whatever part of it a rank holds; those of a stack one by one."""
         for scenario in (PLAIN, LANES):
@@ -119,6 +120,7 @@ class StrategySuite(StrategyRuns):
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
+    @needs(LAYOUT)
     def test_loss_and_tokens(self, layout: Layout) -> None:
         """Sums over the global count of valid tokens, equal on all ranks."""
         job = self.job(layout, PLAIN)
@@ -131,6 +133,7 @@ class StrategySuite(StrategyRuns):
                 assert one.finite
                 assert one.loss_sum == got[0].steps[of_rank.steps.index(one)].loss_sum, "ranks disagree about the loss"
 
+    @needs(LAYOUT)
     def test_each_rank_says_what_it_added_to_the_loss(self, layout: Layout) -> None:
         """The ranks that read one share of the batch add up to the loss and the tokens of that share."""
         job = self.job(layout, PLAIN)
@@ -174,6 +177,7 @@ class StrategySuite(StrategyRuns):
         for purpose in ("tokens", "loss"):
             assert any(of_rank.sent[purpose] for of_rank in found), f"no traffic is marked as {purpose}"
 
+    @needs(LAYOUT)
     def test_clip_scales_all_gradients_alike(self, layout: Layout) -> None:
         """Down to the norm, and never up."""
         job = self.job(layout, PLAIN)
@@ -303,6 +307,7 @@ class StrategySuite(StrategyRuns):
         """Its gradients are summed over what is left beside the fold, and no more."""
         self.compare(layout, LANES, FLOAT64)
 
+    @needs(LAYOUT)
     def test_emitted_metrics(self, layout: Layout) -> None:
         """Sums, means, maxima and loss terms, each token counted once; equal on all ranks."""
         for scenario in (LANES, RECOMPUTED):

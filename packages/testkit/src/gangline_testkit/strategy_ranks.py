@@ -314,8 +314,14 @@ def misfit_shares(job: Job) -> list[str]:
 
 
 def write_and_evaluate(job: Job, factor: float) -> tuple[float, int]:
-    """Multiply every array through its shard's view, as a load would fill it; then evaluate."""
+    """Multiply every array through its shard's view, as a load would fill it; then evaluate.
+
+    Replicas that may differ do: those of which a checkpoint holds nothing are multiplied by another factor.
+    """
     runtime = start(job)
+    place = job.mesh.coordinate(rank.index)
+    if any(place[axis] for axis in runtime.differs):
+        factor *= 2
     runtime.step(job.share(0, *runtime.data_coordinate))  # what was taken up before must not linger
     with torch.no_grad():
         for shard in runtime.shards():

@@ -49,9 +49,8 @@ class WholeRuntime(Runtime):
         bind_folds(model, plan, lambda fold: Solo(fold, comms.rank))
         finish_blocks(model, plan, job.finish)
         self.model, self.stages = model, WholeModel(model, plan)
-        self.registry = Registry.of(
-            mesh, {model_array(name): Layout(*described) for name, described in self.storage.shapes().items()}
-        )
+        layouts = {model_array(name): Layout(*described) for name, described in self.storage.shapes().items()}
+        self.registry = Registry.of(mesh, layouts, self.differs)
         self.data_coordinate = (mesh.index(mesh.coordinate(comms.rank), DATA_AXES), mesh.size(*DATA_AXES))
         self._masters = [self.storage.masters[name] for name in self.storage.trained]
         self._norm = norm.MeasuredNorm(

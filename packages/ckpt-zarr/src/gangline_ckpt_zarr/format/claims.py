@@ -52,6 +52,13 @@ def name(text: str) -> str:
     return text
 
 
+def axes(value: Any) -> tuple[str, ...]:
+    """Names of mesh axes. Raises ValueError."""
+    if not isinstance(value, list) or len(value) > MOST_DIMS or not all(isinstance(axis, str) for axis in value):
+        raise ValueError(f"{_short(value)} is no list of axes")
+    return tuple(value)
+
+
 def depth(content: Any) -> None:
     """Refuse, by ValueError, what is nested so deeply that those who read it would fail."""
     level, below = 0, [content]

@@ -18,11 +18,12 @@ def to_json(registry: Registry) -> dict[str, Any]:
     numbers: dict[tuple, int] = {}
     arrays = {}
     for name, layout in registry.layouts.items():
-        number = numbers.setdefault((layout.at, layout.divisions), len(numbers))
+        number = numbers.setdefault((layout.at, layout.divisions, layout.differs), len(numbers))
         arrays[name] = [number, layout.turn]
     cuts = [
         {"at": dict(at), "divisions": [_division_to_json(division) for division in divisions]}
-        for at, divisions in numbers
+        | ({"differs": list(differs)} if differs else {})
+        for at, divisions, differs in numbers
     ]
     return {"mesh": dict(registry.mesh.sizes), "cuts": cuts, "arrays": arrays}
 
@@ -34,6 +35,7 @@ def of_json(content: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[int, ..
         (
             tuple((axis, claims.number(index, f"a place on {axis}")) for axis, index in cut["at"].items()),
             tuple(_division_of_json(division, bounds) for division in cut["divisions"]),
+            claims.axes(cut.get("differs", [])),
         )
         for cut in content["cuts"]
     ]
@@ -43,8 +45,8 @@ def of_json(content: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[int, ..
     fitting: set[tuple[int, tuple[int, ...]]] = set()
     for name, entry in content["arrays"].items():
         number, turn = claims.numbers(entry, f"the cut of {name}", most=2)
-        at, divisions = cuts[number]
-        layout = layouts[claims.name(name)] = Layout(*shapes[name], divisions, at, turn)
+        at, divisions, differs = cuts[number]
+        layout = layouts[claims.name(name)] = Layout(*shapes[name], divisions, at, turn, differs)
         if (number, layout.shape) not in fitting:
             claims.fits(layout, mesh, name)
             fitting.add((number, layout.shape))
@@ -75,14 +77,14 @@ def _division_to_json(division: Division) -> dict[str, Any]:
 
 
 def _division_of_json(content: Mapping[str, Any], bounds: Bounds) -> Division:
-    axes, rows = content["axes"], content.get("rows", False)
-    if not isinstance(axes, list) or not all(isinstance(axis, str) for axis in axes) or type(rows) is not bool:
+    axes, rows = claims.axes(content["axes"]), content.get("rows", False)
+    if type(rows) is not bool:
         raise ValueError("a cut is along no axes")
     found = tuple(bounds.of_json(one) for one in content["bounds"])
     if not found or len({len(one) for one in found}) != 1:
         raise ValueError("bounds of one cut are not alike")
     dim, every = claims.number(content.get("dim", 0), "a dim"), claims.number(content.get("every", 1), "every", 1)
-    return Division(tuple(axes), found, dim, rows, every)
+    return Division(axes, found, dim, rows, every)
 
 
 def _bounds_to_json(bounds: tuple[int, ...]) -> list[int] | dict[str, int]:

@@ -49,7 +49,7 @@ class NativeFiles(CheckpointFiles):
         layout = self.registry[name]
         places = Places(self.registry.mesh, layout)
         parts, replica = places.of(coordinate)
-        if replica == primary_replica(layout, parts, places.replicas):
+        if replica == primary_replica(layout, parts, places.writers):
             yield from ((name, layout.dtype, self.chunk(name), box) for box in layout.boxes(parts) if box.size)
 
     @property

@@ -6,10 +6,11 @@ Worked out once for all arrays of one shape and one cut: a model has thousands o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from gangline.mesh import Mesh
-from gangline.shard import Box, Division, Layout, Places, primary_replica
+from gangline.shard import Box, Layout, Places, primary_replica
 
 
 class BoxOwners:
@@ -59,16 +60,14 @@ class BoxOwners:
         return parts, replica, [box for box in self.layout.boxes(parts) if box.size]
 
     def _primary(self, parts: Sequence[int], turn: int) -> int:
-        return (turn + primary_replica(self.layout, parts, self._places.replicas)) % self._places.replicas
+        return (turn + primary_replica(self.layout, parts, self._places.writers)) % self._places.writers
 
 
 @lru_cache(maxsize=1024)
-def _box_owners(
-    mesh: Mesh, shape: tuple[int, ...], divisions: tuple[Division, ...], at: tuple[tuple[str, int], ...]
-) -> BoxOwners:
-    return BoxOwners(mesh, Layout(shape, divisions=divisions, at=at))
+def _box_owners(mesh: Mesh, layout: Layout) -> BoxOwners:
+    return BoxOwners(mesh, layout)
 
 
 def box_owners(mesh: Mesh, layout: Layout) -> BoxOwners:
     """Those of an array, the same object for every array of its shape and cut."""
-    return _box_owners(mesh, layout.shape, layout.divisions, layout.at)
+    return _box_owners(mesh, replace(layout, dtype="", turn=0))

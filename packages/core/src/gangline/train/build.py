@@ -28,6 +28,7 @@ from gangline.run.directory import RunDirectory
 from gangline.run.events import Events
 from gangline.run.generation import generation
 from gangline.runtime import Job, Runtime
+from gangline.shard import Places
 from gangline.train.agree import same_data
 from gangline.train.batches import Batches
 from gangline.train.begin_with_weights import begin_with_weights
@@ -107,12 +108,26 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
             session.events, session.nodes = events, nodes
             same_data(comms.world, device, sources_of(session))
             attach(session)
+            check_replicas(session)
         with events.phase("restore"):
             if not begin_with_weights(session):
                 restore(session)
             check_held_out(session)
             leave_out_base(session)
     return session
+
+
+def check_replicas(s: Session) -> None:
+    """Raise UserError for an array of which a checkpoint would mix replicas that differ (`Runtime.differs`)."""
+    for name, layout in s.registry.layouts.items() if s.runtime.differs else ():
+        apart = s.runtime.differs.intersection(Places(s.mesh, layout).free) - set(layout.differs)
+        if any(s.mesh.size(axis) > 1 for axis in apart):
+            strategy = registry.installed().part_of(s.run.parallel).part.name
+            raise UserError(
+                f"{name} is kept as if all ranks along {', '.join(sorted(apart))} had the same values of it.",
+                f"With parallel={strategy} they differ between synchronisations, and a checkpoint would mix them.",
+                "Choose a part whose arrays are laid out as the weights are (`Registry.like`), or another strategy.",
+            )
 
 
 def announce(composed: Composed, directory: RunDirectory, ranks: int) -> None:

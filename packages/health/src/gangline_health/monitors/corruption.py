@@ -2,6 +2,7 @@
 
 - Ranks that hold the same boxes of the weights: replicas take the same steps on the same gradients, so a flipped bit in
   one of them, in memory or in a product, stays in its weights. Their gradients too, once the ranks have added theirs.
+  Replicas that differ between synchronisations (`Runtime.differs`) are not compared with each other.
   Who is not with more than half of them is named; without such a majority it is known that they differ.
   A rank whose boxes no other holds exactly has none to be compared with, and that is said.
 - The weights of a checkpoint, when they were saved and when they are read.
@@ -50,6 +51,7 @@ class CorruptionMonitor(Monitor):
         self.alone: list[int] | None = None  # ranks that are compared with no other; None: not looked at yet
         self.untold = False  # whether that has to be said
         self.rank, self.ranks, self.device = 0, 1, torch.device("cpu")
+        self.apart = 0  # this rank's place along the axes where replicas differ
         self.gradient = NO_GRADIENT  # of the step under way, where it is compared
         self.saved: dict[str, Any] = {}  # {step, sums: {array: [dtype, checksum]}} of the newest step that is saved
         self.stored: dict[str, Any] = {}  # the same, of the checkpoint that the run goes on from
@@ -76,6 +78,8 @@ class CorruptionMonitor(Monitor):
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
         self.runtime, self.device = runtime, device
         self.rank, self.ranks = comms.rank, comms.world.size
+        mesh = runtime.registry.mesh
+        self.apart = mesh.index(mesh.coordinate(self.rank), [axis for axis in mesh.axes if axis in runtime.differs])
         self.recompute.attach(runtime, self.rank)
 
     def before_step(self, step: int) -> None:
@@ -100,17 +104,18 @@ class CorruptionMonitor(Monitor):
         if comm.size == 1:
             return
         if self.alone is None:
-            mine = torch.tensor([held(weights(self.runtime))], dtype=torch.int64, device=self.device)
-            rows = comm.all_gather(mine).flatten().tolist()
-            self.alone = [rank for rank, boxes in enumerate(rows) if not boxes or rows.count(boxes) == 1]
+            mine = torch.tensor([[held(weights(self.runtime)), self.apart]], dtype=torch.int64, device=self.device)
+            rows = [tuple(row) for row in comm.all_gather(mine).tolist()]
+            self.alone = [rank for rank, row in enumerate(rows) if not row[0] or rows.count(row) == 1]
             self.untold = bool(self.alone) and self.rank == 0
         if (step % self.options.every and self.begun is None) or len(self.alone) == comm.size:
             return
-        row = (*fingerprint(weights(self.runtime)), *self.gradient)
+        row = (*fingerprint(weights(self.runtime)), *self.gradient, self.apart)
         mine = torch.tensor([row], dtype=torch.int64, device=self.device)
         rows = comm.all_gather(mine).tolist()
         for what, columns in (("gradients", slice(3, 6)), ("weights", slice(3))):
-            for rank, counts in odd_ones([tuple(each[columns]) for each in rows]).items():
+            same = [((each[columns][0], each[-1]), *each[columns][1:]) for each in rows]
+            for rank, counts in odd_ones(same).items():
                 self.odd.setdefault(rank, {})[what] = counts
         if not self.odd:
             self.agreed = step
@@ -176,9 +181,12 @@ class CorruptionMonitor(Monitor):
 
     def _not_compared(self, count: int, alone: list[int]) -> Verdict:
         some = ", ".join(map(str, alone[:8])) + (", ..." if count > 8 else "")
+        why = f"nobody else holds exactly what rank {some} holds"
+        if self.runtime.differs:
+            why = f"the replicas of what rank {some} holds differ between synchronisations"
         evidence = (
-            f"health.on.corruption compares the weights of {self.ranks - count} of {self.ranks} ranks; nobody else "
-            f"holds exactly what rank {some} holds, so that a flipped bit is not found there"
+            f"health.on.corruption compares the weights of {self.ranks - count} of {self.ranks} ranks; {why}, so that "
+            "a flipped bit is not found there"
         )
         return Verdict("not-compared", "the run", 1.0, evidence, Action.WARN)
 
@@ -197,13 +205,13 @@ class CorruptionMonitor(Monitor):
         self.recompute.trusted = None
 
 
-def odd_ones(rows: Sequence[tuple[int, ...]]) -> dict[int, Odd]:
+def odd_ones(rows: Sequence[tuple[Any, ...]]) -> dict[int, Odd]:
     """The ranks that are not with the majority of those who hold the same.
 
     rows: by rank, (which boxes it holds, sums of their bits...). Without a majority all of the group are named, and
     none is outvoted.
     """
-    groups: dict[int, list[int]] = defaultdict(list)
+    groups: dict[Any, list[int]] = defaultdict(list)
     for rank, row in enumerate(rows):
         groups[row[0]].append(rank)
     found = {}

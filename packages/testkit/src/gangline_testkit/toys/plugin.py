@@ -35,6 +35,16 @@ class Rows(ParallelConfig):
 
 
 @dataclass
+class Apart(ParallelConfig):
+    """The whole model on every rank, which steps by itself."""
+
+    every: PositiveInt = 4  # steps after which all ranks take the mean of their weights
+
+    def world(self, gpus: int) -> int:
+        return gpus or 2
+
+
+@dataclass
 class Lanes(EditConfig):
     """Feed-forwards replaced by `lanes` narrow ones side by side, which `fold` ranks of `dp_shard` share."""
 
@@ -122,6 +132,13 @@ class Lines(TrackConfig):
 @hookimpl
 def gangline_parallel_strategies() -> Iterable[Part]:
     yield Part(name="rows", config=Rows, build="gangline_testkit.toys.rows:build", summary="rows over dp_shard (a toy)")
+    yield Part(
+        name="apart",
+        config=Apart,
+        build="gangline_testkit.toys.apart:build",
+        summary="replicas that meet now and then (a toy)",
+        layout_dependent="each replica steps by the gradients of its own samples, then all take the mean",
+    )
 
 
 @hookimpl

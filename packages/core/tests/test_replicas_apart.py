@@ -1,0 +1,92 @@
+"""Replicas that differ between synchronisations: what a checkpoint holds of them, and what is refused beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gangline.checkpoint.id import CheckpointId
+from gangline.errors import UserError
+from gangline.mesh import Mesh
+from gangline.shard import Division, Layout, Places, Registry
+from gangline.train.build import check_replicas
+from gangline.train.rank import train
+from gangline_testkit import as_installed
+from gangline_testkit.pool import pool
+from gangline_testkit.sessions import session
+
+WORDS = ("parallel=apart", "parallel.every=4", "checkpoint=torch", "checkpoint.every=2", "batch.global_size=4")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def toys():
+    with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
+        yield
+
+
+def lived(run_dir: Path, *words: str) -> tuple[int, dict[str, torch.Tensor]]:
+    """The exit code, and this rank's weights at the end."""
+    with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
+        s = session(run_dir, *words)
+        code = train(s)
+        return code, {shard.name: shard.local.detach().clone() for shard in s.runtime.shards()}
+
+
+def stored(run_dir: Path, id: CheckpointId) -> dict[str, torch.Tensor]:
+    """The weights of the newest checkpoint."""
+    with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
+        s = session(run_dir, *WORDS)
+        assert s.saved == str(id)
+        return {shard.name: shard.local.detach().clone() for shard in s.runtime.shards()}
+
+
+def test_the_first_replica_along_these_axes_is_primary():
+    """Of three replicas of two shards, each on two ranks of `tp`: their writing is spread over `tp` alone."""
+    mesh = Mesh.of({"dp_replicate": 3, "dp_shard": 2, "tp": 2})
+    cut = Layout((8, 4), divisions=(Division(("dp_shard",), ((0, 4, 8),)),))
+    layouts = {f"model/{number}": cut for number in range(4)}
+    registry = Registry.of(mesh, layouts, {"dp_replicate"})
+    writers = set()
+    for name in registry:
+        for box, holders in registry.held(name):
+            assert len(holders) == 6
+            assert mesh.coordinate(holders[0])["dp_replicate"] == 0
+            assert (box, True) in registry.of_rank(name, holders[0])
+            writers.add(holders[0])
+        assert Places(mesh, registry[name]).writers == 2
+    assert len(writers) == 4
+    assert {layout.differs for layout in registry.like("optimizer/m", registry).layouts.values()} == {("dp_replicate",)}
+
+
+def test_a_checkpoint_holds_the_first_replica(tmp_path):
+    """Saved at step 2, between two synchronisations; all replicas go on from it."""
+    ranks = pool(2).run(lived, tmp_path / "run", *WORDS, "run.steps=2")
+    assert [code for code, _ in ranks] == [0, 0]
+    first, second = (weights for _, weights in ranks)
+    assert any(not torch.equal(first[name], second[name]) for name in first), "the replicas do not differ"
+    for weights in pool(2).run(stored, tmp_path / "run", CheckpointId(2, 1)):
+        for name, weight in weights.items():
+            assert torch.equal(weight, first[name]), name
+
+
+def test_replicas_that_met_are_alike(tmp_path):
+    (_, first), (_, second) = pool(2).run(lived, tmp_path / "run", *WORDS, "run.steps=4")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def mixes(run_dir: Path) -> str:
+    """What is said of an optimizer whose arrays have layouts of their own."""
+    with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
+        s = session(run_dir, *WORDS)
+        own = Registry.of(s.mesh, {"optimizer/own/head": Layout((4,))})
+        object.__setattr__(s.optimizer, "registry", s.optimizer.registry | own)
+        with pytest.raises(UserError) as refused:
+            check_replicas(s)
+        return f"{refused.value}"
+
+
+def test_arrays_that_would_be_mixed_are_refused_by_name(tmp_path):
+    for said in pool(2).run(mixes, tmp_path / "run"):
+        assert "optimizer/own/head is kept as if all ranks along dp_replicate had the same values" in said

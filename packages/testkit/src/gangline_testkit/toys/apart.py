@@ -1,0 +1,90 @@
+"""A strategy whose replicas differ between synchronisations: local SGD (Stich, arXiv 1805.09767).
+
+Each rank is a replica, which holds the whole model and steps by the gradients of its own samples; after some steps all
+take the mean of their weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gangline.batch import Batch
+from gangline.comm.purpose import mark_traffic
+from gangline.runtime import Job, Sampling, StepResult, Stop, Written
+from gangline_basics.parallel.whole_runtime import WholeRuntime
+from gangline_testkit.toys.plugin import Apart
+
+
+class ApartRuntime(WholeRuntime):
+    """Moments of the optimizer stay each replica's own."""
+
+    differs = frozenset({"dp_replicate"})
+
+    def __init__(self, config: Apart, job: Job) -> None:
+        super().__init__(job)
+        self.every, self.steps = config.every, 0
+
+    def step(self, microbatches: Sequence[Batch]) -> StepResult:
+        self.steps = microbatches[0].step + 1
+        result = super().step(microbatches)
+        bad = torch.tensor([float(not result.finite)], device=self.device)  # the gradients of one replica
+        return replace(result, finite=not float(self.comm.all_reduce(bad, "max")))
+
+    def _before_backward(self, microbatch: int, last: int) -> None:
+        """Nothing is sent."""
+
+    def _reduced(self) -> list[Tensor]:
+        gradients = self.storage.assign_gradients()
+        torch._foreach_mul_(gradients, float(self.comm.size))  # the mean over the samples of this replica
+        return gradients
+
+    def clip(self, max_norm: float | None) -> float:
+        """Each replica by its own norm; the largest of them is what all ranks know of it."""
+        own = torch.tensor([super().clip(max_norm)], dtype=torch.float64, device=self.device)
+        with mark_traffic("norm"):
+            return float(self.comm.all_reduce(own, "max"))
+
+    @torch.no_grad()
+    def applied(self) -> None:
+        super().applied()
+        if self.steps % self.every == 0:
+            with mark_traffic("weights"):
+                for master in self._masters:
+                    master.copy_(self.comm.all_reduce(master.detach().clone()) / self.comm.size)
+
+    def evaluate(self, microbatches: Sequence[Batch]) -> tuple[float, int]:
+        with self._of_the_first():
+            return super().evaluate(microbatches)
+
+    def score(self, batches: Sequence[Batch], each: int = 1) -> Tensor:
+        with self._of_the_first():
+            return super().score(batches, each)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None
+    ) -> list[Written]:
+        with self._of_the_first():
+            return super().generate(prompts, sampling, stop=stop)
+
+    @contextmanager
+    def _of_the_first(self) -> Iterator[None]:
+        """Every replica has the weights of the first one, which are those of a checkpoint."""
+        own = [shard.local.detach().clone() for shard in self.shards()]
+        with torch.no_grad():
+            for shard in self.shards():
+                shard.local.copy_(self.comm.broadcast(shard.local.detach().clone(), 0))
+            try:
+                yield
+            finally:
+                for shard, before in zip(self.shards(), own, strict=True):
+                    shard.local.copy_(before)
+
+
+def build(config: Apart, job: Job) -> ApartRuntime:
+    """The strategy `apart`."""
+    return ApartRuntime(config, job)
