@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import PurePath
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 _WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 
@@ -85,6 +85,8 @@ def describe(hint: Any) -> str:
     if hint is None or hint is type(None):
         return "null"
     origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return describe(args[0])
     if origin in (Union, types.UnionType):
         return " or ".join(describe(arg) for arg in args)
     if origin is Literal:
@@ -101,7 +103,7 @@ def describe(hint: Any) -> str:
 def _several(hint: Any) -> str:
     """A type in a user's words where there are many of it."""
     one = describe(hint)
-    return f"{one.removeprefix('a ')}s" if (get_origin(hint) or hint) in (int, float, dict) else one
+    return f"{one.removeprefix('a ')}s" if one in (_NOUNS[int], _NOUNS[float], _NOUNS[dict]) else one
 
 
 def typed(hint: Any, value: Any) -> Any:
