@@ -11,7 +11,6 @@ from annotated_types import Ge, Lt
 from gangline import Problem
 from gangline.config import EditConfig, PositiveFloat, PositiveInt
 from gangline.model.adapter import Adapter
-from gangline.run.directory import holds_checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +50,7 @@ class LoraConfig(EditConfig):
 
     def check(self, run: Run) -> list[Problem]:
         """Whether the adapter to start from is of this base and these options."""
+        from gangline.run.directory import holds_checkpoint
         from gangline_finetune.lora.start import problems
 
         found = self._base_problems(run)
