@@ -9,7 +9,7 @@ import math
 import types
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 
@@ -17,6 +17,7 @@ from gangline.config.defaults import default_choices
 from gangline.config.fields import REQUIRED, Option, options
 from gangline.config.ranges import OneOf, bound, conditions
 from gangline.config.sections import SECTIONS
+from gangline.config.values import alternatives
 from gangline.plugin.hooks import BY_GROUP, GROUPS, LISTS
 from gangline.plugin.registry import OFF, installed
 
@@ -113,9 +114,9 @@ def _any_of(branches: list[dict[str, Any]]) -> dict[str, Any]:
 def _branches(hint: Any) -> Iterator[dict[str, Any]]:
     """Yield the schema of each type that a value may have."""
     kind, args = get_origin(hint), get_args(hint)
-    if kind in (Union, types.UnionType):
-        for arg in args:
-            yield from _branches(arg)
+    if len(members := alternatives(hint)) > 1:
+        for member in members:
+            yield from _branches(member)
     elif kind is Annotated:
         listed = [list(bound(item)) for item in conditions(hint) if isinstance(item, OneOf)]
         limits = {_KEYWORDS[type(item)]: bound(item) for item in conditions(hint) if type(item) in _KEYWORDS}

@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import math
 import operator
-import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import (
     BaseMetadata,
@@ -36,6 +35,8 @@ from annotated_types import (
     MultipleOf,
     Predicate,
 )
+
+from gangline.config.values import alternatives
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,8 @@ def wrong(hint: Any, value: Any) -> str | None:
         if not all(_fits(item, value) for item in ranges):
             return f"must be {_shown(ranges)}"
         return None if _infinite(value) else wrong(args[0], value)
-    if kind in (Union, types.UnionType):
-        return next((wrong(member, value) for member in args if is_of(member, value)), None)
+    if len(members := alternatives(hint)) > 1:
+        return next((wrong(member, value) for member in members if is_of(member, value)), None)
     if kind is Literal:
         return None if value in args else f"must be one of {_typed(args)}"
     if isinstance(value, list | tuple | set | frozenset | Mapping):
@@ -137,8 +138,8 @@ def is_of(hint: Any, value: Any) -> bool:
         return hint is Any or value in args
     if kind is Annotated:
         return is_of(args[0], value)
-    if kind in (Union, types.UnionType):
-        return any(is_of(arg, value) for arg in args)
+    if len(members := alternatives(hint)) > 1:
+        return any(is_of(member, value) for member in members)
     if isinstance(value, bool):
         return hint is bool
     if hint is float and isinstance(value, int):
@@ -185,7 +186,7 @@ def choices(hint: Any) -> list[str]:
         return [str(word) for word in args]
     if isinstance(hint, type) and issubclass(hint, Enum):
         return [str(member.value) for member in hint]
-    return [word for arg in args for word in choices(arg)] if kind in (Union, types.UnionType) else []
+    return [word for arg in alternatives(hint) if arg is not hint for word in choices(arg)]
 
 
 def runs_code(hint: Any, value: Any = None) -> bool:

@@ -80,6 +80,11 @@ def quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """Return the types of a union; of any other type, that type alone."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
 def describe(hint: Any) -> str:
     """A type in a user's words."""
     if hint is None or hint is type(None):
@@ -87,8 +92,8 @@ def describe(hint: Any) -> str:
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return describe(args[0])
-    if origin in (Union, types.UnionType):
-        return " or ".join(describe(arg) for arg in args)
+    if len(members := alternatives(hint)) > 1:
+        return " or ".join(map(describe, members))
     if origin is Literal:
         return " or ".join(str(arg) for arg in args)
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -111,8 +116,8 @@ def typed(hint: Any, value: Any) -> Any:
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any or isinstance(hint, TypeVar):
         return value
-    if origin in (Union, types.UnionType):
-        return _union(args, value, hint)
+    if len(members := alternatives(hint)) > 1:
+        return _union(members, value, hint)
     if origin is Literal:
         return _one_of({str(arg): arg for arg in args}, value, hint)
     if hint is None or hint is type(None):
