@@ -7,7 +7,7 @@ from math import inf, nan
 from typing import Annotated, Any, Literal
 
 import pytest
-from annotated_types import Ge, Gt, Interval, IsFinite, IsNotNan, Le, Len, Lt, MultipleOf, Predicate
+from annotated_types import Ge, Gt, Interval, IsFinite, IsNotNan, Le, Len, Lt, MultipleOf, Not, Predicate
 
 from gangline.config.check import check, meaningless
 from gangline.config.defaults import default_run
@@ -55,6 +55,7 @@ ONE_SIDED = Annotated[IsNotNan[float], Gt(1)]
         (Annotated[list[PositiveInt], Len(1, 2)], [0], "must each be at least 1"),
         (Annotated[str, Predicate(str.isprintable)], "a\n", "must be printable text in one line"),
         (Annotated[str, Predicate(str.islower)], "A", "must be lower"),
+        (Annotated[str, Predicate(Not(str.islower))], "A", None),
         (Annotated[int, "a note"], -1, None),
         (Annotated[float, Ge(0)], nan, "must be finite and at least 0"),
         (Annotated[float, Ge(0)], inf, "must be finite and at least 0"),

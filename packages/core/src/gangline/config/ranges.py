@@ -79,7 +79,7 @@ _BOUNDS: dict[type, tuple[Callable[[Any, Any], bool], str]] = {
     MaxLen: (lambda value, length: len(value) <= length, "at most {} long"),
     OneOf: (lambda value, words: value in words, "one of {}"),
 }
-_PREDICATES = {str.isprintable: "printable text in one line", math.isfinite: ""}  # a number is finite anyway
+_PREDICATES = ((str.isprintable, "printable text in one line"), (math.isfinite, ""))  # a number is finite anyway
 _OR_INFINITE = get_args(IsNotNan[float])[1]
 
 
@@ -211,8 +211,8 @@ def _shown(ranges: Collection[Any]) -> str:
 
 def _text(condition: Any) -> str:
     if isinstance(condition, Predicate):
-        name = getattr(condition.func, "__name__", "")
-        return _PREDICATES.get(condition.func, name.removeprefix("is").replace("_", " ").strip())
+        name = getattr(condition.func, "__name__", str(condition.func)).removeprefix("is").replace("_", " ").strip()
+        return next((text for func, text in _PREDICATES if func is condition.func), name)
     return _BOUNDS[type(condition)][1].format(_typed(bound(condition)))
 
 
