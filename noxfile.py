@@ -218,7 +218,7 @@ def light_between(session: nox.Session) -> None:
 
 def torch_free(session: nox.Session) -> None:
     """The tests of what needs no torch, where there is none."""
-    install(session, "numpy", "hydra-core", "pluggy", "rich", "pytest", "hypothesis")
+    install(session, "annotated-types", "numpy", "hydra-core", "pluggy", "rich", "pytest", "hypothesis")
     install(session, "--no-deps", *editable("core", "testkit"))
     files = [f"packages/core/tests/test_{name}.py" for name in TORCH_FREE]
     session.run(*PYTEST, *files, "packages/basics/tests/test_schedule.py", *session.posargs)
@@ -227,7 +227,8 @@ def torch_free(session: nox.Session) -> None:
 @nox.session(python=["3.12", "3.13"], allow_parallel=True)
 def readers(session: nox.Session) -> None:
     """The newest zarr shows what a checkpoint holds, in an environment without torch."""
-    session.install("numpy", "hydra-core", "pluggy", "rich", "pytest", "zarr", "fsspec", "fastcrc", "crc32c")
+    session.install("annotated-types", "numpy", "hydra-core", "pluggy", "rich", "pytest")
+    session.install("zarr", "fsspec", "fastcrc", "crc32c")
     session.install("--no-deps", *editable("core", "ckpt-zarr"))
     session.run(*PYTEST, "packages/ckpt-zarr/tests/test_readers.py", *session.posargs)
 
@@ -434,7 +435,7 @@ def gpu(session: nox.Session) -> None:
 
 
 # What an image with a GPU build of torch lacks as a rule; `benchmarks/gpu.py` unpacks it from there.
-CARRIED = ("fastcrc", "hydra-core", "omegaconf", "rich", "tokenizers", "safetensors")
+CARRIED = ("annotated-types", "fastcrc", "hydra-core", "omegaconf", "rich", "tokenizers", "safetensors")
 
 
 @nox.session(default=False)

@@ -17,7 +17,6 @@ from mdtext import anchor
 from pages import ROOT, RUN, Reader, blocks
 
 from gangline.config.fields import options
-from gangline.config.ranges import Range
 from gangline.config.schema import PartConfig
 from gangline.config.sections import SECTIONS
 from gangline.model.tree import Node
@@ -294,9 +293,9 @@ def classes_of_core() -> set[type]:
 
 
 def test_every_class_of_core_that_packages_import_is_in_the_glossary():
-    """Configurations, ranges and nodes have pages of their own."""
+    """Configurations and nodes have pages of their own."""
     listed = set(re.findall(r"\w+", " ".join(cell for row in terms() for cell in row)))
-    classes = {cls for cls in classes_of_core() if not issubclass(cls, PartConfig | Range | Node)}
+    classes = {cls for cls in classes_of_core() if not issubclass(cls, PartConfig | Node)}
     assert {"Comm", "Checkpointer", "Runtime"} <= {cls.__name__ for cls in classes}
     missing = [cls.__name__ for cls in classes if not cls.__name__.endswith("Section") and cls.__name__ not in listed]
     assert missing == []

@@ -16,10 +16,11 @@ from gangline.plugin.hooks import GROUPS, LISTS
 from gangline.plugin.registry import installed
 
 HOW = """{path}: a number without a range. Say which values have a meaning, beside the type:
-    from gangline.config.ranges import AtLeast, LessThan, PositiveInt
+    from annotated_types import Ge, IsFinite, Lt
+    from gangline.config import PositiveInt
     steps: PositiveInt = 10                                  (also NonNegativeInt, PositiveFloat, Share, ...)
-    momentum: Annotated[float, AtLeast(0), LessThan(1)] = 0.9
-    offset: Annotated[int, AnyNumber()] = 0                  where every finite number has one
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
+    offset: IsFinite[int] = 0                                where every finite number has one
 What depends on other options is for the part's own `check`, which comes after the ranges."""
 
 

@@ -123,6 +123,13 @@ def test_command_imports_no_torch_and_no_matplotlib(tmp_path, words):
         assert not {"hydra", "omegaconf", "numpy"} & modules
 
 
+@pytest.mark.parametrize("words", TORCH_FREE[:1] + TORCH_FREE[-3:-1], ids=" ".join)
+def test_page_of_parts_imports_neither_rich_nor_yaml(tmp_path, words, monkeypatch):
+    """With every installed plugin: each would take 15 to 60 ms."""
+    monkeypatch.delenv("GANGLINE_PLUGINS", raising=False)
+    assert not {"rich", "yaml", "gangline.run.directory"} & loaded(words, tmp_path)
+
+
 def test_the_module_that_ranks_import_again_is_light():
     code = (
         "import sys; before = set(sys.modules); import gangline.cli.train\n"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from math import nan
 
 import pytest
 from family_cases import CASES, CORE, theirs
 from family_suite import OddFields
 
 from gangline import UserError
+from gangline.config import PositiveInt, ShareBelowOne
 from gangline_models.hugging_face.commands import words_for
+from gangline_models.hugging_face.fields import checked
 
 
 class TestOddFields(OddFields):
@@ -51,3 +54,34 @@ def test_refusal_names_field_value_and_range(family, name, value, allowed, tmp_p
         words_for(tmp_path)
     assert f"{name}={value}" in str(refused.value)
     assert allowed in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "complaint"),
+    [
+        (PositiveInt, 1, None),
+        (PositiveInt, 0, "must be at least 1"),
+        (PositiveInt, True, "must be a whole number, at least 1"),
+        (PositiveInt, 1.0, "must be a whole number, at least 1"),
+        (PositiveInt, 2**63, "must be less than 2^63"),
+        (PositiveInt | None, None, None),
+        (PositiveInt | None, "1", "must be a whole number or null, at least 1"),
+        (ShareBelowOne, 0, None),
+        (ShareBelowOne, nan, "must be finite and at least 0 and less than 1"),
+        (float, 10**400, "must be less than 2^63"),
+        (bool, 1, "must be true or false"),
+        (list[str], ["a"], None),
+        (list[str], ["a", 1], "must be a list of text"),
+        (list[PositiveInt], [1, 0], "must each be at least 1"),
+        (list[float], [10**400], "must be less than 2^63"),
+        (dict, {"a": 10**400, "b": nan}, None),
+        (dict | None, [], "must be a mapping or null"),
+    ],
+)
+def test_value_of_a_file_is_of_its_type_and_in_range(hint, value, complaint):
+    if complaint is None:
+        assert checked("size", value, hint) is value
+        return
+    with pytest.raises(UserError) as caught:
+        checked("size", value, hint)
+    assert caught.value.details == (f"size of config.json {complaint}.",)

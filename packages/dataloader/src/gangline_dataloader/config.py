@@ -6,8 +6,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from annotated_types import Ge, Le
+
 from gangline import Part, Problem, UserError
-from gangline.config import AtLeast, AtMost, DataConfig, NonNegativeFloat, PositiveFloat, PositiveInt, Share
+from gangline.config import DataConfig, NonNegativeFloat, PositiveFloat, PositiveInt, Share
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from gangline_dataloader.store.remote.cache import RemoteCache
 
 
-Epochs = Annotated[int, AtLeast(1), AtMost(1_000_000)]
+Epochs = Annotated[int, Ge(1), Le(1_000_000)]
 FRACTION = 0.01  # of a store that holds nothing out itself
 CACHE = ("cache", "cache_bytes", "deadline")
 

@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass, field, fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
+from annotated_types import Ge, Gt, Le
+
 from gangline import Part, Problem
 from gangline.config import (
-    AtLeast,
-    AtMost,
     HealthConfig,
-    MoreThan,
     NonNegativeInt,
     OneOf,
     PositiveFloat,
@@ -43,11 +42,11 @@ class NumbersOptions:
     """What is found in loss and gradient norm, before a step is applied."""
 
     on: bool = True  # whether these are watched
-    window: Annotated[int, AtLeast(16)] = 128  # steps that tell how large the noise is
-    warmup: Annotated[int, AtLeast(8)] = 32  # steps that must be in the window before any is judged
-    spike: Annotated[float, MoreThan(3)] = 8.0  # a loss so many robust standard deviations above the last is one
-    gradient_spike: Annotated[float, MoreThan(3)] = 10.0  # the same of the logarithm of the gradient norm
-    divergence: Annotated[float, MoreThan(3)] = 8.0  # a loss that stays so many deviations above its best, diverges
+    window: Annotated[int, Ge(16)] = 128  # steps that tell how large the noise is
+    warmup: Annotated[int, Ge(8)] = 32  # steps that must be in the window before any is judged
+    spike: Annotated[float, Gt(3)] = 8.0  # a loss so many robust standard deviations above the last is one
+    gradient_spike: Annotated[float, Gt(3)] = 10.0  # the same of the logarithm of the gradient norm
+    divergence: Annotated[float, Gt(3)] = 8.0  # a loss that stays so many deviations above its best, diverges
     zero_steps: PositiveInt = 10  # steps in a row with gradients that are zero
 
 
@@ -67,9 +66,9 @@ class RankLossesOptions:
     """Ranks whose own loss is not like that of the others."""
 
     on: bool = True  # whether these are found
-    window: Annotated[int, AtLeast(32)] = 64  # steps that tell how far ranks differ by chance
-    lasting: Annotated[float, MoreThan(1)] = 2.0  # so many robust deviations from the others, in most of the window
-    spike: Annotated[float, MoreThan(3)] = 20.0  # so many of them in one step
+    window: Annotated[int, Ge(32)] = 64  # steps that tell how far ranks differ by chance
+    lasting: Annotated[float, Gt(1)] = 2.0  # so many robust deviations from the others, in most of the window
+    spike: Annotated[float, Gt(3)] = 20.0  # so many of them in one step
     again: PositiveInt = 500  # steps until the same rank is told again
 
 
@@ -110,7 +109,7 @@ class Playbook:
         0  # roll_back, restart, exclude: from a checkpoint so many steps or more before the first, if there is one
     )
     skip: bool = True  # roll_back: pass over the samples that were read since
-    rate: Annotated[float, MoreThan(0), AtMost(1)] = 1.0  # lower_rate, roll_back, restart: the learning rate times this
+    rate: Annotated[float, Gt(0), Le(1)] = 1.0  # lower_rate, roll_back, restart: the learning rate times this
     rate_steps: NonNegativeInt = 0  # for so many steps
 
     def without_effect(self, usual: Playbook) -> Iterator[tuple[str, str]]:
@@ -183,7 +182,7 @@ class WatchedHealth(HealthConfig):
     alert: Annotated[str, RunsCode(data=is_url)] = (
         ""  # a command (JSON on its input) or a URL (POST): told each finding that is more than a note
     )
-    metrics_port: Annotated[int, AtLeast(0), AtMost(65535)] = 0  # serve OpenMetrics at this port; 0: no
+    metrics_port: Annotated[int, Ge(0), Le(65535)] = 0  # serve OpenMetrics at this port; 0: no
     metrics_host: str = "127.0.0.1"  # at this address alone; 0.0.0.0: to whoever reaches the machine
     playbooks: Playbooks = field(default_factory=Playbooks)
     budget: Budget = field(default_factory=Budget)

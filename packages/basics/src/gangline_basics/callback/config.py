@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
-from gangline.config.ranges import LessThan, MoreThan, NonNegativeInt, PositiveInt
+from annotated_types import Gt, Lt
+
+from gangline.config.ranges import NonNegativeInt, PositiveInt
 from gangline.config.schema import CallbackConfig
 from gangline.errors import Problem, UserError
 from gangline.plugin.parts import Part
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from gangline.config.schema import Run
 
 
-Decay = Annotated[float, MoreThan(0), LessThan(1)]
+Decay = Annotated[float, Gt(0), Lt(1)]
 
 
 @dataclass

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from gangline.config.ranges import AtLeast, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from annotated_types import Ge
+
+from gangline.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from gangline.config.schema import LaunchConfig
 from gangline.errors import Problem, UserError
 from gangline.launch.detected import detect
@@ -62,7 +64,7 @@ class ElasticLaunch(LocalLaunch):
     max_restarts: NonNegativeInt | None = None  # how often ranks are started again after one failed; null: no limit
     gather_seconds: PositiveFloat = 30.0  # at the first start: how long nodes beyond the fewest are waited for
     join_seconds: PositiveFloat = 600.0  # how long the fewest nodes are waited for before the job ends
-    lost_seconds: Annotated[float, AtLeast(2)] = 4.0  # a node not heard of for so long is lost; they look once a second
+    lost_seconds: Annotated[float, Ge(2)] = 4.0  # a node not heard of for so long is lost; they look once a second
     excluded_hours: PositiveFloat | None = 24.0  # how long an order keeps a node away; null: for the run's life
 
     def most_nodes(self) -> int:

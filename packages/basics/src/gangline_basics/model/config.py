@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from gangline.config.ranges import AtLeast, NonNegativeFloat, PositiveFloat, PositiveInt, listed_divisors
+from annotated_types import Ge
+
+from gangline.config.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, listed_divisors
 from gangline.config.schema import ModelConfig
 from gangline.errors import Problem
 from gangline.plugin.parts import Part
@@ -40,7 +42,7 @@ class DecoderConfig(ModelConfig):
     tied: bool = False  # the head multiplies with the embedding's weight
     norm_eps: NonNegativeFloat = 1e-5  # added to the mean square in every RMSNorm
     rope_theta: PositiveFloat = 10_000.0  # base of the wavelengths of rotary positions
-    rope_scaling_factor: Annotated[float, AtLeast(1)] | None = None  # long wavelengths grow by this (Llama 3.1)
+    rope_scaling_factor: Annotated[float, Ge(1)] | None = None  # long wavelengths grow by this (Llama 3.1)
     rope_low_freq_factor: PositiveFloat = 1.0  # wavelengths above rope_original_max_position / this grow in full
     rope_high_freq_factor: PositiveFloat = 4.0  # wavelengths below rope_original_max_position / this stay
     rope_original_max_position: PositiveInt = 8192  # sequence length that the rotary positions were made for

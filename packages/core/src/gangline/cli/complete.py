@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Sequence
-from enum import Enum
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
 
 from gangline.config.command_line import known_options
 from gangline.config.recipes import recipes
+from gangline.config.values import alternatives
 from gangline.errors import UserError
 from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import installed
 
 FLAGS = ("--help", "--cfg", "--multirun", "--completion", "--version")
+WORDS = {bool: ("true", "false"), types.NoneType: ("null",)}  # type -> the values that it has beside choices
 
 # bash splits words at "=": the word is taken from the line, and what lies before its last "=" is cut from the answers.
 _BASH = r"""
@@ -92,18 +92,10 @@ def _values(before: Sequence[str], key: str, value: str) -> list[str]:
         names = installed().choices(group)
         return [f"{start}{name}" for name in names if name not in done.strip("[").split(",") or group not in LISTS]
     option = known_options(before).options.get(group)
-    return [] if option is None else list(dict.fromkeys([*option.choices, *_words(option.hint)]))
-
-
-def _words(hint: Any) -> list[str]:
-    """The values of a type that has few."""
-    if get_origin(hint) in (Union, types.UnionType):
-        return [word for member in get_args(hint) for word in _words(member)]
-    if hint is bool:
-        return ["true", "false"]
-    if hint is type(None):
-        return ["null"]
-    return [str(member.value) for member in hint] if isinstance(hint, type) and issubclass(hint, Enum) else []
+    if option is None:
+        return []
+    words = [word for member in alternatives(option.hint) for word in WORDS.get(member, ())]
+    return list(dict.fromkeys([*option.choices, *words]))
 
 
 def _run_dirs(value: str) -> list[str]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from shutil import get_terminal_size
 
-from gangline.cli import wide_open
 from gangline.errors import EXIT_USER_ERROR
 from gangline.plugin import catalogue
 from gangline.plugin.discovery import version_of
 from gangline.plugin.registry import OFF, Installed, installed
+
+WIDTH = 200  # columns of a table that is not written to a terminal
+NARROWEST = 20  # columns of a summary
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,60 +34,41 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print(found: Installed, groups: list[str]) -> None:
-    from rich.markup import escape
-
-    console = wide_open()
-    console.print(_installed(found, groups))
-    notes = [
-        f"{group}={name}: {offer.part.layout_dependent}"
-        for group in groups
-        for name, offer in found.offers(group).items()
-        if offer.part.layout_dependent and not offer.viewed
-    ]
-    if notes:
-        console.print("\n[bold]Depends on the layout[/]")
-        for note in notes:
-            console.print(f"  {escape(note)}", soft_wrap=True)
+    _print_rows([("group", "name", "what it does", "from", "version"), *_rows(found, groups)])
+    every = [offer for group in groups for offer in found.offers(group).values() if not offer.viewed]
+    if offers := [offer for offer in every if offer.part.layout_dependent]:
+        print("\nDepends on the layout")
+        for offer in offers:
+            print(f"  {offer.group}={offer.part.name}: {offer.part.layout_dependent}")
     if found.clashes or found.failures:
-        console.print("\n[bold red]Cannot be used[/]")
+        print("\nCannot be used")
         for what, mend in found.clashes:
-            console.print(f"  {escape(what)}\n    {escape(mend)}", soft_wrap=True)
-        told = {what for what, _ in found.clashes}
+            print(f"  {what}\n    {mend}")
         for failure in found.failures:
-            if not any(failure.supplier in what for what in told):
-                console.print(f"  {escape(failure.supplier)} {escape(failure.why)}", soft_wrap=True)
-                if failure.mend:
-                    console.print(f"    {escape(failure.mend)}", soft_wrap=True)
+            if not any(failure.supplier in what for what, _ in found.clashes):
+                print(f"  {failure.supplier} {failure.why}" + (f"\n    {failure.mend}" if failure.mend else ""))
     missing = [e for e in catalogue.ENTRIES if e.group in groups and e.name not in found.offers(e.group)]
     missing = [entry for entry in missing if version_of(entry.distribution) is None]
     if missing:
-        console.print("\n[bold]Known, not installed[/]")
-        console.print(_missing(missing))
+        print("\nKnown, not installed")
+        _print_rows([("", f"{e.group}={e.name}", e.summary, catalogue.get(e.distribution)) for e in missing])
 
 
-def _installed(found: Installed, groups: list[str]):
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("group", "name", "what it does", "from", "version"):
-        table.add_column(
-            column, overflow="fold" if column == "what it does" else "ignore", no_wrap=column != "what it does"
-        )
+def _rows(found: Installed, groups: list[str]) -> Iterator[tuple[str, ...]]:
     for group in groups:
         offers = found.offers(group)
-        rows = [(name, o.part.summary, o.distribution, o.version) for name, o in sorted(offers.items())]
         if OFF in found.choices(group) and OFF not in offers:
-            rows.insert(0, (OFF, "Without it", "", ""))
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in (group, *row)))
-    return table
+            yield group, OFF, "Without it", "", ""
+        for name, offer in sorted(offers.items()):
+            yield group, name, offer.part.summary, offer.distribution, offer.version
 
 
-def _missing(entries: list[catalogue.KnownPart]):
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for entry in entries:
-        table.add_row(f"  {entry.group}={entry.name}", entry.summary, catalogue.get(entry.distribution))
-    return table
+def _print_rows(rows: Sequence[tuple[str, ...]]) -> None:
+    """Print a table; its third column is folded to the width of the terminal."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    width = get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    widths[2] = min(widths[2], max(NARROWEST, width - sum(widths) + widths[2] - 2 * (len(widths) - 1)))
+    for row in rows:
+        folded = textwrap.wrap(row[2], widths[2]) or [""]
+        for cells in [(*row[:2], folded[0], *row[3:]), *(("", "", line) for line in folded[1:])]:
+            print("  ".join(cell.ljust(wide) for cell, wide in zip(cells, widths, strict=False)).rstrip())

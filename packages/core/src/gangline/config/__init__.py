@@ -10,15 +10,9 @@ from gangline.config.answers import (
     Sidecar as Sidecar,
 )
 from gangline.config.ranges import (
-    AnyNumber as AnyNumber,
-    AtLeast as AtLeast,
-    AtMost as AtMost,
-    LessThan as LessThan,
-    MoreThan as MoreThan,
     NonNegativeFloat as NonNegativeFloat,
     NonNegativeInt as NonNegativeInt,
     OneOf as OneOf,
-    OrInfinite as OrInfinite,
     PositiveFloat as PositiveFloat,
     PositiveInt as PositiveInt,
     RunsCode as RunsCode,

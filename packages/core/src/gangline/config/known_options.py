@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import types
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_origin
 
 from gangline.config.defaults import default_choices
 from gangline.config.fields import Option, options
 from gangline.config.sections import SECTIONS
 from gangline.config.suggest import answer, foreign, near, synonym
+from gangline.config.values import alternatives
 from gangline.errors import UserError
 from gangline.plugin import catalogue
 from gangline.plugin.hooks import LISTS
@@ -158,10 +158,8 @@ def _how_to_get(*lines: str) -> list[str]:
 
 
 def _is_text(hint: Any) -> bool:
-    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    return str in members and not {bool, int, float} & set(members)
+    return str in (members := alternatives(hint)) and not {bool, int, float} & set(members)
 
 
 def _is_mapping(hint: Any) -> bool:
-    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    return any((get_origin(member) or member) is dict or member is Any for member in members)
+    return any((get_origin(member) or member) is dict or member is Any for member in alternatives(hint))

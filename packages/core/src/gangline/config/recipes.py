@@ -15,7 +15,6 @@ from typing import Any
 
 from gangline.config.sections import SECTIONS
 from gangline.config.suggest import near
-from gangline.config.yaml_files import check_yaml
 from gangline.errors import UserError, printable
 from gangline.plugin.registry import installed
 
@@ -39,6 +38,8 @@ def read_recipe(name: str) -> dict[str, Any]:
     from omegaconf import OmegaConf  # its reader knows that 1e-4 is a number, PyYAML's does not
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
+
+    from gangline.config.yaml_files import check_yaml
 
     path = Path(name) if name.endswith((".yaml", ".yml")) else recipes().get(name)
     if path is None or not path.is_file():

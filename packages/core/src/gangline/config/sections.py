@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
-from gangline.config.ranges import AnyNumber, NonNegativeInt, PositiveInt, Printable
+from annotated_types import IsFinite, Predicate
+
+from gangline.config.ranges import NonNegativeInt, PositiveInt
 
 
 class Recompute(Enum):
@@ -24,9 +26,9 @@ class Recompute(Enum):
 class RunSection:
     """The run itself."""
 
-    name: Annotated[str, Printable()] = "run"  # for people: it ends the directory's name
+    name: Annotated[str, Predicate(str.isprintable)] = "run"  # for people: it ends the directory's name
     dir: str | None = None  # null: runs/<date>-<time>-<name>
-    seed: Annotated[int, AnyNumber()] = 0  # weights, the order of data and every other draw follow from it
+    seed: IsFinite[int] = 0  # weights, the order of data and every other draw follow from it
     steps: PositiveInt = 300  # optimizer steps
     deterministic: bool = False  # sums over ranks in rank order, deterministic kernels: slower, reproducible to the bit
     device: str | None = None  # null: a GPU where there is one

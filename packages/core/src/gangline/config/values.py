@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import PurePath
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 _WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 
@@ -80,13 +80,20 @@ def quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """Return the types of a union; of any other type, that type alone."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
 def describe(hint: Any) -> str:
     """A type in a user's words."""
     if hint is None or hint is type(None):
         return "null"
     origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join(describe(arg) for arg in args)
+    if origin is Annotated:
+        return describe(args[0])
+    if len(members := alternatives(hint)) > 1:
+        return " or ".join(map(describe, members))
     if origin is Literal:
         return " or ".join(str(arg) for arg in args)
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -101,7 +108,7 @@ def describe(hint: Any) -> str:
 def _several(hint: Any) -> str:
     """A type in a user's words where there are many of it."""
     one = describe(hint)
-    return f"{one.removeprefix('a ')}s" if (get_origin(hint) or hint) in (int, float, dict) else one
+    return f"{one.removeprefix('a ')}s" if one in (_NOUNS[int], _NOUNS[float], _NOUNS[dict]) else one
 
 
 def typed(hint: Any, value: Any) -> Any:
@@ -109,8 +116,8 @@ def typed(hint: Any, value: Any) -> Any:
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any or isinstance(hint, TypeVar):
         return value
-    if origin in (Union, types.UnionType):
-        return _union(args, value, hint)
+    if len(members := alternatives(hint)) > 1:
+        return _union(members, value, hint)
     if origin is Literal:
         return _one_of({str(arg): arg for arg in args}, value, hint)
     if hint is None or hint is type(None):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
 from types import ModuleType
@@ -146,7 +147,19 @@ def normal(name: str) -> str:
 
 def owner(entry: EntryPoint) -> str:
     """The distribution that an entry point comes from."""
-    return entry.dist.metadata["Name"] if entry.dist else entry.value
+    return _identity(entry)[0]
+
+
+def _identity(entry: EntryPoint) -> tuple[str, str]:
+    """Return the name and the version of the distribution that an entry point comes from."""
+    return _name_and_version(entry.dist) if entry.dist else (entry.value, "")
+
+
+@cache
+def _name_and_version(dist: Distribution) -> tuple[str, str]:
+    """Read the metadata once: each reading parses it."""
+    metadata = dist.metadata
+    return metadata["Name"], metadata["Version"]
 
 
 def _wanted(environ: Mapping[str, str]) -> set[str] | None:
@@ -156,7 +169,7 @@ def _wanted(environ: Mapping[str, str]) -> set[str] | None:
 
 def _load(found: Found, manager: pluggy.PluginManager, entry: EntryPoint) -> None:
     """Import one plugin and take what it offers; what it raises becomes a failure that names it."""
-    name, version = owner(entry), entry.dist.version if entry.dist else ""
+    name, version = _identity(entry)
     try:
         module = entry.load()
     except Exception as error:
@@ -244,7 +257,7 @@ def _clash(what: str, *who: str) -> tuple[str, str]:
 
 def _same_name(found: Found, name: str, entries: list[EntryPoint], others: list[str]) -> None:
     """Several packages registered one plugin name: none of them is loaded, for nobody can say which was meant."""
-    who = [f"{owner(entry)} {entry.dist.version if entry.dist else ''}".strip() for entry in entries]
+    who = [" ".join(_identity(entry)).strip() for entry in entries]
     who = sorted([*who, f"{PROJECT} itself"] if name == PROJECT else who)
     count = "two" if len(who) == 2 else len(who)
     what = f"{count} installed packages claim the plugin name {name!r}: {', '.join(who)}."
@@ -252,9 +265,8 @@ def _same_name(found: Found, name: str, entries: list[EntryPoint], others: list[
     mend = f"Uninstall one, or name what you want:  export {VARIABLE}={wanted}"
     found.clashes.append((what, mend))
     for entry in entries:
-        version = entry.dist.version if entry.dist else ""
         why = f"claims the plugin name {name!r} together with others: {', '.join(who)}"
-        found.failures.append(BrokenPlugin(name, owner(entry), version, why, mend))
+        found.failures.append(BrokenPlugin(name, *_identity(entry), why, mend))
 
 
 def _other_contract(found: Found, entry: EntryPoint, version: int) -> None:
@@ -262,8 +274,7 @@ def _other_contract(found: Found, entry: EntryPoint, version: int) -> None:
     spoken = int(ENTRY_POINTS.removeprefix("gangline.v"))
     why = f"speaks plugin contract v{version}; this gangline speaks v{spoken}"
     mend = f"pip install --upgrade {DISTRIBUTION if version > spoken else owner(entry)}"
-    own = entry.dist.version if entry.dist else ""
-    found.failures.append(BrokenPlugin(entry.name, owner(entry), own, why, mend))
+    found.failures.append(BrokenPlugin(entry.name, *_identity(entry), why, mend))
 
 
 def _group(hook: Hook, part: Part) -> str:

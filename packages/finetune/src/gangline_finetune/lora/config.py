@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+from annotated_types import Ge, Lt
+
 from gangline import Problem
-from gangline.config import AtLeast, EditConfig, LessThan, PositiveFloat, PositiveInt
+from gangline.config import EditConfig, PositiveFloat, PositiveInt
 from gangline.model.adapter import Adapter
-from gangline.run.directory import holds_checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +36,7 @@ class LoraConfig(EditConfig):
     rank: PositiveInt = 8  # of B A
     alpha: PositiveFloat = 16.0  # B A x is multiplied by alpha / rank
     targets: list[str] = field(default_factory=lambda: ["*"])  # linears by their last name (wq) or path; * is any
-    dropout: Annotated[float, AtLeast(0), LessThan(1)] = 0.0  # share of the features of x that A does not see
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0  # share of the features of x that A does not see
     rslora: bool = False  # alpha / sqrt(rank) in place of alpha / rank
     dora: bool = False  # directions and lengths of rows are trained apart
     base: Literal["full", "bf16", "8bit"] = "full"  # how its frozen weights are kept; full: as the precision says
@@ -49,6 +50,7 @@ class LoraConfig(EditConfig):
 
     def check(self, run: Run) -> list[Problem]:
         """Whether the adapter to start from is of this base and these options."""
+        from gangline.run.directory import holds_checkpoint
         from gangline_finetune.lora.start import problems
 
         found = self._base_problems(run)

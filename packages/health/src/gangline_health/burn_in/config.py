@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from annotated_types import Gt
+
 from gangline import Part, Problem, UserError
-from gangline.config import HealthConfig, MoreThan, OneOf, PositiveFloat, PositiveInt, Run
+from gangline.config import HealthConfig, OneOf, PositiveFloat, PositiveInt, Run
 from gangline_basics.cluster.file import load_cluster
 
-Less = Annotated[float, MoreThan(0)]  # and less than 1
+Less = Annotated[float, Gt(0)]  # and less than 1
 
 
 @dataclass

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
+from annotated_types import Ge
+
 from gangline import Problem
-from gangline.config import AtLeast, OneOf, PositiveFloat
+from gangline.config import OneOf, PositiveFloat
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -20,9 +22,9 @@ class HangsOptions:
 
     on: bool = True  # whether ranks are watched
     act: Annotated[str, OneOf(("restart", "warn"))] = "restart"  # restart: kill the rank, so that the launcher starts
-    floor_seconds: Annotated[float, AtLeast(0.5)] = 2.0  # no phase is too long before that
+    floor_seconds: Annotated[float, Ge(0.5)] = 2.0  # no phase is too long before that
     quiet_seconds: PositiveFloat = 60.0  # the same of saves, validation and callbacks, which vary with disk and data
-    factor: Annotated[float, AtLeast(1.5)] = 4.0  # a phase is too long from so many times its 99th percentile on
+    factor: Annotated[float, Ge(1.5)] = 4.0  # a phase is too long from so many times its 99th percentile on
     unlearned_seconds: PositiveFloat = 900.0  # and before it has been seen often enough: a first step, a first save
 
     def problems(self, run: Run) -> Iterator[Problem]:

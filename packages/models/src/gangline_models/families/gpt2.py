@@ -15,7 +15,6 @@ from gangline.model.linear_nodes import EmbeddingNode
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode, HeadNode
 from gangline_models.families.base import FamilyConfig
-from gangline_models.hugging_face.tensors import tensor_names
 from gangline_models.nodes import (
     LayerNormNode,
     PositionedDecoderNode,
@@ -82,6 +81,8 @@ class Gpt2(FamilyConfig):
 
     @classmethod
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+        from gangline_models.hugging_face.tensors import tensor_names
+
         for name in ("n_ctx", "reorder_and_upcast_attn", *(f"summary_{word}" for word in SUMMARY)):
             reader.take(name)  # old, of rounding alone, and of other tasks
         names = tensor_names(reader.directory)

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from annotated_types import Gt, Le
+
 from gangline import UserError
-from gangline.config import AtMost, MoreThan
 from gangline.config.fields import stated
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
@@ -39,9 +40,7 @@ class Phi3(WindowedConfig):
     nullable: ClassVar[frozenset[str]] = frozenset(("kv_heads", "window"))
 
     norm_eps: float = 1e-5
-    rotary_share: Annotated[float, MoreThan(0), AtMost(1)] = (
-        1.0  # of the features of a head: so many are rotated, the first ones
-    )
+    rotary_share: Annotated[float, Gt(0), Le(1)] = 1.0  # of the features of a head: so many are rotated, the first ones
 
     @property
     def rotated(self) -> int:

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from annotated_types import Gt, Le
+
 from gangline import Problem, UserError
-from gangline.config import AtMost, MoreThan, PositiveInt, listed_divisors
+from gangline.config import PositiveInt, listed_divisors
 from gangline.config.fields import stated
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node
@@ -80,7 +82,7 @@ class Qwen3Next(RotaryConfig):
     nullable: ClassVar[frozenset[str]] = frozenset()
 
     head_dim: int | None = 256
-    rotary_share: Annotated[float, MoreThan(0), AtMost(1)] = (
+    rotary_share: Annotated[float, Gt(0), Le(1)] = (
         0.25  # of the features of a head of attention: so many are rotated, the first ones
     )
     full_every: PositiveInt | None = 4  # of so many blocks the last one has attention; null: none has

@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from gangline.config.ranges import unfit
+from gangline.config.ranges import is_of, words, wrong
+from gangline.config.values import describe
 from gangline.errors import UserError
 
 # What says nothing of what the model computes from its weights: tokens, files, and what is of training alone. (Dropout
@@ -54,8 +55,24 @@ def checked(name: str, value: Any, hint: Any, holder: str = "a model") -> Any:
     hint: its type and range, as of an option. holder: the subject of the message. Raises UserError where the value does
     not fit.
     """
-    if complaint := unfit(hint, value):
+    if complaint := _complaint(hint, value):
         shown = json.dumps(value, default=str)
         shown = shown if len(shown) <= 80 else f"{shown[:80]}..."
         raise UserError(f"{holder} with {name}={shown}.", f"{name} of config.json {complaint}.")
     return value
+
+
+def _complaint(hint: Any, value: Any) -> str | None:
+    """Return what a value of a file must be and is not, as in "must be text"; None if it fits.
+
+    An integer beyond 64 bits is refused: it is larger than any size, and has no float.
+    """
+    if not is_of(hint, value):
+        return f"must be {', '.join(filter(None, (describe(hint), words(hint))))}"
+    return "must be less than 2^63" if _beyond_64_bits(value) else wrong(hint, value)
+
+
+def _beyond_64_bits(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_beyond_64_bits, value))
+    return isinstance(value, int) and not -(2**63) <= value < 2**63

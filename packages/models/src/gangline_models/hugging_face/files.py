@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gangline_models.hugging_face.tensors import tensor_names
-
 
 def passed_over(weights: str | None, beginning: str) -> list[str]:
     """The notice of tensors whose names begin so, which predict further tokens; none where there are none."""
+    from gangline_models.hugging_face.tensors import tensor_names
+
     if weights is None or not any(name.startswith(beginning) for name in tensor_names(weights)):
         return []
     return [f"model.weights={weights}: its weights that predict further tokens ({beginning}*) are passed over."]

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from gangline import Part, Problem
 from gangline.config import EditConfig, NonNegativeFloat, PositiveInt
-from gangline.run.directory import holds_checkpoint
-from gangline_models.hugging_face.tensors import tensor_names
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -53,6 +51,8 @@ class Mtp(EditConfig):
 
     def _frozen(self, run: Run) -> list[Problem]:
         """Whether an edit beside this one, such as lora, keeps from learning what has only been drawn."""
+        from gangline.run.directory import holds_checkpoint
+
         others = [group for group, edit in run.edits.items() if edit is not self]
         if not others or holds_checkpoint(run):
             return []
@@ -79,9 +79,12 @@ class Mtp(EditConfig):
 
     def _there(self, run: Run) -> tuple[list[str], list[str]]:
         """Names of the modules' tensors that the directory has, and of those that it lacks; none of no directory."""
+        from gangline.run.directory import holds_checkpoint
+
         directory = run.model.pretrained()
         if directory is None or holds_checkpoint(run):
             return [], []
+        from gangline_models.hugging_face.tensors import tensor_names
         from gangline_models.mtp.edit import their_names
 
         held, wanted = tensor_names(directory), their_names(run)
@@ -99,6 +102,8 @@ class Mtp(EditConfig):
         return cls(depth=depth), {name: value for name, value in config.items() if name != FIELD}
 
     def in_files(self, directory: str) -> bool:
+        from gangline_models.hugging_face.tensors import tensor_names
+
         return any(name.endswith(".eh_proj.weight") for name in tensor_names(directory))
 
 

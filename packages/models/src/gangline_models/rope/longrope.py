@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from annotated_types import Ge
+
 from gangline import Problem
-from gangline.config import AtLeast, PositiveFloat
+from gangline.config import PositiveFloat
 from gangline_basics.model.rope_rates import RopeScaling, plain_rates
 from gangline_models.rope.base import RopeChoice
 
@@ -52,7 +54,7 @@ class LongRope(RopeChoice):
     nullable: ClassVar[tuple[str, ...]] = ("factor", "attention_factor")
 
     factor: PositiveFloat = 32.0  # how much longer the context becomes
-    original_max_position: Annotated[int, AtLeast(2)] = 4096  # sequence length that the rotary positions were made for
+    original_max_position: Annotated[int, Ge(2)] = 4096  # sequence length that the rotary positions were made for
     short_factor: list[PositiveFloat] = field(default_factory=list)  # of each pair, in rows up to that length
     long_factor: list[PositiveFloat] = field(default_factory=list)  # of each pair, in longer rows
     attention_factor: PositiveFloat | None = None  # queries and keys grow by this; null: as the paper says

@@ -1,0 +1,140 @@
+"""JSON Schema of a run's configuration, for editors: sections, groups, parts and options of this environment.
+
+It holds for config.yaml and for recipes, which leave most out, so it requires nothing. Torch-free.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MultipleOf
+
+from gangline.config.defaults import default_choices
+from gangline.config.fields import REQUIRED, Option, options
+from gangline.config.ranges import OneOf, bound, conditions
+from gangline.config.sections import SECTIONS
+from gangline.config.values import alternatives
+from gangline.plugin.hooks import BY_GROUP, GROUPS, LISTS
+from gangline.plugin.registry import OFF, installed
+
+_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
+_KEYWORDS = {Ge: "minimum", Gt: "exclusiveMinimum", Le: "maximum", Lt: "exclusiveMaximum", MultipleOf: "multipleOf"}
+_REFERENCE = {"type": "string", "pattern": r"\$\{"}  # to another option or to the environment
+
+
+def run_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of every run that can be composed here, third-party parts included."""
+    found, parts, definitions = installed(), {}, {}
+    sections = {name: _object(options(section, name), name) for name, section in SECTIONS.items()}
+    rules: list[dict[str, Any]] = []
+    for group in found.groups():
+        offers = found.offers(group)
+        if not offers or (group in BY_GROUP and group not in GROUPS):
+            continue
+        for name, offer in offers.items():
+            schema = _object(options(offer.part.config, group), group)
+            schema["properties"] |= {name: {"type": ["object", "null"]} for name in offer.part.opens}
+            definitions[_definition(group, name)] = {"description": offer.part.summary, **schema}
+            if group not in LISTS:
+                rules.append(_rule(group, name))
+        names = found.choices(group)
+        if group in LISTS:
+            parts[group] = {"type": "array", "items": {"enum": names}}
+            sections[group] = _sections({name: _reference(group, name) for name in names})
+        else:
+            parts[group] = {"enum": _switches(names)}
+            sections |= {} if "/" in group else {group: {"type": ["object", "null"]}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Configuration of a gangline run",
+        **_sections({"parts": _sections(parts), **sections}),
+        "allOf": rules,
+        "$defs": definitions,
+    }
+
+
+def _rule(group: str, name: str) -> dict[str, Any]:
+    """Return the rule that a group has the options of the chosen part; the default part needs no choice."""
+    chosen: dict[str, Any] = {"properties": {group: {"enum": _switches([name])}}}
+    condition: dict[str, Any] = {"properties": {"parts": chosen}}
+    if default_choices().get(group) != name:
+        chosen["required"], condition["required"] = [group], ["parts"]
+    then = _reference(group, name)
+    for step in reversed(group.split("/")):
+        then = {"properties": {step: then}}
+    return {"if": condition, "then": then}
+
+
+def _switches(names: list[str]) -> list[Any]:
+    """Return the names of parts, with true and false as YAML 1.1 reads on and off."""
+    return [*names, *(value for word, value in (("on", True), (OFF, False)) if word in names)]
+
+
+def _definition(group: str, name: str) -> str:
+    return f"{group.replace('/', '.')}={name}"
+
+
+def _reference(group: str, name: str) -> dict[str, Any]:
+    return {"$ref": f"#/$defs/{_definition(group, name)}"}
+
+
+def _sections(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": ["object", "null"], "properties": properties, "additionalProperties": False}
+
+
+def _object(found: Iterable[Option], prefix: str) -> dict[str, Any]:
+    """Return the schema of options, those of nested dataclasses in objects of their own."""
+    schema = _sections({})
+    for option in found:
+        *way, last = option.path.removeprefix(f"{prefix}.").split(".")
+        place = schema
+        for name in way:
+            place = place["properties"].setdefault(name, _sections({}))
+        place["properties"][last] = _option(option)
+    return schema
+
+
+def _option(option: Option) -> dict[str, Any]:
+    schema = _any_of([*_branches(option.stated), _REFERENCE])
+    schema |= {"description": option.help} if option.help else {}
+    return schema if option.default in (REQUIRED, math.inf) else {**schema, "default": option.default}
+
+
+def _any_of(branches: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the schema of a value that fits one of the branches."""
+    plain = any(branch == {"type": "string"} or not branch for branch in branches)
+    kept = [branch for branch in branches if branch is not _REFERENCE or not plain]
+    return dict(kept[0]) if len(kept) == 1 else {"anyOf": kept}
+
+
+def _branches(hint: Any) -> Iterator[dict[str, Any]]:
+    """Yield the schema of each type that a value may have."""
+    kind, args = get_origin(hint), get_args(hint)
+    if len(members := alternatives(hint)) > 1:
+        for member in members:
+            yield from _branches(member)
+    elif kind is Annotated:
+        listed = [list(bound(item)) for item in conditions(hint) if isinstance(item, OneOf)]
+        limits = {_KEYWORDS[type(item)]: bound(item) for item in conditions(hint) if type(item) in _KEYWORDS}
+        yield from ({"enum": listed[0]} if listed else {**branch, **limits} for branch in _branches(args[0]))
+    elif kind is Literal:
+        yield {"enum": list(args)}
+    elif isinstance(hint, type) and issubclass(hint, Enum):
+        yield {"enum": [member.value for member in hint]}
+    elif (kind or hint) in (list, tuple, set, frozenset):
+        yield {"type": "array", **_items(args)}
+    elif (kind or hint) is dict:
+        yield {"type": "object", "additionalProperties": _any_of([*_branches(args[1] if args else Any)])}
+    else:
+        yield {"type": _TYPES[hint]} if hint in _TYPES else {}
+
+
+def _items(args: tuple[Any, ...]) -> dict[str, Any]:
+    inner = [_any_of([*_branches(arg)]) for arg in args if arg is not Ellipsis]
+    if len(inner) < 2:
+        return {"items": inner[0]} if inner else {}
+    return {"prefixItems": inner, "minItems": len(inner), "maxItems": len(inner)}

@@ -1,0 +1,103 @@
+"""`gangline schema`: editors check config.yaml and recipes with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from gangline.cli.main import main
+from gangline.cli.train import main as train
+from gangline.config.fields import REQUIRED, defaults
+from gangline.config.json_schema import run_schema
+from gangline.config.recipes import read_recipe, recipes
+from gangline.plugin.hooks import GROUPS, LISTS
+from gangline.plugin.registry import installed
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+@pytest.fixture(scope="module")
+def validator():
+    schema = json.loads(json.dumps(run_schema(), allow_nan=False))
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
+def mistakes(validator: Draft202012Validator, content: Any) -> list[str]:
+    """Return the path of each mistake, the keys of mappings as JSON has them."""
+    return [".".join(map(str, error.absolute_path)) for error in validator.iter_errors(json.loads(json.dumps(content)))]
+
+
+def test_command_prints_the_schema(capsys):
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(run_schema()))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["optimizer=muon", "track=[jsonl]", "checkpoint.every=auto", "batch.ramp={4: 8}", "run.recompute=selective"],
+        ["moe=on", "moe/router=softmax", "lora=on", "callback=[ema]", "validate.sets={code: {path: src}, old: null}"],
+    ],
+)
+def test_printed_configuration_is_valid(validator, words, capsys):
+    assert train(["--cfg", "job", *words]) == 0
+    assert mistakes(validator, yaml.safe_load(capsys.readouterr().out)) == []
+
+
+def test_every_recipe_is_valid(validator):
+    names = [*recipes(), *map(str, CONFIGS.glob("*.yaml"))]
+    assert len(names) > 5
+    assert {name: found for name in names if (found := mistakes(validator, read_recipe(name)))} == {}
+
+
+def test_default_options_of_every_part_are_valid(validator):
+    for group in installed().groups():
+        for name, offer in installed().offers(group).items():
+            given = {key: value for key, value in defaults(offer.part.config).items() if value != REQUIRED}
+            if group in LISTS:
+                content = {"parts": {group: [name]}, group: {name: given}}
+            elif "/" in group:
+                outer, inner = group.split("/")
+                content = {"parts": {group: name}, outer: {inner: given}}
+            else:
+                content = {"parts": {group: name}, group: given}
+            if group in GROUPS or group in installed().edit_groups():
+                assert mistakes(validator, content) == [], f"{group}={name}"
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ({"run": {"steps": 0}}, "run.steps"),
+        ({"run": {"step": 1}}, "run"),
+        ({"run": {"recompute": "ful"}}, "run.recompute"),
+        ({"batch": {"micro_size": "large"}}, "batch.micro_size"),
+        ({"modl": {}}, ""),
+        ({"parts": {"model": "tny"}}, "parts.model"),
+        ({"parts": {"track": ["consol"]}}, "parts.track.0"),
+        ({"track": {"console": {"every": 0}}}, "track.console.every"),
+        ({"optimizer": {"momentum": 0.5}}, "optimizer"),  # an option of muon; the default is adamw
+        ({"parts": {"optimizer": "muon"}, "optimizer": {"momentum": 1.0}}, "optimizer.momentum"),
+        ({"optimizer": {"betas": [0.9]}}, "optimizer.betas"),
+        ({"parts": {"moe/router": "softmax"}, "moe": {"router": {"no_option": 1}}}, "moe.router"),
+    ],
+)
+def test_mistake_is_refused_at_its_place(validator, content, place):
+    assert mistakes(validator, content) == [place]
+
+
+def test_reference_may_replace_any_value(validator):
+    assert mistakes(validator, {"run": {"steps": "${batch.global_size}", "seed": "${oc.env:SEED}"}}) == []
+
+
+def test_option_has_its_help_and_default(validator):
+    steps = validator.schema["properties"]["run"]["properties"]["steps"]
+    assert steps["description"] == "optimizer steps (at least 1)"
+    assert (steps["default"], steps["anyOf"][0]) == (300, {"type": "integer", "minimum": 1})
