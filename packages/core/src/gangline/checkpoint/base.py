@@ -115,7 +115,7 @@ class Checkpointer(ABC):
         """Keep the arrays and the document (which names step and attempt); returns once they are staged.
 
         Waits until the save before it is visible. Ranks that asked for nothing pass `SaveRequest(step)`; where requests
-        differ, rank 0's says which tiers.
+        differ, rank 0's says which tiers. A save that has written all when it returns gives `SaveHandle(id).finish()`.
         Raises SaveFailed.
         """
 
