@@ -17,6 +17,7 @@ MUTANTS = [
     Mutant("checkpoint=ignores-offsets", "test_another_layout_gets_back_every_bit", "got other values", "reshard"),
     Mutant("checkpoint=lazy", SAME, "got other values than were saved"),
     Mutant("checkpoint=visible-too-soon", SAME, "visible when it was not"),
+    Mutant("checkpoint=settles-early", SAME, "settled before its checkpoint is visible"),
     Mutant("checkpoint=commits-early", "test_a_kill_leaves_whole_checkpoints_or_none", "damaged", "atomic"),
     Mutant("checkpoint=overwrites", "test_a_checkpoint_is_never_overwritten", "second save"),
     Mutant("checkpoint=unchecked", "test_every_flipped_byte_is_noticed", "flipped: (wrong|ValueError)", "verify"),

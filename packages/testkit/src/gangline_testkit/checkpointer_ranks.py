@@ -151,7 +151,11 @@ def save_with(checkpointer: Checkpointer, job: Job, step: int, salt: int, attemp
     settled_early = handle.state is SaveState.SETTLED and not handle.visible.done()
     assert not settled_early, "a save is settled before its checkpoint is visible"
     listed = handle.state not in (SaveState.VISIBLE, SaveState.SETTLED) or handle.id in checkpointer.list()
-    handle.visible.result()
+    try:
+        handle.visible.result()
+    except SaveFailed:
+        assert handle.state is SaveState.FAILED, "a save failed before it was visible, and `settled` is pending"
+        raise
     assert listed, "the save said that the checkpoint was visible when it was not"
     assert handle.state is not SaveState.WRITING, "the checkpoint is visible, and the state of its save says writing"
     assert handle.blocked_seconds >= 0

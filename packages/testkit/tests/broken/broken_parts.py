@@ -74,6 +74,7 @@ broken(
     "ignores-offsets",
     "lazy",
     "visible-too-soon",
+    "settles-early",
     "commits-early",
     "overwrites",
     "unchecked",
