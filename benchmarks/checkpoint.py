@@ -127,7 +127,7 @@ def blocked_ranks(gib: float, count: int, folder: str) -> dict[str, list[float]]
         handle = ours.save()
         found["zarr" if number else "zarr, first"].append(handle.blocked_seconds)
         beside = []
-        while not handle.poll():
+        while not handle.settled.done():
             beside.append(steps())
         found["durable"].append(time.perf_counter() - began)
         found["beside"].append(statistics.fmean(beside))

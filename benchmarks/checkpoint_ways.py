@@ -17,7 +17,7 @@ from checkpoint_state import State
 from safetensors.torch import save_file
 from torch.distributed import checkpoint as dcp
 
-from gangline.checkpoint.base import Handle, SaveRequest
+from gangline.checkpoint.base import SaveHandle, SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.config.defaults import default_run
 from gangline.mesh import Mesh
@@ -116,10 +116,9 @@ class Ours:
         self.checkpointer = checkpointer(folder)
 
     def __call__(self, folder: str) -> None:
-        handle = self.save()
-        handle.wait()
+        self.save().settled.result()
 
-    def save(self) -> Handle:
+    def save(self) -> SaveHandle:
         self.step += 1
         document = {"step": self.step, "attempt": 1}
         handle = self.checkpointer.save(SaveRequest(self.step), self.state.shards, self.state.registry, document)

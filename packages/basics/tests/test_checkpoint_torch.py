@@ -21,7 +21,7 @@ import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from gangline.checkpoint.base import SaveFailed, SaveRequest
+from gangline.checkpoint.base import SaveFailed, SaveRequest, SaveState
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline.mesh import Mesh
@@ -131,7 +131,7 @@ def save(run_dir: str, layout: str, *steps: int) -> list[float]:
     handles = [
         kept.save(SaveRequest(step), shards_of(registry, rank.index, step), registry, document(step)) for step in steps
     ]
-    assert all(handle.poll() for handle in handles)
+    assert all(handle.state is SaveState.SETTLED for handle in handles)
     return [handle.blocked_seconds for handle in handles]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import torch.distributed as dist
@@ -46,8 +45,7 @@ class Job:
             shards = kit.shards_of(REGISTRY, step if salt is None else salt)
             document = kit.document(step, attempt, step)
             handle = self.checkpointer.save(request, shards, REGISTRY, document)
-            while not handle.poll():  # as the loop does after each step
-                time.sleep(0.001)
+            handle.settled.result()
 
     def where(self, step: int, attempt: int = 1) -> list[str]:
         assert self.checkpointer is not None

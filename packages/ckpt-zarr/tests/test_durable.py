@@ -20,12 +20,11 @@ from made import composed
 from moto.server import ThreadedMotoServer
 from stepping import REGISTRY, Job
 
-from gangline.checkpoint.base import SaveFailed, SaveRequest
+from gangline.checkpoint.base import SaveFailed, SaveHandle, SaveRequest, SaveState
 from gangline.checkpoint.id import CheckpointId
 from gangline.mesh import Mesh
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer
 from gangline_ckpt_zarr.commands.verify import damaged
-from gangline_ckpt_zarr.save.handle import ZarrHandle
 from gangline_ckpt_zarr.save.writer.client import WriterClient
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.tiers.stored import StoreTier
@@ -113,14 +112,12 @@ def job(tmp_path: Path, place: Place, copier: KeptCopier) -> Iterator[Job]:
     found.end()
 
 
-def begin(job: Job, step: int) -> ZarrHandle:
+def begin(job: Job, step: int) -> SaveHandle:
     checkpointer = job.checkpointer
     assert checkpointer is not None
     request = checkpointer.due(step, 0.1, 2)
     assert request is not None
-    handle = checkpointer.save(request, kit.shards_of(REGISTRY, step), REGISTRY, kit.document(step, 1, step))
-    assert isinstance(handle, ZarrHandle)
-    return handle
+    return checkpointer.save(request, kit.shards_of(REGISTRY, step), REGISTRY, kit.document(step, 1, step))
 
 
 def on_disk(job: Job) -> list[int]:
@@ -145,18 +142,18 @@ def recovers(job: Job, place: Place) -> None:
 def test_a_slow_store_holds_up_no_nearer_save_and_keeps_what_it_copies(job: Job, place: Place) -> None:
     go = place.hold("step-00000004")
     first = begin(job, 4)
-    first.join()
-    assert not first.poll()
-    first.wait()
-    assert first.poll(), "what was waited for is over"
+    first.visible.result()
+    assert first.state is SaveState.VISIBLE
+    assert first.progress < 1
     for step in (6, 10):
         handle = begin(job, step)
-        handle.wait()
+        handle.settled.result()
+        assert handle.state is SaveState.SETTLED
         assert handle.progress == 1
         assert on_disk(job) == [4, step], "what is being copied is gone, or something else stayed"
         assert job.load(step) == []
     assert place.ids() == []
-    next_one = threading.Thread(target=lambda: begin(job, 12).wait(), daemon=True)
+    next_one = threading.Thread(target=lambda: begin(job, 12).settled.result(), daemon=True)
     next_one.start()
     next_one.join(0.2)
     assert next_one.is_alive(), "two copies at a time"
@@ -169,23 +166,23 @@ def test_a_slow_store_holds_up_no_nearer_save_and_keeps_what_it_copies(job: Job,
     assert on_disk(job) == [12]
 
 
-def test_the_end_of_a_run_waits_for_the_copy(job: Job, place: Place) -> None:
+def test_the_last_save_is_settled_once_its_copy_is_made(job: Job, place: Place) -> None:
     go = place.hold("step-00000020")
     handle = begin(job, 20)
-    assert not handle.poll()
+    assert handle.state in (SaveState.WRITING, SaveState.VISIBLE)
     threading.Timer(0.1, go).start()
-    handle.wait()
+    handle.settled.result()
     assert place.ids() == [20]
-    assert handle.poll()
+    assert handle.state is SaveState.SETTLED
 
 
 def test_so_does_a_run_that_ends_before_its_last_step(job: Job, place: Place) -> None:
     go = place.hold("step-00000004")
-    begin(job, 4).wait()
+    begin(job, 4).visible.result()
     assert job.checkpointer is not None
     threading.Timer(0.1, go).start()
     shards = kit.shards_of(REGISTRY, 5)
-    job.checkpointer.save(SaveRequest(5, last=True), shards, REGISTRY, kit.document(5, 1, 5)).wait()
+    job.checkpointer.save(SaveRequest(5, last=True), shards, REGISTRY, kit.document(5, 1, 5)).settled.result()
     assert place.ids() == [4, 5]
 
 
@@ -202,43 +199,41 @@ def test_a_copy_that_fails_is_told_by_its_own_save(job: Job, place: Place, fault
     assert place.ids() == [8]
 
 
-def test_a_copy_that_fails_when_its_save_is_long_over_is_told_by_the_next(job: Job, place: Place) -> None:
+def test_a_copy_that_fails_after_the_next_save_fails_its_own(job: Job, place: Place) -> None:
     hasty(job)
     place.proxy.fault = lambda asked: "hang" if asked.method == "PUT" else None
-    begin(job, 4).wait()
-    handle = begin(job, 6)
+    handle = begin(job, 4)
+    handle.visible.result()
+    begin(job, 6).settled.result()
     with pytest.raises(SaveFailed, match="step-00000004 could not be saved: its copy"):
-        until_over(handle)
-    assert job.load(6) == []
+        handle.settled.result(SECONDS)
+    assert handle.state is SaveState.FAILED
+    assert job.load(4) == []
     recovers(job, place)
-    handle = begin(job, 8)
-    until_over(handle)
+    begin(job, 8).settled.result(SECONDS)
     assert place.ids() == [8]
-    job.end()
-    assert job.checkpointer is not None
-    assert job.checkpointer.notices() == [], "told once"
 
 
-def test_a_copy_that_fails_while_the_next_waits_for_it_is_told_by_that(job: Job, place: Place) -> None:
+def test_a_copy_that_fails_while_the_next_waits_for_it_fails_its_own(job: Job, place: Place) -> None:
     hasty(job)
     place.proxy.fault = lambda asked: 503 if "step-00000004" in asked.path and asked.method == "PUT" else None
-    begin(job, 4).wait()
+    failed = begin(job, 4)
+    failed.visible.result()
     handle = begin(job, 8)
-    for ask in (handle.wait, handle.poll, handle.wait):  # a way back asks before those who tell people
+    for _ in range(2):  # a way back asks before the report to people
         with pytest.raises(SaveFailed, match="step-00000004 could not be saved: its copy"):
-            ask()
-    job.end()
+            failed.settled.result()
+    handle.settled.result()
     assert place.ids() == [8]
 
 
-def test_a_copy_that_fails_when_no_save_follows_is_told_as_a_note(job: Job, place: Place) -> None:
+def test_close_waits_for_a_copy_that_fails(job: Job, place: Place) -> None:
     hasty(job)
     place.proxy.fault = lambda asked: 503 if asked.method == "PUT" else None
-    begin(job, 4).wait()
+    handle = begin(job, 4)
+    handle.visible.result()
     job.end()
-    assert job.checkpointer is not None
-    (note,) = job.checkpointer.notices()
-    assert "checkpoint step-00000004 could not be saved: its copy" in note
+    assert "checkpoint step-00000004 could not be saved: its copy" in str(handle.settled.exception(0))
 
 
 def test_the_last_save_is_tried_again_where_its_copy_failed(job: Job, place: Place) -> None:
@@ -248,13 +243,13 @@ def test_the_last_save_is_tried_again_where_its_copy_failed(job: Job, place: Pla
     checkpointer = job.checkpointer
     assert checkpointer is not None
     with pytest.raises(SaveFailed):
-        begin(job, 20).wait()
+        begin(job, 20).settled.result()
     write_id = checkpointer.disk.meta(CheckpointId(20)).write_id
     recovers(job, place)
     for _ in range(2):  # and where nothing is left to do nothing is done
         checkpointer.save(
             SaveRequest(20, last=True), kit.shards_of(REGISTRY, 3), REGISTRY, kit.document(20, 1, 20)
-        ).wait()
+        ).settled.result()
         assert place.ids() == [20]
         assert [part for part in place.objects() if write_id not in part] == ["step-00000020/zarr.json"]
     assert job.load(20) == []
@@ -267,17 +262,8 @@ def test_a_save_with_a_deadline_gives_up_by_then(job: Job, place: Place) -> None
     request = SaveRequest(4, last=True, deadline_seconds=1.0)
     handle = job.checkpointer.save(request, kit.shards_of(REGISTRY, 4), REGISTRY, kit.document(4, 1, 4))
     with pytest.raises(SaveFailed, match="no success within 1 s"):
-        handle.wait()
+        handle.settled.result()
     assert job.load(4) == []
-
-
-def until_over(handle: ZarrHandle) -> None:
-    deadline = threading.Event()
-    for _ in range(int(SECONDS * 100)):
-        if handle.poll():
-            return
-        deadline.wait(0.01)
-    raise AssertionError("never over")
 
 
 def rot(content: bytes) -> bytes:
@@ -291,7 +277,7 @@ def test_damage_between_save_and_copy_is_named_and_never_committed(job: Job, pla
     elsewhere = other.read_bytes()
     go = place.hold(".bin", "HEAD")  # before it begins to read
     handle = begin(job, 4)
-    handle.join()
+    handle.visible.result()
     (data,) = (job.run_dir / "checkpoints" / "step-00000004").rglob("*.bin")
     if what == "flipped":
         data.write_bytes(rot(data.read_bytes()))
@@ -303,7 +289,7 @@ def test_damage_between_save_and_copy_is_named_and_never_committed(job: Job, pla
         data.write_bytes(elsewhere)
     go()
     with pytest.raises(SaveFailed, match=rf"model/embed.weight\[0:\d+, 0:\d+\] in {data} is damaged"):
-        until_over(handle)
+        handle.settled.result(SECONDS)
     assert place.objects() == []
     job.step(8)
     assert place.ids() == [8]
@@ -312,12 +298,12 @@ def test_damage_between_save_and_copy_is_named_and_never_committed(job: Job, pla
 def test_damage_of_the_commit_itself_is_not_copied(job: Job, place: Place) -> None:
     go = place.hold(".bin")
     handle = begin(job, 4)
-    handle.join()
+    handle.visible.result()
     text = job.run_dir / "checkpoints" / "step-00000004" / "zarr.json"
     text.write_bytes(rot(text.read_bytes()))
     go()
     with pytest.raises(SaveFailed, match=f"{text} is damaged"):
-        until_over(handle)
+        handle.settled.result(SECONDS)
     assert place.objects() == []
 
 
@@ -326,12 +312,12 @@ def test_a_copier_that_is_killed_fails_its_copy_and_the_next_is_made(job: Job, p
     assert job.checkpointer is not None
     job.checkpointer._copier = WriterClient()
     handle = begin(job, 4)
-    handle.join()
+    handle.visible.result()
     while job.checkpointer._copier.pid is None:
-        assert not handle.poll()
+        assert not handle.settled.done()
     os.kill(job.checkpointer._copier.pid, signal.SIGKILL)
     with pytest.raises(SaveFailed, match=r"its copy to .* was killed by SIGKILL"):
-        until_over(handle)
+        handle.settled.result(SECONDS)
     go()
     assert place.objects("zarr.json") == []
     job.step(8)
@@ -361,15 +347,12 @@ def save_and_copy(
     job: kit.Job, environment: dict[str, str], steps: tuple[int, ...], deadline: float = 60.0
 ) -> list[str]:
     """What came of each save; near saves follow each other while copies go on. `deadline`: of the first."""
-    checkpointer, came = opened(job, environment), []
+    checkpointer, saves = opened(job, environment), []
     for step in steps:
         checkpointer.config.deadline_seconds = deadline if step == steps[0] else SECONDS
-        try:
-            came.append(kit.save_with(checkpointer, job, step, step))
-        except SaveFailed as failed:
-            came.append(str(failed))
+        saves.append(kit.save_with(checkpointer, job, step, step))
     checkpointer.close()
-    return came
+    return [str(save.settled.exception() or save.id) for save in saves]
 
 
 def test_ranks_copy_each_its_own_file_and_one_object_makes_it_whole(tmp_path: Path, place: Place) -> None:
@@ -391,15 +374,15 @@ def test_one_ranks_failure_is_told_by_all(tmp_path: Path, place: Place) -> None:
     job = job_of(tmp_path, "one", f"checkpoint.durable={place.url}")
     first, second = pool(2).run(save_and_copy, job, place.environment, (1, 2), 1.0)
     assert first == second
-    assert first[0] == "step-00000001"
-    assert first[1].startswith("checkpoint step-00000001 could not be saved: its copy")
+    assert first[0].startswith("checkpoint step-00000001 could not be saved: its copy")
+    assert first[1] == "step-00000002"
     assert place.ids() == [2]
     assert len(place.objects(".bin")) == 2
 
 
 def save_and_die(job: kit.Job, environment: dict[str, str], victim: int, seconds: float) -> None:
     checkpointer, registry = opened(job, environment), kit.registry_of(MESH, job.large)
-    checkpointer.save(SaveRequest(1), kit.shards_of(registry, 1), registry, kit.document(1, 1, 1)).wait()
+    checkpointer.save(SaveRequest(1), kit.shards_of(registry, 1), registry, kit.document(1, 1, 1)).visible.result()
     if rank.index == victim:
         threading.Event().wait(seconds)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -6,7 +6,6 @@ import math
 import os
 import random
 import signal
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -177,8 +176,7 @@ def test_saves_to_memory_alone_do_not_put_off_those_to_the_disk(tmp_path: Path) 
                 handle = checkpointer.save(
                     request, kit.shards_of(REGISTRY, step), REGISTRY, kit.document(step, 1, step)
                 )
-                while not handle.poll():
-                    time.sleep(0.001)
+                handle.settled.result()
     finally:
         job.end()
     assert asked.count("memory") >= 115

@@ -207,7 +207,7 @@ def saved_by_one_that_is_cut_off(job: kit.Job) -> tuple[str, list[str]]:
     if rank.index == 1:
         checkpointer.store = CutOff(store, "disk written")
     try:
-        came = kit.save_with(checkpointer, job, 1, 1)
+        came = str(kit.save_with(checkpointer, job, 1, 1).id)
     except SaveFailed as failed:
         came = failed.why
     checkpointer.store = store

@@ -65,7 +65,7 @@ def made(tmp_path_factory) -> Made:
     checkpointer = found.opened()
     for step in (1, 2):
         shards = kit.shards_of(registry(), step)
-        checkpointer.save(SaveRequest(step), shards, registry(), kit.document(step, 1, step)).wait()
+        checkpointer.save(SaveRequest(step), shards, registry(), kit.document(step, 1, step)).settled.result()
     checkpointer.close()
     return found
 

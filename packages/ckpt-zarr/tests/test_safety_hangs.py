@@ -39,7 +39,7 @@ def outcome(checkpointer: ZarrCheckpointer, job: kit.Job, step: int) -> str:
     """Of a save that has 1.5 seconds where it is the second, which hangs, and all that a busy machine takes else."""
     checkpointer.config.deadline_seconds = 1.5 if step == 2 else SECONDS
     try:
-        return kit.save_with(checkpointer, job, step, step)
+        return str(kit.save_with(checkpointer, job, step, step).id)
     except SaveFailed as failed:
         return failed.why
 

@@ -60,7 +60,7 @@ def test_the_first_save_takes_what_was_prepared(tmp_path: Path, memory_every: in
     assert prepared is not None
     assert prepared.size >= PackedFiles(REGISTRY).of_rank(0).size
     for step in (1, 2, 3):
-        found.save(SaveRequest(step), shards(REGISTRY, step), REGISTRY, {"step": step, "attempt": 1}).wait()
+        found.save(SaveRequest(step), shards(REGISTRY, step), REGISTRY, {"step": step, "attempt": 1}).settled.result()
         assert found._buffers._prepared is None
         found.prepare(REGISTRY)  # a loop that begins again, after a rollback: there is nothing left to prepare
         assert found._buffers._preparing is None
@@ -92,7 +92,7 @@ def test_no_room_is_for_the_save_to_say(tmp_path: Path, monkeypatch: pytest.Monk
         found.prepare(REGISTRY)
         assert found._buffers._preparing is not None
         found._buffers._preparing.join()
-    found.save(SaveRequest(1), shards(REGISTRY), REGISTRY, {"step": 1, "attempt": 1}).wait()
+    found.save(SaveRequest(1), shards(REGISTRY), REGISTRY, {"step": 1, "attempt": 1}).settled.result()
     assert len(found.list()) == 1
     found.close()
 

@@ -303,7 +303,7 @@ def test_the_last_checkpoint_is_saved_where_it_lasts(job: Job) -> None:
     assert job.newest == CheckpointId(3)
     assert not checkpointer.lasts(CheckpointId(3))
     shards = kit.shards_of(REGISTRY, 3)
-    checkpointer.save(SaveRequest(3, last=True), shards, REGISTRY, kit.document(3, 1, 3)).wait()
+    checkpointer.save(SaveRequest(3, last=True), shards, REGISTRY, kit.document(3, 1, 3)).settled.result()
     assert checkpointer.lasts(CheckpointId(3))
     assert job.where(3) == ["memory", "disk"]
     assert job.load(3) == []
@@ -323,10 +323,10 @@ def test_the_last_save_waits_for_no_other_node(job: Job, monkeypatch: pytest.Mon
     checkpointer = job.checkpointer
     assert checkpointer is not None
     shards = kit.shards_of(REGISTRY, 3)
-    checkpointer.save(SaveRequest(2, deadline_seconds=7.0), shards, REGISTRY, kit.document(2, 1, 3)).wait()
+    checkpointer.save(SaveRequest(2, deadline_seconds=7.0), shards, REGISTRY, kit.document(2, 1, 3)).settled.result()
     assert copied == [("step-00000002", 7.0)]
     assert "no copy elsewhere of the files of 1 rank: node b does not answer" in " ".join(checkpointer.notices())
-    checkpointer.save(SaveRequest(3, last=True), shards, REGISTRY, kit.document(3, 1, 3)).wait()
+    checkpointer.save(SaveRequest(3, last=True), shards, REGISTRY, kit.document(3, 1, 3)).settled.result()
     assert len(copied) == 1
     assert list(checkpointer.notices()) == []
     assert checkpointer.lasts(CheckpointId(3))

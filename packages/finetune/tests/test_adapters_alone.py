@@ -152,7 +152,7 @@ def test_an_adapter_that_the_run_began_with_may_go(runs):
 
 
 def test_the_fingerprint_is_of_numbers_and_places_and_not_of_cuts():
-    from gangline.checkpoint.base_weights import fingerprint
+    from gangline.checkpoint.array_sums import fingerprint
     from gangline.shard import Shard
 
     torch.manual_seed(0)

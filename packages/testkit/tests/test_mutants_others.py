@@ -49,6 +49,7 @@ SUITES = {
         Mutant("callback=own-metrics", "test_layouts_agree", "where metrics are equal on all ranks"),
         Mutant("callback=says-whole", "test_layouts_agree", "knows nothing of|assert"),
         Mutant("callback=asks-on-error", "test_no_collectives_on_an_error", "where there may be none"),
+        Mutant("callback=leaves-others", "test_leaves_over_some_of_the_arrays_it_is_asked_about", "not asked about"),
         Mutant("callback=halves-traffic", CARRIES, "all_reduce gives"),
         Mutant("callback=swaps-ranks", CARRIES, "index of"),
         Mutant("callback=sets-variables", VARIABLES, "sets variables itself"),
@@ -117,6 +118,7 @@ SUITES = {
         Mutant("optimizer=no-counters", "test_a_checkpoint_in_the_middle_changes_no_bit", "assert", more=WORLD),
         Mutant("optimizer=copies", "test_a_checkpoint_in_the_middle_changes_no_bit", "assert", more=WORLD),
         Mutant("optimizer=drifts", "test_a_rate_of_nothing_changes_no_weight", "differ in their bits"),
+        Mutant("optimizer=careless", "test_an_unknown_array_of_a_checkpoint_is_refused", "never had", more=WORLD),
         Mutant("optimizer=local-norm", "test_layouts_agree", "other bits|expected", more=WORLD),
     ],
     "ScheduleSuite": [

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, final
 
 import torch.distributed as dist
 
 from gangline import BadCheckpoint, UserError
-from gangline.checkpoint.base import Checkpointer, Handle, SaveRequest
+from gangline.checkpoint.base import Checkpointer, SaveHandle, SaveRequest, SaveState
 from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.agreement import Agreement, PrefixedStore
 from gangline_ckpt_zarr.errors import describe_error
@@ -19,7 +20,6 @@ from gangline_ckpt_zarr.load.shards import load
 from gangline_ckpt_zarr.notes import Notes
 from gangline_ckpt_zarr.save.buffers import Buffers
 from gangline_ckpt_zarr.save.durable import DurableCopies, DurableCopy
-from gangline_ckpt_zarr.save.handle import ZarrHandle
 from gangline_ckpt_zarr.save.interval import Interval, observed_mtbf
 from gangline_ckpt_zarr.save.staged import StagedDelivery
 from gangline_ckpt_zarr.save.task import SaveTask
@@ -54,9 +54,9 @@ class ZarrCheckpointer(Checkpointer):
         for note in self.memory.notes if self.memory is not None else ():
             self._notes.add(note)
         self._number = 0  # of saves and loads: all ranks count the same
-        self._handle: ZarrHandle | None = None  # of the newest save
+        self._newest: SaveHandle | None = None
         self._writer, self._copier = WriterClient(), WriterClient()
-        self.copies = DurableCopies("" if self.durable is None else self.durable.store.url)
+        self.copies = DurableCopies()
         self._buffers = Buffers(self.memory, self._writer)
         mtbf = observed_mtbf(self._run_dir) if config.mtbf_hours is None else config.mtbf_hours * 3600
         self._interval = Interval(mtbf) if config.every == "auto" else None
@@ -74,10 +74,7 @@ class ZarrCheckpointer(Checkpointer):
         """
         memory = None if self.memory is None or self.memory.left_out else self.memory
         kept = memory is not None and memory.every == 1
-        last = step == self._steps
-        if last and self._handle is not None:
-            self._handle.last = True  # who waits for a save waits for its copy too: no later save would report it
-        if last and self.config.at_end:
+        if step == self._steps and self.config.at_end:
             return SaveRequest(step, record_waits=kept)
         if self._near_due(step, seconds, every):
             due = [tier for tier in self.tiers if tier is memory or tier.every is None or step % tier.every == 0]
@@ -90,7 +87,7 @@ class ZarrCheckpointer(Checkpointer):
         """With `auto` rank 0 decides: only its clock counts."""
         if self._interval is None:
             return super().due(step, seconds, every) is not None
-        saving = self._handle is not None and not self._handle.over
+        saving = self._newest is not None and self._newest.state is SaveState.WRITING
         return self._interval.due(seconds, saving, copying=bool(self.copies.sources())) and _rank() == 0
 
     # --- save --------------------------------------------------------------------------------------------------------
@@ -101,14 +98,13 @@ class ZarrCheckpointer(Checkpointer):
 
     def save(
         self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
-    ) -> Handle:
+    ) -> SaveHandle:
         start = time.perf_counter()
-        if self._handle is not None:  # one at a time: the second waits, for the staging memory is in use
-            self._handle.join()
+        self._wait()  # one at a time: the staging memory is in use
         self._number += 1
         task = self._task(request, registry, document)
         near, far = (self._agreement(kind, registry.mesh.world, task.deadline_seconds) for kind in ("save", "copy"))
-        if near.rank == 0 and self.durable in task.wanted:  # one copy at a time
+        if near.rank == 0 and task.copied:  # one copy at a time
             self.copies.join(near.heartbeat)
         copy = DurableCopy(task, far, self._copier, self.copies)
         delivery = StagedDelivery(task, near, self._writer, copy, self.copies)
@@ -119,11 +115,16 @@ class ZarrCheckpointer(Checkpointer):
         except OSError as error:
             failed = describe_error(error)
         delivery.start(failed)
-        last = request.last or request.step == self._steps
-        self._handle = ZarrHandle(delivery, last, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        self._newest = SaveHandle(task.id, seconds, delivery.done, copy.done, delivery.progress_of_all)
         if self._interval is not None and self.disk in task.wanted:  # a copy in memory outlives no machine
-            self._interval.saved(self._handle.blocked_seconds)
-        return self._handle
+            self._interval.saved(seconds)
+        return self._newest
+
+    def _wait(self) -> None:
+        """Wait until the newest save is visible, or has failed."""
+        if self._newest is not None:
+            wait([self._newest.visible])
 
     def _task(self, request: SaveRequest, registry: Registry, document: dict[str, Any]) -> SaveTask:
         id, limit = CheckpointId(request.step, document["attempt"]), self.config.deadline_seconds
@@ -216,17 +217,14 @@ class ZarrCheckpointer(Checkpointer):
             self._notes.add(note)
 
     def close(self) -> None:
-        if self._handle is not None:
-            self._handle.join()
+        self._wait()
         self.copies.join()
-        for failed, why in self.copies.status()[1]:
-            self._notes.add(f"checkpoint {failed} could not be saved: {why}")
         self._writer.close()
         self._copier.close()
         self._buffers.close()
         for tier in self.tiers:
             tier.close()
-        self._handle = None
+        self._newest = None
 
 
 def _rank() -> int:

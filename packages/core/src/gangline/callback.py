@@ -7,7 +7,7 @@ weights are, travel in the checkpoint, and any layout reads them. Health checks 
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gangline.shard import dtype_name, model_array, parameter_of
@@ -66,6 +66,15 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
         takes the values of that parameter, and others stay as they are.
         """
         start_from_weights(shards, weights)
+
+    def leaves(self, names: Sequence[str]) -> Collection[str]:
+        """Return those of `names` that a resume may leave over; it refuses a checkpoint with others, by name.
+
+        names: the arrays `<place>/...` of the checkpoint that `registry` lacks. Equal on all ranks. By default all: a
+        callback may keep less than before, as one average of two. A note says so. Arrays of a callback that the run no
+        longer has are always left over.
+        """
+        return names
 
     def state(self) -> dict[str, Any]:
         """JSON that a checkpoint keeps; equal on all ranks."""

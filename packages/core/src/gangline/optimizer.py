@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,6 +30,14 @@ class Optimizer(ABC):
     def filled_from(self, state: Mapping[str, Any]) -> Iterable[Shard]:
         """What is loaded from a checkpoint with this `state`: `shards`, or others that `load_state` makes these of."""
         return self.shards()
+
+    def leaves(self, names: Sequence[str]) -> Collection[str]:
+        """Return those of `names` that a resume may leave over; it refuses a checkpoint with others, by name.
+
+        names: the `optimizer/...` arrays of the checkpoint that neither `registry` nor `filled_from` of any rank has.
+        Equal on all ranks. By default none: a run without a part of its state is another run.
+        """
+        return ()
 
     def state(self) -> dict[str, Any]:
         """Counters, as JSON, equal on all ranks."""

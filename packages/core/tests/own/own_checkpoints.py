@@ -8,21 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gangline.checkpoint.base import Checkpointer, Handle
+from gangline.checkpoint.base import Checkpointer, SaveHandle
 from gangline.checkpoint.id import CheckpointId
-
-
-class Done(Handle):
-    blocked_seconds = 0.0
-
-    def __init__(self, id):
-        self.id = id
-
-    def poll(self):
-        return True
-
-    def wait(self):
-        pass
 
 
 class ArraysCheckpointer(Checkpointer):
@@ -44,7 +31,7 @@ class ArraysCheckpointer(Checkpointer):
         with partial.open("wb") as file:
             np.savez(file, document=np.array(json.dumps(document)), **arrays)
         partial.rename(self._file(id))
-        return Done(id)
+        return SaveHandle(id).finish()
 
     def list(self):
         found = (CheckpointId.parse(path.stem) for path in self.folder.glob("step-*.npz"))

@@ -165,6 +165,15 @@ class CallbackSuite(PartSuite):
         assert [record.step for record in found.records] == list(range(HALF + 1, STEPS + 1))
         self.lived(tmp_path / "run", ONE, f"run.steps={STEPS + 1}", without=True)
 
+    def test_leaves_over_some_of_the_arrays_it_is_asked_about(self) -> None:
+        run = self.run()
+        callback = self.build(self.config(run), run)
+        callback.place = self.place
+        names = [f"{self.place}/unheard-of/{name}" for name in ("a", "b")]
+        first, again = (list(callback.leaves(list(names))) for _ in range(2))
+        assert set(first) <= set(names), f"leaves over what it was not asked about: {first}"
+        assert first == again, f"answers differently the second time: {first}, {again}"
+
     def test_no_collectives_on_an_error(self, tmp_path: Path) -> None:
         words = (*self.chosen, *self.words, *self.beside("parallel=ddp"))
         pool(2).run(ended_by_an_error, tmp_path / "run", self.offer.part.name, *words)

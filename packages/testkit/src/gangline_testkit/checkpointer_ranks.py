@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gangline.checkpoint.base import Checkpointer, SaveFailed, SaveRequest
+from gangline.checkpoint.base import Checkpointer, SaveFailed, SaveHandle, SaveRequest, SaveState
 from gangline.checkpoint.id import CheckpointId
 from gangline.config.schema import Run
 from gangline.errors import BadCheckpoint
@@ -130,27 +130,36 @@ def opened_by_a_tool(job: Job) -> Checkpointer:
 
 
 def save(job: Job, step: int, salt: int, attempt: int = 1) -> str:
-    """Save, overwrite the shards at once, wait; the id."""
+    """Save, overwrite the shards at once, wait until all is settled; the id."""
     checkpointer = opened(job)
     try:
-        return save_with(checkpointer, job, step, salt, attempt)
+        handle = save_with(checkpointer, job, step, salt, attempt)
+        handle.settled.result()
+        assert handle.state is SaveState.SETTLED
+        return str(handle.id)
     finally:
         checkpointer.close()
 
 
-def save_with(checkpointer: Checkpointer, job: Job, step: int, salt: int, attempt: int = 1) -> str:
+def save_with(checkpointer: Checkpointer, job: Job, step: int, salt: int, attempt: int = 1) -> SaveHandle:
+    """Save, overwrite the shards at once, wait until the checkpoint is visible."""
     registry = registry_of(job.mesh, job.large)
     shards = shards_of(registry, salt)
     handle = checkpointer.save(SaveRequest(step), shards, registry, document(step, attempt, salt))
     for shard in shards:
         shard.local.fill_(-2)  # the next step overwrites them; what is saved is what was there
-    seen = not handle.whole or handle.id in checkpointer.list()
-    handle.wait()
-    assert seen, "the save said that the checkpoint was whole when nobody could see it"
-    assert handle.poll(), "poll() is false after wait()"
-    assert handle.whole, "after wait() the save says that the checkpoint is not whole"
+    settled_early = handle.state is SaveState.SETTLED and not handle.visible.done()
+    assert not settled_early, "a save is settled before its checkpoint is visible"
+    listed = handle.state not in (SaveState.VISIBLE, SaveState.SETTLED) or handle.id in checkpointer.list()
+    try:
+        handle.visible.result()
+    except SaveFailed:
+        assert handle.state is SaveState.FAILED, "a save failed before it was visible, and `settled` is pending"
+        raise
+    assert listed, "the save said that the checkpoint was visible when it was not"
+    assert handle.state is not SaveState.WRITING, "the checkpoint is visible, and the state of its save says writing"
     assert handle.blocked_seconds >= 0
-    return str(handle.id)
+    return handle
 
 
 def failed_save(job: Job, step: int, salt: int) -> str:
@@ -218,13 +227,13 @@ def load_as_tool(job: Job, id: str, salt: int) -> list[str]:
 
 
 def seen_while_saving(job: Job, step: int) -> tuple[bool, float, float]:
-    """Whether the checkpoint was visible as soon as `save` returned; seconds blocked, and until it was whole."""
+    """Whether the checkpoint was visible as soon as `save` returned; seconds blocked, and until it was visible."""
     checkpointer = opened(job)
     registry = registry_of(job.mesh, job.large)
     began = time.monotonic()
     handle = checkpointer.save(SaveRequest(step), shards_of(registry, step), registry, document(step, 1, step))
-    visible = handle.poll() and handle.id in checkpointer.list()
-    handle.wait()
+    visible = handle.visible.done() and handle.id in checkpointer.list()
+    handle.visible.result()
     seconds = time.monotonic() - began
     checkpointer.close()
     return visible, handle.blocked_seconds, seconds

@@ -181,6 +181,11 @@ class OptimizerSuite(PartSuite):
         assert all(answer.counters == answers[0].counters for answer in answers)
         assert json.loads(json.dumps(answers[0].counters)) == answers[0].counters
 
+    def test_an_unknown_array_of_a_checkpoint_is_refused(self, world: int) -> None:
+        """`leaves` gives up what it knows by name, if anything; the same on all ranks."""
+        answers = pool(world).run(given_up, self.job(world), "unheard-of")
+        assert answers == [[]] * world, f"leaves over an array of a state that it never had: {answers}"
+
     def test_the_loss_falls(self) -> None:
         losses = pool(1).run(trained, self.job(1), 12)[0].losses
         assert losses[-1] < losses[0] - 0.05, f"{losses[0]:.3f} -> {losses[-1]:.3f} over the same batch"
@@ -190,6 +195,12 @@ class OptimizerSuite(PartSuite):
         before, after = (pool(1).run(trained, job, count, 0.0)[0].weights for count in (0, 2))
         for (name, _, was), (_, _, now) in zip(before, after, strict=True):
             close(name, now, was, 0)
+
+
+def given_up(job: Job, state: str) -> list[str]:
+    """Which arrays of such a state a fresh optimizer leaves over."""
+    runtime, optimizer = start(job)
+    return sorted(optimizer.leaves([f"optimizer/{state}/{name}" for name in runtime.names()]))
 
 
 def stepped_by_known_gradients(job: Job, count: int) -> list[Held]:

@@ -43,7 +43,8 @@ def save_under_fire(job: ranks.Job, salts: dict[str, int], steps: tuple[int, int
                 killer = threading.Timer(shot.seconds, _kill, (shot.whom,))
                 killer.start()
             try:
-                came.append(ranks.save_with(checkpointer, job, step, step))
+                handle = ranks.save_with(checkpointer, job, step, step)
+                came.append(str(handle.id))
             except SaveFailed:
                 came.append("SaveFailed")
             if number == 1 and shot.victim == rank.index:

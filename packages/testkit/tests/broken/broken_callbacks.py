@@ -80,6 +80,13 @@ class NeedsItsState(PreviousCallback):
             assert self.applied == step, "it has not seen every step"
 
 
+class LeavesOthers(PreviousCallback):
+    """Answers with arrays of its own, whatever it is asked about."""
+
+    def leaves(self, names):
+        return [f"{self.place}/previous/{name.rpartition('/')[2]}" for name in names]
+
+
 class HalvedComm(Wrapped):
     """Traffic that arrives as half of what it was."""
 

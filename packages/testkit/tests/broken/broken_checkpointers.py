@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import threading
+from concurrent.futures import Future
 from dataclasses import replace
 
+from gangline.checkpoint.base import SaveHandle
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
-from gangline_testkit.toys.files import Done, FilesCheckpointer, _decode
+from gangline_testkit.toys.files import FilesCheckpointer, _decode
 
 
 class DropsOptimizer(FilesCheckpointer):
@@ -25,37 +28,46 @@ class IgnoresOffsets(FilesCheckpointer):
 
 
 class Lazy(FilesCheckpointer):
-    """Reads the shards when somebody waits for the checkpoint."""
+    """Reads the shards when a caller waits for the checkpoint."""
 
     def save(self, request, shards, registry, document):
-        return Later(self, request, shards, registry, document)
+        handle = SaveHandle(CheckpointId(request.step, document["attempt"]))
+        handle.visible = Late(lambda: super(Lazy, self).save(request, shards, registry, document), handle)
+        return handle
 
 
-class Later(Done):
-    def __init__(self, checkpointer, request, shards, registry, document):
-        super().__init__(CheckpointId(request.step, document["attempt"]))
-        self.rest = checkpointer, request, shards, registry, document
-        self.done = False
+class Late(Future):
+    """Saves when it is asked for its result."""
 
-    def poll(self):
-        return self.done
+    def __init__(self, save, handle):
+        super().__init__()
+        self.save, self.handle = save, handle
 
-    def wait(self):
-        checkpointer, *rest = self.rest
-        FilesCheckpointer.save(checkpointer, *rest)
-        self.done = True
+    def result(self, timeout=None):
+        self.save()
+        self.handle.finish()
 
 
-class WholeTooSoon(FilesCheckpointer):
-    """Says that a checkpoint is whole when its arrays are staged and nothing is durable yet."""
+class VisibleTooSoon(FilesCheckpointer):
+    """Says that a checkpoint is visible when its arrays are staged and nothing is durable yet."""
 
     def save(self, request, shards, registry, document):
         staged = [replace(shard, local=shard.local.detach().clone()) for shard in shards]
-        return Staged(self, request, staged, registry, document)
+        self.rest = lambda: super(VisibleTooSoon, self).save(request, staged, registry, document)
+        return SaveHandle(CheckpointId(request.step, document["attempt"])).finish()
+
+    def close(self):
+        vars(self).get("rest", lambda: None)()
 
 
-class Staged(Later):
-    whole = True
+class SettlesEarly(FilesCheckpointer):
+    """Says that nothing is left to do before it says that the checkpoint is visible."""
+
+    def save(self, request, shards, registry, document):
+        handle = SaveHandle(super().save(request, shards, registry, document).id)
+        handle.settled.set_result(None)
+        threading.Timer(0.2, handle.visible.set_result, (None,)).start()
+        return handle
 
 
 class CommitsEarly(FilesCheckpointer):

@@ -276,6 +276,13 @@ class Copies(Built):
             yield shard
 
 
+class Careless(Built):
+    """Gives up whatever a checkpoint has beyond its own state."""
+
+    def leaves(self, names):
+        return names
+
+
 # --- schedules -------------------------------------------------------------------------------------------------------
 
 

@@ -74,7 +74,8 @@ broken(
     "drops-optimizer",
     "ignores-offsets",
     "lazy",
-    "whole-too-soon",
+    "visible-too-soon",
+    "settles-early",
     "commits-early",
     "overwrites",
     "unchecked",
@@ -118,6 +119,7 @@ broken(
     "says-whole",
     "asks-on-error",
     "needs-its-state",
+    "leaves-others",
 )
 broken(
     "edit",
@@ -213,7 +215,7 @@ broken("callback", Halved, "broken_callbacks", "halves-traffic")
 broken("callback", Swapped, "broken_callbacks", "swaps-ranks")
 broken("callback", Exported, "broken_callbacks", "sets-variables")
 broken("callback", Numbered, "broken_callbacks", "says-numbers")
-broken("optimizer", Adamw, "broken_others", "late-state", "no-counters", "drifts", "local-norm", "copies")
+broken("optimizer", Adamw, "broken_others", "late-state", "no-counters", "drifts", "local-norm", "copies", "careless")
 broken("schedule", ScheduleConfig, "broken_others", "counts-calls", "too-high", "from-nothing", "with-torch")
 broken("simulator", SimulatorConfig, "broken_simulators", "loses-time", "remembers-its-dice", "hopeful", "unshaken")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gangline.checkpoint.base import Checkpointer, Handle, SaveFailed, SaveRequest
+from gangline.checkpoint.base import Checkpointer, SaveFailed, SaveHandle, SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import UserError
 
@@ -32,7 +32,7 @@ class NoCheckpointer(Checkpointer):
 
     def save(
         self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
-    ) -> Handle:
+    ) -> SaveHandle:
         """Raises SaveFailed: nothing is kept."""
         raise SaveFailed(CheckpointId(request.step, document.get("attempt", 1)), WHY)
 

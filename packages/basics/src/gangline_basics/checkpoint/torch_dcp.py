@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 
-from gangline.checkpoint.base import Checkpointer, Handle, SaveFailed, SaveRequest
+from gangline.checkpoint.base import Checkpointer, SaveFailed, SaveHandle, SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.retention import superfluous
 from gangline.errors import UserError
@@ -28,19 +28,6 @@ if TYPE_CHECKING:
     from gangline.config.schema import Run
     from gangline.shard import Registry, Shard
     from gangline_basics.checkpoint.config import TorchCheckpoint
-
-
-class Saved(Handle):
-    """A save that is over."""
-
-    def __init__(self, id: CheckpointId, blocked_seconds: float) -> None:
-        self.id, self.blocked_seconds = id, blocked_seconds
-
-    def poll(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        """Nothing is left to wait for."""
 
 
 class DcpCheckpointer(Checkpointer):
@@ -58,7 +45,7 @@ class DcpCheckpointer(Checkpointer):
 
     def save(
         self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
-    ) -> Handle:
+    ) -> SaveHandle:
         """Written when it returns.
 
         Raises SaveFailed where the disk is full or gone, FileExistsError where the checkpoint is there.
@@ -76,7 +63,7 @@ class DcpCheckpointer(Checkpointer):
             raise
         if _coordinates(registry):
             self._delete_old(id)
-        return Saved(id, time.perf_counter() - start)
+        return SaveHandle(id, time.perf_counter() - start).finish()
 
     def list(self):
         names = (path.parent.name for path in self.directory.glob(f"*/{CHECKSUMS}"))

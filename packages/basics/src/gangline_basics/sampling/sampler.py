@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gangline.batch import Batch
 from gangline.checkpoint.base import Checkpointer
-from gangline.checkpoint.base_weights import base_arrays, refill
+from gangline.checkpoint.base_weights import BaseWeights
 from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.weights import weights_under
 from gangline.comm.solo import Solo
@@ -192,11 +192,8 @@ def load_model(
         Shard(arrays.get(name, model_array(name)), tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)
         for name, tensor in whole.items()
     ]
-    missing = {name: shape for name, shape in base_arrays(tree, plan).items() if name not in stored}
-    if missing:
-        base = [shard for shard in shards if shard.name in missing]
-        refill(run, plan, missing, [base], kept.document(id).get("base", {}), f"checkpoint {id}")
-        shards = [shard for shard in shards if shard.name not in missing]
+    record = kept.document(id).get("base", {})
+    shards = BaseWeights(run, tree, plan).fill(shards, stored, record, f"checkpoint {id}")
     layouts = {shard.name: Layout(shard.global_shape, dtype_name(shard.dtype)) for shard in shards}
     kept.load(id, shards, Registry.of(Mesh.of({}), layouts))
     lay_out_by_columns(model)

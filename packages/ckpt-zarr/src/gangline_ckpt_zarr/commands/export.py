@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gangline import UserError
-from gangline.checkpoint.base_weights import with_base
+from gangline.checkpoint.base_weights import BaseWeights
+from gangline.model.compose import compose_model
 from gangline.shard import Box
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
@@ -32,8 +33,9 @@ def run(argv: Sequence[str]) -> int:
     add_output(words)
     options = words.parse_args(list(argv))
     copy = one(options.place).only(options.tier).copy()
-    run, base = _run(copy), copy.meta.document.get("base", {})
-    arrays, read, check = with_base(run, copy.held().shapes, partial(_arrays, copy), base, copy.store.url)
+    run, record = _run(copy), copy.meta.document.get("base", {})
+    base = BaseWeights(run, *compose_model(run))
+    arrays, read, check = base.completed(copy.held().shapes, partial(_arrays, copy), record, copy.store.url)
     count = write_model(options, run, copy.store.url, arrays, read, check)
     print(f"{options.out}: {text.place(copy.store.url)}, {count} tensors in {options.dtype}")
     return 0

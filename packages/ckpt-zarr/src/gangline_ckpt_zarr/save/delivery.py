@@ -11,8 +11,10 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from concurrent.futures import Future
+from typing import NamedTuple
 
+from gangline.checkpoint.base import SaveFailed
 from gangline.checkpoint.id import CheckpointId
 from gangline.run.generation import hold
 from gangline_ckpt_zarr.agreement import Agreement, Failed, StoreLost
@@ -25,11 +27,11 @@ Report = Callable[[float], None]  # called with the share of the file that is wr
 
 
 class DeliveryPlan(NamedTuple):
-    """What rank 0 decides: the write id, the names of the tiers it goes to, and what else every rank should know."""
+    """What rank 0 decides: the write id, the names of the tiers it goes to, and whether a durable copy follows."""
 
     write_id: str
     tiers: list[str]
-    more: Any = None
+    copied: bool = False
 
 
 class Delivery(ABC):
@@ -37,7 +39,7 @@ class Delivery(ABC):
 
     def __init__(self, task: SaveTask, agreement: Agreement) -> None:
         self.task, self.id, self.agreement = task, task.id, agreement
-        self.why = ""  # it failed
+        self.done: Future[None] = Future()  # holds SaveFailed where it failed
         self.progress = 0.0  # of this rank's bytes, all tiers together
         self._tiers: Sequence[Tier] = ()
         self._thread = threading.Thread(target=self._run, name=f"save {task.id}", daemon=True)
@@ -60,14 +62,11 @@ class Delivery(ABC):
     def protected(self) -> Collection[CheckpointId]:
         """Other checkpoints that retention may not delete now."""
 
-    def planned(self, plan: DeliveryPlan) -> None:
-        """Called on every rank with rank 0's plan."""
-
     def leaves_out(self, tier: Tier) -> bool:
         """Whether a rank could not put its file there, which leaves the tier out; asked once all ranks have tried."""
         return False
 
-    def delivered(self) -> None:
+    def delivered(self, plan: DeliveryPlan) -> None:
         """Called on every rank once all tiers have it."""
 
     # --- its course --------------------------------------------------------------------------------------------------
@@ -78,37 +77,34 @@ class Delivery(ABC):
             self.agreement.fail(failed)
         self._thread.start()
 
-    @property
-    def over(self) -> bool:
-        """Whether it has ended; if it failed, `why` says so."""
-        return self._thread.ident is not None and not self._thread.is_alive()
-
-    def join(self, seconds: float | None = None) -> bool:
-        """Wait for its end, or for so many seconds; whether it has ended."""
-        self._thread.join(seconds)
-        return self.over
+    def end(self, why: str = "") -> None:
+        """Resolve `done`; why: the reason of a failure."""
+        if why:
+            self.done.set_exception(SaveFailed(self.id, why))
+        else:
+            self.done.set_result(None)
 
     def _run(self) -> None:
-        write_id, late = "", False
+        write_id, why, late = "", "", False
         try:
             if self.agreement.rank == 0:
                 self.agreement.publish("plan", self.plan())
             plan = DeliveryPlan(*self.agreement.wait_for("plan"))
             write_id = plan.write_id
             self._tiers = [tier for tier in self.task.tiers if tier.name in plan.tiers]
-            self.planned(plan)
             for number, tier in enumerate(self._tiers):
                 self._deliver(tier, write_id, number)
             self.progress = 1.0
-            self.delivered()
+            self.delivered(plan)
         except Failed as failed:
-            self.why, late = str(failed.what), failed.late
+            why, late = str(failed.what), failed.late
         except Exception as error:
-            self.why, late = describe_error(error), isinstance(error, StoreLost)
+            why, late = describe_error(error), isinstance(error, StoreLost)
             with contextlib.suppress(Exception):  # the job's store may be what failed
-                self.agreement.fail(self.why, late)
-        if self.why and write_id and not late:
+                self.agreement.fail(why, late)
+        if why and write_id and not late:
             self._delete_own_files(write_id)
+        self.end(why)
 
     def _deliver(self, tier: Tier, write_id: str, number: int) -> None:
         def report(share: float) -> None:

@@ -1,13 +1,9 @@
-"""The copies to the durable tier: one at a time, and every failure is reported.
-
-Training waits for the near tiers alone, so a copy may outlive the handle of its save. All ranks must report the same
-failures, or some would end a run with one more save than others; so rank 0 publishes with each save which copies were
-still under way then, and which failures that save reports.
-"""
+"""The copies to the durable tier, one at a time: training waits for the near tiers alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
+from concurrent.futures import wait
 from typing import final
 
 from gangline import BadCheckpoint
@@ -31,7 +27,7 @@ class DurableCopy(Delivery):
 
     def __init__(self, task: SaveTask, agreement: Agreement, copier: WriterClient, copies: DurableCopies) -> None:
         super().__init__(task, agreement)
-        self.write_id = ""  # of the save, known once its near tiers have it
+        self.write_id = ""  # of the save; set once its near tiers have it, where a copy is wanted
         self._copier, self._copies = copier, copies
 
     def plan(self) -> DeliveryPlan:
@@ -62,43 +58,32 @@ class DurableCopy(Delivery):
     def protected(self) -> Collection[CheckpointId]:
         return self._copies.sources()
 
+    def end(self, why: str = "") -> None:
+        """Name the durable store in the error of a copy; the error of a save that came to no copy stays as it is."""
+        durable = self.task.durable
+        super().end(f"its copy to {durable.store.url}: {why}" if why and self.write_id and durable else why)
+
 
 @final
 class DurableCopies:
-    """Those of this rank that are under way, or whose end was not reported yet; oldest first."""
+    """The copies of this rank that are under way."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url  # of the durable tier
+    def __init__(self) -> None:
         self._all: tuple[DurableCopy, ...] = ()
 
     def add(self, copy: DurableCopy) -> None:
-        """One more, about to start."""
-        self._all += (copy,)
+        """Add a copy that is about to start."""
+        self._all = (*self._under_way(), copy)
 
     def sources(self) -> Collection[CheckpointId]:
-        """The checkpoints that are being copied, which must stay where they are copied from."""
-        return {copy.id for copy in self._all if not copy.over}
+        """Return the checkpoints that are being copied, which must stay where they are copied from."""
+        return {copy.id for copy in self._under_way()}
 
     def join(self, waiting: Callable[[], None] = lambda: None) -> None:
         """Wait until none is under way; `waiting` is called every quarter of a second meanwhile."""
         for copy in self._all:
-            while not copy.join(_LOOK):
+            while wait([copy.done], _LOOK).not_done:
                 waiting()
 
-    def status(self) -> tuple[list[str], list[tuple[str, str]]]:
-        """(ids under way, (id, why) of those that failed), as rank 0 sees it and publishes it."""
-        over = [copy for copy in self._all if copy.over]
-        return [str(copy.id) for copy in self._all if copy not in over], self._failures(over)
-
-    def keep(self, under_way: Sequence[str]) -> list[DurableCopy]:
-        """Forget all but these ids, whose ends are still to be reported; gives their copies."""
-        self._all = tuple(copy for copy in self._all if str(copy.id) in under_way)
-        return [*self._all]
-
-    def report(self, copies: Sequence[DurableCopy]) -> list[tuple[str, str]]:
-        """(id, why) of those that failed among these, which are over; they are then forgotten."""
-        self._all = tuple(copy for copy in self._all if copy not in copies)
-        return self._failures(copies)
-
-    def _failures(self, copies: Sequence[DurableCopy]) -> list[tuple[str, str]]:
-        return [(str(copy.id), f"its copy to {self._url}: {copy.why}") for copy in copies if copy.why]
+    def _under_way(self) -> list[DurableCopy]:
+        return [copy for copy in self._all if not copy.done.done()]

@@ -19,11 +19,7 @@ from gangline_ckpt_zarr.tiers.base import Tier
 
 @final
 class StagedDelivery(Delivery):
-    """Of what is staged, to the wanted tiers but the durable one; then it starts `copy`, where that was wanted.
-
-    After `planned`, `earlier` are copies of earlier saves that were under way when this one began, and
-    `earlier_failures` the (id, why) of copies that failed since the save before and that this one reports.
-    """
+    """Of what is staged, to the wanted tiers but the durable one; then it starts `copy`, where that was wanted."""
 
     def __init__(
         self, task: SaveTask, agreement: Agreement, writer: WriterClient, copy: DurableCopy, copies: DurableCopies
@@ -31,10 +27,7 @@ class StagedDelivery(Delivery):
         super().__init__(task, agreement)
         self.staging: Staging | None = None
         self.no_memory = ""  # why this rank has staged beside the memory tier
-        self.copy, self.copies = copy, copies
-        self.goes_far = False
-        self.earlier: list[DurableCopy] = []
-        self.earlier_failures: list[tuple[str, str]] = []
+        self.copy, self._copies = copy, copies
         self._writer = writer
 
     def plan(self) -> DeliveryPlan:
@@ -52,12 +45,11 @@ class StagedDelivery(Delivery):
         if not going and not done and (why := next((tier.left_out for tier in task.wanted if tier.left_out), "")):
             raise OSError(why)
         write_id = task.disk.meta(self.id).write_id if done else secrets.token_hex(4)
-        return DeliveryPlan(write_id, going, [task.durable in task.wanted, *self.copies.status()])
+        return DeliveryPlan(write_id, going, task.copied)
 
-    def planned(self, plan: DeliveryPlan) -> None:
-        self.copy.write_id = plan.write_id
-        self.goes_far, under_way, self.earlier_failures = plan.more
-        self.earlier = self.copies.keep(under_way)
+    def progress_of_all(self) -> float:
+        """Return the share of this rank's bytes that is written, all tiers together."""
+        return (self.progress + self.copy.progress) / 2 if self.task.copied else self.progress
 
     def put(self, tier: Tier, write_id: str, report: Report) -> None:
         file, path = self.task.file(self.agreement.rank), self.task.path(write_id, self.agreement.rank)
@@ -94,13 +86,23 @@ class StagedDelivery(Delivery):
         return self.task.metadata(write_id)
 
     def protected(self) -> Collection[CheckpointId]:
-        return self.copies.sources()
+        return self._copies.sources()
 
-    def delivered(self) -> None:
+    def delivered(self, plan: DeliveryPlan) -> None:
         if self.agreement.rank == 0 and (number := self.agreement.count("not copied", 0)):
             tier, why = self.agreement.wait_for("first not copied")
             ranks = f"{number} rank{'s' * (number > 1)}"
             self.task.notes.add(f"checkpoint {self.id} in {tier} has no copy elsewhere of the files of {ranks}: {why}")
-        if self.goes_far:
-            self.copies.add(self.copy)
+        if plan.copied:
+            self.copy.write_id = plan.write_id
+            self._copies.add(self.copy)
+
+    def end(self, why: str = "") -> None:
+        """Resolve `done` of the near tiers and start the copy; without one resolve `done` of the copy as well."""
+        if why:  # first: who sees the error of the near tiers finds it in both
+            self.copy.end(why)
+        super().end(why)
+        if self.copy.write_id:
             self.copy.start()
+        elif not why:
+            self.copy.end()

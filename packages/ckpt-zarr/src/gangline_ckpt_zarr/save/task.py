@@ -37,6 +37,11 @@ class SaveTask:
     deadline_seconds: float  # how long a store may fail or stay silent
     again: bool = False
 
+    @property
+    def copied(self) -> bool:
+        """Whether a copy to the durable tier follows."""
+        return self.durable in self.wanted
+
     def file(self, rank: int) -> RankFile:
         """What a rank writes."""
         return self.files.of_rank(rank)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, final
 
 from gangline.checkpoint.id import CheckpointId
 from gangline.run import attempts
@@ -15,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class SaveFailed(Exception):
-    """A save came to nothing: the disk is full, the store is gone. What was saved before is untouched.
+    """A save failed: the disk is full, the store is gone. What was saved before is untouched.
 
-    Raised on every rank, by `Checkpointer.save`, `Handle.poll` or `Handle.wait`.
+    Raised on every rank, by `Checkpointer.save` or by the futures of its handle.
     """
 
     def __init__(self, id: CheckpointId, why: str) -> None:
@@ -30,47 +32,60 @@ class SaveRequest:
     """What is asked of one save. The attempt that it belongs to is in the document, as all else that is kept."""
 
     step: int
-    last: bool = False  # none follows, so it belongs where it lasts longest; where it is already there all is well
+    last: bool = False  # none follows, so it belongs where it lasts longest; a tier that has it already is no error
     deadline_seconds: float | None = None  # until the process is killed; None: it may take as long as it takes
     tiers: tuple[str, ...] = ()  # a part's own names of the places that it is for; (): all that there are
-    record_waits: bool = False  # every step is kept: nobody is told of this one before its save is over
+    record_waits: bool = False  # every step is kept: the record of this one is reported once its save is visible
 
 
-class Handle(ABC):
-    """One save under way."""
+class SaveState(Enum):
+    """State of a save: WRITING, then VISIBLE, then SETTLED. FAILED may follow either of the first two."""
+
+    WRITING = "writing"  # no restore finds the checkpoint yet
+    VISIBLE = "visible"  # a restore finds it; other tiers are still being written
+    SETTLED = "settled"  # every tier is written
+    FAILED = "failed"  # a tier could not be written; `settled` holds the error
+
+
+@final
+@dataclass(eq=False)
+class SaveHandle:
+    """One save under way. The checkpointer resolves both futures, from any thread.
+
+    visible  done when the checkpoint can be found and restored: its first tier is durable, and another save may begin
+    settled  done when every tier is written and nothing is left to do; never before `visible`
+    Each holds None or a SaveFailed. An error before the checkpoint is visible is in both, one of a later tier in
+    `settled` alone. Ranks get the same outcome, at different times: a decision that all ranks must make alike waits
+    until a future is done on every rank.
+    """
 
     id: CheckpointId
-    blocked_seconds: float  # how long the step was held up
+    blocked_seconds: float = 0.0  # how long the step was held up
+    visible: Future[None] = field(default_factory=Future)
+    settled: Future[None] = field(default_factory=Future)
+    measure: Callable[[], float] | None = None  # share of this rank's bytes that is written, all tiers together
+
+    @property
+    def state(self) -> SaveState:
+        """Return the state of the save. Never raises."""
+        if self.settled.done():
+            return SaveState.FAILED if self.settled.exception() else SaveState.SETTLED
+        return SaveState.VISIBLE if self.visible.done() and not self.visible.exception() else SaveState.WRITING
 
     @property
     def progress(self) -> float:
-        """The share of this rank's bytes that is written."""
-        return 0.0
+        """Return the share of this rank's bytes that is written."""
+        return float(self.settled.done()) if self.measure is None else self.measure()
 
-    @abstractmethod
-    def poll(self) -> bool:
-        """Whether the checkpoint is whole and visible; raises what went wrong."""
-
-    @abstractmethod
-    def wait(self) -> None:
-        """Block until it is."""
-
-    @property
-    def over(self) -> bool:
-        """Whether `wait` would return or raise at once. Never raises.
-
-        Ranks ask until it is so, together, and so miss one that is lost meanwhile. Who cannot say answers True: the
-        ranks then `wait`, each for itself.
-        """
-        return True
-
-    @property
-    def whole(self) -> bool:
-        """Whether a run that is killed now would go on from this checkpoint: some place has all of it. Never raises."""
-        try:
-            return self.poll()
-        except SaveFailed:
-            return False
+    def finish(self, error: SaveFailed | None = None) -> SaveHandle:
+        """Resolve both futures, with None or an error; returns the handle."""
+        if error is None:
+            self.visible.set_result(None)
+            self.settled.set_result(None)
+        else:
+            self.settled.set_exception(error)  # first: who sees the error in `visible` finds it in both
+            self.visible.set_exception(error)
+        return self
 
 
 class Checkpointer(ABC):
@@ -96,10 +111,11 @@ class Checkpointer(ABC):
     @abstractmethod
     def save(
         self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
-    ) -> Handle:
+    ) -> SaveHandle:
         """Keep the arrays and the document (which names step and attempt); returns once they are staged.
 
-        Ranks that asked for nothing pass `SaveRequest(step)`; where requests differ, rank 0's says which tiers.
+        Waits until the save before it is visible. Ranks that asked for nothing pass `SaveRequest(step)`; where requests
+        differ, rank 0's says which tiers. A save that has written all when it returns gives `SaveHandle(id).finish()`.
         Raises SaveFailed.
         """
 
@@ -121,7 +137,7 @@ class Checkpointer(ABC):
 
         A missing name or another shape is a UserError; damage raises BadCheckpoint, on every rank. Names left over are
         not an error here: sampling and export take the weights alone. Core refuses to resume from a checkpoint with
-        weights or optimizer arrays that the run has no place for.
+        arrays for which the run has no place, but for those that `Optimizer.leaves` or `Callback.leaves` gives up.
         """
 
     def latest(self) -> CheckpointId | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from gangline.checkpoint.base import Checkpointer
-from gangline.checkpoint.base_weights import base_arrays, check_again, described, fingerprint
+from gangline.checkpoint.base_weights import BaseWeights
 from gangline.checkpoint.id import CheckpointId
 from gangline.comm.base import Comm, Comms
 from gangline.comm.objects import gather_json
@@ -140,20 +140,10 @@ def announce(composed: Composed, directory: RunDirectory, ranks: int) -> None:
 
 
 def leave_out_base(s: Session) -> None:
-    """Where checkpoints are to be without what is never trained: what they say of it instead. Called by all ranks.
-
-    A base that came with a checkpoint is made again first: the next save may let the only copy of it fall.
-    Raises UserError where it cannot be.
-    """
-    if s.run.checkpoint.frozen or not s.checkpointer.keeps:
-        return
-    plan = s.composed.plan
-    names = base_arrays(s.composed.tree, plan)
-    told = fingerprint(names, s.runtime.shards(), s.comms)
-    came = None if s.saved is None else CheckpointId.parse(s.saved)
-    if came is not None and any(name in s.checkpointer.arrays(came) for name in names):
-        check_again(s.run, plan, names, s.runtime.shards(), told, s.comms)
-    s.left_out, s.base = frozenset(names), described(s.run, told, names)
+    """Leave the base weights out of the saves to come, if the run says so. Called by all ranks."""
+    if not s.run.checkpoint.frozen and s.checkpointer.keeps:
+        came = None if s.saved is None else CheckpointId.parse(s.saved)
+        s.base.leave_out(list(s.runtime.shards()), () if came is None else s.checkpointer.arrays(came))
 
 
 def sources_of(session: Session) -> dict[str, DataSource]:
@@ -193,6 +183,7 @@ def assemble(composed: Composed, directory: RunDirectory, mesh: Mesh, comms: Com
     }
     return Session(
         composed=composed,
+        base=BaseWeights(run, tree, plan, comms),
         directory=directory,
         mesh=mesh,
         comms=comms,

@@ -67,7 +67,7 @@ def loop(s: Session) -> Ending:
                 validate(s, record)
         if saves:
             record.checkpoint = str(CheckpointId(s.step, s.attempt))
-        record.saving, record.failed_save = s.saving.progress if s.saving else None, s.failed_save
+        record.saving, record.failed_save = s.settling[-1].progress if s.settling else None, s.failed_save
         record.saved, s.fresh = s.fresh, None
         if saves or not stays:  # what was begun before has to be over
             with ahead("checkpoint"):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gangline.checkpoint.base import SaveRequest
+from gangline.checkpoint.base import SaveRequest, SaveState
 from gangline.checkpoint.id import CheckpointId
 from gangline.comm.base import Comms
 from gangline.comm.transport import connect
@@ -37,7 +37,7 @@ from gangline.train.determinism import use_deterministic_kernels
 from gangline.train.left_behind import left_behind
 from gangline.train.loop import loop
 from gangline.train.orders import Ending
-from gangline.train.save import NOT_FINITE, lost_directory, poll, save, settle, tell
+from gangline.train.save import NOT_FINITE, lost_directory, save, settle, tell
 from gangline.train.session import Session
 from gangline.train.unreported import flush, recover
 from gangline.train.verdicts import cut_off
@@ -112,14 +112,12 @@ def train(s: Session) -> int:
                 ending = run_loop(s, first)
         except BaseException as error:
             with suppress(Exception):  # what is not whole yet the next start hands over, or does again
-                if s.saving is not None:
-                    flush(s)
+                flush(s)
             tell_of_error(s, error)
             raise
         finally:
             s.close_readers()
-        settle(s)
-        poll(s, wait=True)
+        settle(s, every_tier=True)
         flush(s)
         if ending.why in ("done", *PREEMPTING) and (lost := lost_at_the_end(s)):
             ending = lost
@@ -179,7 +177,7 @@ def lost_at_the_end(s: Session) -> Ending | None:
 def run_loop(s: Session, first: int) -> Ending:
     """The loop, the last checkpoint, and a word to every callback."""
     ending = loop(s)
-    settle(s)
+    settle(s, every_tier=True)
     flush(s)
     current().enter(NUMBER["end"])  # what comes takes as long as the last save does
     keeps = s.run.checkpoint.at_end and s.checkpointer.keeps
@@ -197,9 +195,9 @@ def provenance_of(source: DataSource, cursor: int = 0) -> dict[str, Any]:
 
 
 def save_at_end(s: Session) -> None:
-    """The last checkpoint, unless the last step made it."""
-    poll(s, wait=True)
-    if s.saved != str(CheckpointId(s.step, s.attempt)) or fleeting(s):
+    """Save the last checkpoint, unless the last step did, in every tier."""
+    failed = s.newest is not None and s.newest.state is SaveState.FAILED
+    if failed or s.saved != str(CheckpointId(s.step, s.attempt)) or fleeting(s):
         save(s, SaveRequest(s.step, last=True))
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from copy import deepcopy
 from dataclasses import replace
 
 import torch
 
 from gangline.checkpoint.base import Checkpointer
-from gangline.checkpoint.base_weights import base_arrays, refill
 from gangline.checkpoint.document import Document
 from gangline.checkpoint.id import CheckpointId
 from gangline.comm.objects import gather_json
@@ -58,7 +57,7 @@ def capture(session: Session) -> Document:
         states={name: state for name, state in states.items() if state} | theirs,
         data=session.source.fingerprint(),
         model=fingerprint(session.registry),
-        base=session.base,
+        base=session.base.record,
         mesh=dict(session.mesh.sizes),
         config=to_dict(session.run),
     )
@@ -149,9 +148,8 @@ def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data
             _check_settings(session, id, document)
         if same_data:
             check_data(session, id, document)
+        stored = session.checkpointer.arrays(id)
         wanted, fresh = _wanted(session, id, document)
-        missing = _base_missing(session, id)
-        wanted = [shard for shard in wanted if shard.name not in missing]
         if weights_alone:
             session.notes.append(f"checkpoint {id} holds weights alone: the optimizer starts afresh")
             wanted = [shard for shard in wanted if not shard.name.startswith(OPTIMIZER)]
@@ -159,9 +157,8 @@ def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data
         bad = f"checkpoint {id}: {error}"
     if told := seen(session, id, bad):  # before the load, which is for all ranks or for none
         return told
-    if missing and document.base.get("fingerprint") != session.base.get("fingerprint", ""):  # else it is there
-        shards = [shard for shard in session.runtime.shards() if shard.name in missing]
-        refill(session.run, session.composed.plan, missing, [shards], document.base, f"checkpoint {id}", session.comms)
+    _check_leftover(session, id, stored, wanted)
+    wanted = session.base.fill(wanted, stored, document.base, f"checkpoint {id}")
     try:
         session.checkpointer.load(id, wanted, session.registry)
     except BadCheckpoint as error:
@@ -225,8 +222,6 @@ def _wanted(session: Session, id: CheckpointId, document: Document) -> tuple[lis
         session.notes.append(f"checkpoint {id} has none of what only this layout uses (local/...): it starts from zero")
     for place in _places(fresh):
         session.notes.append(f"checkpoint {id} lacks arrays of {choice(place)}: they start from the weights")
-    for place in _places(name for name in stored if name not in registry):
-        session.notes.append(f"checkpoint {id} holds arrays of {choice(place)} that this run does not use: left out")
     wanted = []
     optimizer = session.optimizer.filled_from(document.states.get("optimizer", {}))
     for shard in (*(shard for shard in session.shards() if not shard.name.startswith(OPTIMIZER)), *optimizer):
@@ -237,13 +232,6 @@ def _wanted(session: Session, id: CheckpointId, document: Document) -> tuple[lis
     return wanted, fresh
 
 
-def _base_missing(session: Session, id: CheckpointId) -> dict[str, tuple[int, ...]]:
-    """What is not trained and not stored."""
-    stored = session.checkpointer.arrays(id)
-    arrays = base_arrays(session.composed.tree, session.composed.plan)
-    return {name: shape for name, shape in arrays.items() if name not in stored}
-
-
 def _places(names: Iterable[str]) -> list[str]:
     """The callbacks and checks that these arrays are of: "callback/ema"."""
     return sorted({"/".join(name.split("/")[:2]) for name in names if name.startswith(MEMBERS)})
@@ -251,16 +239,38 @@ def _places(names: Iterable[str]) -> list[str]:
 
 def _check(session: Session, id: CheckpointId, document: Document) -> None:
     stored, ours = session.checkpointer.arrays(id), session.registry
-    afresh = _afresh(session)
     if document.model and document.model != fingerprint(ours):
         differ = [name for name in ours if in_model(name) and stored.get(name) != ours[name].shape]
         differ += [name for name in stored if in_model(name) and name not in ours]
         example = differ[0] if differ else "their names"
         what = f"{stored.get(example, 'absent')} stored, {ours[example].shape if example in ours else 'absent'} here"
-        raise UserError(f"checkpoint {id} is of another model.", f"{example}: {what}", afresh)
-    left = [name for name in stored if name not in ours and not name.startswith(OPTIONAL)]
-    if left:
-        raise UserError(f"checkpoint {id} holds state that this run has no place for.", ", ".join(left[:3]), afresh)
+        raise UserError(f"checkpoint {id} is of another model.", f"{example}: {what}", _afresh(session))
+
+
+def _check_leftover(session: Session, id: CheckpointId, stored: Iterable[str], wanted: Iterable[Shard]) -> None:
+    """Raise UserError for stored arrays that this run has no place for and may not leave over. Called by all ranks."""
+    loaded = sorted({shard.name for shard in wanted if shard.name not in session.registry})
+    known = {name for names in gather_json(session.comms.world, session.device, loaded) for name in names}
+    left = [name for name in stored if name not in session.registry and name not in known]
+    refused = [name for name in left if not name.startswith((OPTIMIZER, *OPTIONAL))]
+    if own := [name for name in left if name.startswith(OPTIMIZER)]:
+        refused += _refused(own, session.optimizer.leaves(own))
+    for place in _places(left):
+        theirs = [name for name in left if name.startswith(f"{place}/")]
+        if member := session.members.get(place):
+            leaves = named(session, place, member.leaves, theirs)
+            refused += _refused(theirs, theirs if leaves is None else leaves)
+    if refused:
+        what = ", ".join(refused[:3])
+        raise UserError(f"checkpoint {id} holds state that this run has no place for.", what, _afresh(session))
+    for place in _places(left):
+        session.notes.append(f"checkpoint {id} holds arrays of {choice(place)} that this run does not use: left out")
+    if own:
+        session.notes.append(f"checkpoint {id} holds optimizer arrays that this run does not use: left out")
+
+
+def _refused(names: Iterable[str], leaves: Collection[str]) -> list[str]:
+    return [name for name in names if name not in leaves]
 
 
 def _check_settings(session: Session, id: CheckpointId, document: Document) -> None:

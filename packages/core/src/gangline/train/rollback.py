@@ -11,7 +11,6 @@ from gangline.health import Action, Order
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline.train.restore import begin, document_of, holds_weights_alone, listed, load, seen
-from gangline.train.save import poll
 from gangline.train.session import Session
 
 
@@ -24,7 +23,7 @@ def roll_back(session: Session, order: Order, line: Attempt) -> bool:
         session.history = attempts.standing(session.history)
         bad = load(session, wanted)
         if bad is None:
-            session.saved = str(wanted)
+            session.saved, session.newest = str(wanted), None
             return True
         session.notes.append(f"{bad}; going back to the checkpoint before it")
         failed = begun.attempt
@@ -33,7 +32,6 @@ def roll_back(session: Session, order: Order, line: Attempt) -> bool:
 
 def return_points(session: Session, order: Order, line: Attempt) -> Iterator[tuple[CheckpointId, Attempt]]:
     """(checkpoint, `line` as the one that begins an attempt there), newest first, of all that the order allows."""
-    poll(session, wait=True)
     read = session.cursor
     for wanted in allowed(order, attempts.branch(session.directory.path, listed(session))):
         kept, bad = _cursor_of(session, wanted)

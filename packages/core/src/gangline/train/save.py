@@ -1,4 +1,4 @@
-"""Checkpoints from the loop's side: one save is in flight at a time, and one that comes to nothing ends no run."""
+"""Checkpoints from the loop's side: a save begins when the one before is visible; one that fails ends no run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from gangline.checkpoint.base import SaveFailed, SaveRequest
+from gangline.checkpoint.base import SaveFailed, SaveHandle, SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.comm.objects import gather_json
 from gangline.errors import UserError
@@ -45,23 +45,25 @@ def lost_directory(s: Session) -> UserError | None:
 
 
 def save(s: Session, request: SaveRequest) -> None:
-    """Begin a checkpoint, once the one before it has been settled; one that fails leaves a note."""
-    poll(s, wait=True)
+    """Begin a checkpoint; one that fails leaves a note. The one before must be visible on all ranks: see `settle`."""
     if s.comms.rank == 0 and (lost := lost_directory(s)):
         s.reporter.note(str(lost))
+    s.newest = None
     each(s, "before_save", s.step)
     if bad := nonfinite_weights(s):
         s.bad_weights = f"{NOT_FINITE} ({bad})"
-        give_up(s, SaveFailed(CheckpointId(s.step, s.attempt), s.bad_weights))
-        return
-    try:
-        with s.phase("save"):
-            shards = [shard for shard in s.shards() if shard.name not in s.left_out]
-            s.saving = s.checkpointer.save(request, shards, s.saved_registry, capture(s).to_dict())
-    except SaveFailed as error:
-        give_up(s, error)
-        return
-    each(s, "after_save", s.saving.id)
+        failed = SaveFailed(CheckpointId(s.step, s.attempt), s.bad_weights)
+        s.newest = SaveHandle(failed.id).finish(failed)
+    else:
+        try:
+            with s.phase("save"):
+                shards = [shard for shard in s.shards() if shard.name not in s.base.left_out]
+                s.newest = s.checkpointer.save(request, shards, s.saved_registry, capture(s).to_dict())
+        except SaveFailed as error:
+            s.newest = SaveHandle(error.id).finish(error)
+        else:
+            each(s, "after_save", s.newest.id)
+    s.settling.append(s.newest)
 
 
 def nonfinite_weights(s: Session) -> str:
@@ -80,31 +82,40 @@ def nonfinite_weights(s: Session) -> str:
     return next(f"rank {rank}: {names[0]}" for rank, names in enumerate(everyone) if names)
 
 
-def settle(s: Session) -> None:
-    """Wait until the save in flight is over, with all other ranks.
+def settle(s: Session, every_tier: bool = False) -> None:
+    """Wait, with all other ranks, until the newest save is visible; every_tier: until every save is settled.
 
     A rank waits for words of others there, and no store says that one of them is lost: a collective does, it fails.
     """
+    visible = [] if s.newest is None else [s.newest.visible]
+    futures = [save.settled for save in s.settling] if every_tier else visible
     pause = _SHORTEST_PAUSE
-    while not all_true(s.comms.world, s.device, s.saving is None or s.saving.over):
+    while not all_true(s.comms.world, s.device, all(future.done() for future in futures)):
         time.sleep(pause)
         pause = min(1.2 * pause, _LONGEST_PAUSE)
+    poll(s)
+    if every_tier and s.newest is not None:  # ranks may have seen the ends of two saves in another order
+        s.failed_save = reason_of_failure(s.newest)
 
 
-def poll(s: Session, wait: bool = False) -> None:
-    """Look after the save in flight."""
-    if s.saving is None:
-        return
-    try:
-        if wait:
-            s.saving.wait()
-        elif not s.saving.poll():
-            return
-        s.saved = s.fresh = str(s.saving.id)
-        s.failed_save = None
-    except SaveFailed as error:
-        give_up(s, error)
-    s.saving = None
+def poll(s: Session) -> None:
+    """Record what has come of the saves under way."""
+    visible = s.newest is not None and s.newest.visible.done() and s.newest.visible.exception() is None
+    if s.newest is not None and visible and s.saved != str(s.newest.id):
+        s.saved = s.fresh = str(s.newest.id)
+    for save in [save for save in s.settling if save.settled.done()]:
+        s.settling.remove(save)
+        try:
+            save.settled.result()
+            s.failed_save = None
+        except SaveFailed as error:
+            give_up(s, error)
+
+
+def reason_of_failure(save: SaveHandle) -> str | None:
+    """Return why a settled save failed, None where it succeeded."""
+    error = save.settled.exception()
+    return error.why if isinstance(error, SaveFailed) else None
 
 
 def tell(s: Session) -> None:
@@ -128,7 +139,7 @@ def why_cut_off(s: Session) -> str:
 
 
 def give_up(s: Session, error: SaveFailed) -> None:
-    """A save came to nothing: say so, once, and train on; the end of the run looks at it again."""
+    """Report a failed save, once, and train on; the end of the run looks at it again."""
     s.failed_save = error.why
     s.cut_off = s.cut_off or why_cut_off(s)
     goes_on = ", and training goes on" if s.step < s.run.steps else ""

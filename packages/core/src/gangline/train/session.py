@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from gangline.callback import Callback
-from gangline.checkpoint.base import Checkpointer, Handle
+from gangline.checkpoint.base import Checkpointer, SaveHandle
+from gangline.checkpoint.base_weights import BaseWeights
 from gangline.comm.base import Comms
 from gangline.config.schema import Run
 from gangline.data.base import DataSource
@@ -34,6 +35,7 @@ class Session:
     """The parts of the run, built, and where it stands."""
 
     composed: Composed
+    base: BaseWeights
     directory: RunDirectory
     mesh: Mesh
     comms: Comms
@@ -58,16 +60,15 @@ class Session:
     saved: str | None = None  # the newest whole checkpoint
     fresh: str | None = None  # the checkpoint that has become whole since the last record
     other_data: str = ""  # what attempts.jsonl says of data that is not what the checkpoint was made with
-    saving: Handle | None = None
-    unreported: StepRecord | None = None  # of rank 0: waits for the save in flight
-    failed_save: str | None = None  # why the newest save came to nothing
+    newest: SaveHandle | None = None  # the newest save of this attempt
+    settling: list[SaveHandle] = field(default_factory=list)  # saves that are under way, oldest first
+    unreported: StepRecord | None = None  # of rank 0: waits until the newest save is visible
+    failed_save: str | None = None  # why the newest save that has ended failed
     bad_weights: str = ""  # where the newest save found weights that are not finite, until a verdict reports it
     cut_off: str = ""  # why this rank has lost the job's store for good, and with it every later save
     first_states: dict[str, dict[str, Any]] = field(default_factory=dict)  # of callbacks and checks, as built
     untold: dict[str, bool] = field(default_factory=dict)  # what checks raised on this rank -> whether rank 0 knows
     notes: list[str] = field(default_factory=list)
-    left_out: frozenset[str] = frozenset()  # arrays that checkpoints do not hold (`checkpoint.frozen=false`)
-    base: dict[str, Any] = field(default_factory=dict)  # what their documents say of those
     nodes: list[str] = field(default_factory=list)  # the name of each rank's
     history: list[Attempt] = field(default_factory=list)  # the lines of attempts.jsonl
     events: Events = field(default_factory=lambda: Events(None))
@@ -108,7 +109,7 @@ class Session:
     def saved_registry(self) -> Registry:
         """Those of them that a checkpoint holds."""
         every = self.registry
-        return Registry(every.mesh, {name: every[name] for name in every if name not in self.left_out})
+        return Registry(every.mesh, {name: every[name] for name in every if name not in self.base.left_out})
 
     def shards(self) -> list[Shard]:
         """Every array of the run's state that this rank holds."""

@@ -24,9 +24,9 @@ FILE = ".unreported"  # its first line: the record that waits, or nothing
 
 
 def report(s: Session, record: StepRecord, waits: bool) -> None:
-    """Hand a step's record to the trackers, on rank 0; `waits`: when the save that begins now is over, and not before.
+    """Hand a step's record to the trackers, on rank 0; `waits`: once the save that begins now is visible.
 
-    One record waits at a time: where another save begins the ranks have settled the one before.
+    One record waits at a time: another save begins once the one before is visible.
     """
     _release(s)
     if waits and s.comms.rank == 0:
@@ -38,8 +38,8 @@ def report(s: Session, record: StepRecord, waits: bool) -> None:
 
 
 def flush(s: Session) -> None:
-    """Hand over the record that waits, if its checkpoint is whole, or no save is under way any more."""
-    if s.unreported is not None and (s.saving is None or s.saving.whole):
+    """Hand over the record that waits, if its checkpoint is visible or its save has failed."""
+    if s.newest is not None and s.newest.visible.done():
         _release(s)
 
 

@@ -40,7 +40,8 @@ def export_run(argv: Sequence[str]) -> int:
     parser.add_argument("--checkpoint", metavar="ID", help="such as step-00000100; by default the newest")
     options = parser.parse_args(list(argv))
 
-    from gangline.checkpoint.base_weights import with_base
+    from gangline.checkpoint.base_weights import BaseWeights
+    from gangline.model.compose import compose_model
     from gangline.plugin import registry
     from gangline.run.directory import RunDirectory
 
@@ -48,8 +49,8 @@ def export_run(argv: Sequence[str]) -> int:
     kept: Checkpointer = registry.build(run.checkpoint, run, None)
     id = _choose(kept, options.run_dir, options.checkpoint)
     stored: Read = partial(_arrays, kept, id, _plan_of(run))
-    base = kept.document(id).get("base", {})
-    arrays, read, check = with_base(run, kept.arrays(id), stored, base, f"checkpoint {id} of {options.run_dir}")
+    base, record = BaseWeights(run, *compose_model(run)), kept.document(id).get("base", {})
+    arrays, read, check = base.completed(kept.arrays(id), stored, record, f"checkpoint {id} of {options.run_dir}")
     count = write_model(options, run, options.run_dir, arrays, read, check)
     print(f"{options.out}: {id} of {options.run_dir}, {count} tensors in {options.dtype}")
     return 0

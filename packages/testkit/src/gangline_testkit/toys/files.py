@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gangline.checkpoint.base import Checkpointer, Handle, SaveFailed, SaveRequest
+from gangline.checkpoint.base import Checkpointer, SaveFailed, SaveHandle, SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.retention import superfluous
 from gangline.comm.base import Store
@@ -25,21 +25,6 @@ from gangline.storage.files import write_whole
 from gangline_testkit.toys.plugin import Files
 
 Index = dict[str, list[dict[str, Any]]]  # array -> its boxes: offset, shape, file, checksum
-
-
-class Done(Handle):
-    """A save that is over when the call returns."""
-
-    blocked_seconds = 0.0
-
-    def __init__(self, id: CheckpointId) -> None:
-        self.id = id
-
-    def poll(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        return None
 
 
 class FilesCheckpointer(Checkpointer):
@@ -60,7 +45,7 @@ class FilesCheckpointer(Checkpointer):
 
     def save(
         self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
-    ) -> Handle:
+    ) -> SaveHandle:
         """Every rank writes its files, and rank 0 renames the directory. Raises SaveFailed."""
         id = CheckpointId(request.step, document["attempt"])
         final = self.directory / str(id)
@@ -81,7 +66,7 @@ class FilesCheckpointer(Checkpointer):
         why = next((e for e in [*errors, self.told(f"error-{id}", errors[0])] if e), "")
         if why:
             raise SaveFailed(id, why)
-        return Done(id)
+        return SaveHandle(id).finish()
 
     def write_boxes(self, directory: Path, rank: int, shards: Sequence[Shard]) -> str:
         """Write this rank's primary boxes and their part of the index; gives what went wrong."""

@@ -1,0 +1,106 @@
+"""Saves whose checkpoint is visible before every tier is written: what the loop and the end of a run make of them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from gangline.checkpoint.base import SaveFailed, SaveHandle, SaveState
+from gangline.checkpoint.id import CheckpointId
+from gangline.errors import UserError
+from gangline.train.rank import train
+from gangline_basics.checkpoint.torch_dcp import DcpCheckpointer
+from gangline_testkit import rank
+from gangline_testkit.pool import pool
+from gangline_testkit.sessions import lines, session
+
+BAD = "the far store is full"
+
+
+class LateTier(DcpCheckpointer):
+    """Writes each checkpoint at once; a second tier ends `seconds` later, and fails in the saves of `failing`."""
+
+    def __init__(self, run_dir: str, seconds: dict[int, float], failing: list[int]) -> None:
+        super().__init__(run_dir)
+        self.seconds, self.failing, self.handles = seconds, failing, []
+
+    def save(self, request, shards, registry, document):
+        id = CheckpointId(request.step, document["attempt"])
+        if id not in self.list():
+            super().save(request, shards, registry, document)
+        handle = SaveHandle(id)
+        handle.visible.set_result(None)
+        number = len(self.handles) + 1
+        self.handles.append(handle)
+        threading.Timer(self.seconds.get(number, 0.0), self.end, (handle, number in self.failing)).start()
+        return handle
+
+    def end(self, handle: SaveHandle, fails: bool) -> None:
+        if fails:
+            handle.settled.set_exception(SaveFailed(handle.id, BAD))
+        else:
+            handle.settled.set_result(None)
+
+
+def lived(
+    run_dir: Path, seconds: list[dict[int, float]], failing: list[int], *settings: str
+) -> tuple[str, list[str], str | None, str | None]:
+    """Train with such a tier: (how it ended, the ids of its saves, the newest checkpoint, why the newest failed)."""
+    s = session(run_dir, "run.steps=4", *settings)
+    s.checkpointer = LateTier(str(run_dir), seconds[rank.index], failing)
+    try:
+        ending = str(train(s))
+    except UserError as error:
+        ending = error.what
+    assert all(handle.settled.done() for handle in s.checkpointer.handles)
+    return ending, [str(handle.id) for handle in s.checkpointer.handles], s.saved, s.failed_save
+
+
+def test_state_follows_from_the_futures():
+    handle = SaveHandle(CheckpointId(3))
+    assert handle.state is SaveState.WRITING
+    handle.visible.set_result(None)
+    assert handle.state is SaveState.VISIBLE
+    handle.settled.set_result(None)
+    assert handle.state is SaveState.SETTLED
+    assert handle.progress == 1
+    failed = SaveHandle(CheckpointId(3)).finish(SaveFailed(CheckpointId(3), BAD))
+    assert failed.state is SaveState.FAILED
+    assert failed.visible.exception() is failed.settled.exception()
+
+
+def test_run_ends_once_every_save_is_settled(tmp_path):
+    found = lived(tmp_path / "out", [{1: 0.6, 2: 0.3}], [])
+    assert found == ("0", ["step-00000002", "step-00000004"], "step-00000004", None)
+
+
+def test_late_failure_is_reported_and_the_checkpoint_stands(tmp_path):
+    found = lived(tmp_path / "out", [{}], [1], "checkpoint.every=1", "run.steps=6")
+    assert found[::2] == ("0", "step-00000006")
+    records = lines(tmp_path / "out", "metrics.jsonl")
+    assert BAD in [record["failed_save"] for record in records]
+    assert "step-00000001" in [record["saved"] for record in records], "it can be restored, whatever a later tier does"
+    assert any(BAD in note for record in records for note in record["notes"])
+
+
+def test_last_save_is_made_again_where_a_late_tier_failed(tmp_path):
+    found = lived(tmp_path / "out", [{}], [2])
+    assert found == ("0", ["step-00000002", "step-00000004", "step-00000004"], "step-00000004", None)
+
+
+def test_last_save_that_fails_again_ends_the_run_with_the_reason(tmp_path):
+    ending, ids, saved, why = lived(tmp_path / "out", [{}], [2, 3])
+    assert ending == f"the last checkpoint could not be saved: {BAD}"
+    assert (ids[2:], saved, why) == (["step-00000004"], "step-00000004", BAD)
+
+
+@pytest.mark.parametrize("failing", [[1], [2]])
+def test_ranks_that_see_two_ends_in_another_order_end_alike(tmp_path, failing):
+    """One sees the older save settle first, the other the newer one."""
+    seconds = [{1: 0.0, 2: 0.8}, {1: 0.8, 2: 0.0}]
+    one, two = pool(2).run(lived, tmp_path / "out", seconds, failing, "parallel=ddp")
+    assert one == two
+    assert one[0] == "0"
+    assert len(one[1]) == (2 if failing == [1] else 3)

@@ -1,0 +1,77 @@
+"""Arrays of a checkpoint for which the resumed run has no place: `leaves` of an optimizer or a callback decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gangline.errors import UserError
+from gangline.optimizer import Optimizer
+from gangline_basics.callback.ema import EmaCallback
+from gangline_basics.checkpoint.torch_dcp import DcpCheckpointer
+from gangline_basics.optimizer.adamw import AdamwOptimizer
+from gangline_testkit.sessions import session, trained
+
+OLD = "optimizer/old/head.weight"
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A run with a checkpoint of two steps and two averages."""
+    assert trained(tmp_path / "out", "callback=ema", "callback.ema.decays=[0.5,0.9]", "run.steps=2") == 0
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def with_old(run_dir, monkeypatch):
+    """The same run; its checkpoint says that it holds an array that no optimizer here knows."""
+    arrays, load = DcpCheckpointer.arrays, DcpCheckpointer.load
+    monkeypatch.setattr(DcpCheckpointer, "arrays", lambda self, id: {**arrays(self, id), OLD: (4,)})
+
+    def load_known(self, id, shards, registry):
+        load(self, id, [shard for shard in shards if shard.name != OLD], registry)
+
+    monkeypatch.setattr(DcpCheckpointer, "load", load_known)
+    return run_dir
+
+
+def resumed(run_dir, decays="[0.5,0.9]"):
+    return session(run_dir, "callback=ema", f"callback.ema.decays={decays}", "run.steps=4")
+
+
+def test_leftover_optimizer_array_is_refused_by_name(with_old):
+    with pytest.raises(UserError, match="state that this run has no place for") as caught:
+        resumed(with_old)
+    assert OLD in str(caught.value)
+
+
+def test_leftover_optimizer_array_that_the_optimizer_leaves_is_noted(with_old, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Optimizer, "leaves", lambda self, names: asked.append(names) or names)
+    assert any("optimizer arrays that this run does not use" in note for note in resumed(with_old).notes)
+    assert asked == [[OLD]], "the optimizer is asked once, about arrays without a place alone"
+
+
+def test_array_of_filled_from_is_not_left_over(with_old, monkeypatch):
+    filled = AdamwOptimizer.filled_from
+
+    def filled_from(self, state):
+        shards = list(filled(self, state))
+        return [*shards, replace(shards[0], name=OLD)]
+
+    monkeypatch.setattr(AdamwOptimizer, "filled_from", filled_from)
+    assert resumed(with_old).step == 2
+
+
+def test_leftover_callback_arrays_are_left_by_default(run_dir):
+    s = resumed(run_dir, "[0.9]")
+    assert s.step == 2
+    assert any("arrays of callback=ema that this run does not use: left out" in note for note in s.notes)
+
+
+def test_leftover_callback_array_that_the_callback_needs_is_refused(run_dir, monkeypatch):
+    monkeypatch.setattr(EmaCallback, "leaves", lambda self, names: ())
+    with pytest.raises(UserError, match="state that this run has no place for") as caught:
+        resumed(run_dir, "[0.9]")
+    assert "callback/ema/0.5/" in str(caught.value)
