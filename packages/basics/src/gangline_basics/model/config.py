@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gangline.config.schema import Run
+    from gangline_basics.model.rope_rates import Rope
 
 HUGGING_FACE = "gangline_models.families.decoder"  # a package of its own reads and writes such models
 SHARED: dict[str, Any] = {  # by the parts of this file and the presets
@@ -127,6 +128,15 @@ class DecoderConfig(ModelConfig):
     def window_of(self, block: int) -> int | None:
         """The window of that block, or None."""
         return None if self.full_every and (block + 1) % self.full_every == 0 else self.window
+
+    def rope_of(self, block: int, length: int) -> Rope:
+        """Rotary positions, the same for all blocks and lengths."""
+        from gangline_basics.model.rope_rates import BandScaling, Rope
+
+        if self.rope_scaling_factor is None:
+            return Rope(self.rope_theta)
+        factors = self.rope_scaling_factor, self.rope_low_freq_factor, self.rope_high_freq_factor
+        return Rope(self.rope_theta, BandScaling(*factors, self.rope_original_max_position))
 
     @property
     def key_heads(self) -> int:

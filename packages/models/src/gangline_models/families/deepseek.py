@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gangline import Problem
 from gangline.config import NonNegativeInt, PositiveFloat, PositiveInt
 from gangline.model.linear_nodes import LinearNode
-from gangline.plan import Cut, Plan
-from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode, NormNode
+from gangline.plan import Cut, Name, Plan
+from gangline_basics.model.decoder_nodes import DecoderNode, NormNode
+from gangline_basics.model.decoder_tree import block_of, length_of
+from gangline_basics.model.names import LAYER, ModuleNames
+from gangline_basics.model.plan import plan_family
 from gangline_basics.model.rope_rates import Rope
 from gangline_models.families.base import SIZES, FamilyConfig
 from gangline_models.hugging_face.experts import refuse_experts, refuse_packed
 from gangline_models.hugging_face.files import passed_over
 from gangline_models.hugging_face.rope import read_rope
 from gangline_models.latent_nodes import LatentUpNode, MlaNode
-from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
 from gangline_models.rope.base import PlainRope, RopeChoice
 from gangline_models.rope.yarn import YarnRope
-from gangline_models.trees import decoder_of, feed_forward_of, length_of, norm_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -41,10 +42,10 @@ NAMES = LAYER | {
     "attention.kv.norm": "self_attn.kv_a_layernorm",
     "attention.kv.up": "self_attn.kv_b_proj",
 }
-# Of the layers behind the last, which predict further tokens.
-FURTHER = (
-    *("eh_proj.weight", "enorm.weight", "hnorm.weight", "embed_tokens.weight"),
-    *("shared_head.norm.weight", "shared_head.head.weight"),
+# Tensors of the layers after the last, which predict further tokens.
+FURTHER = tuple(
+    Name(f"blocks.*.{name}.weight", f"model.layers.{{0}}.{name}.weight", unread="layer")
+    for name in ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.norm", "shared_head.head")
 )
 INNER_EPS = 1e-6  # of the norms of latent vectors, whatever rms_norm_eps
 ROUTING = (
@@ -145,18 +146,7 @@ class DeepSeek(FamilyConfig):
 
 
 def build(config: DeepSeek, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
-    norm = norm_of(config)
-    blocks = (
-        BlockNode(
-            attention_norm=norm,
-            attention=_attention(config, index, run),
-            feed_forward_norm=norm,
-            feed_forward=feed_forward_of(config),
-        )
-        for index in range(config.layers)
-    )
-    tree = decoder_of(config, tuple(blocks))
+    """Build the tree and its plan."""
     q, kv = config.head_width, config.nope_dim + config.v_dim
     cuts = (
         Cut.colwise("blocks.*.attention.wq", q),
@@ -164,7 +154,8 @@ def build(config: DeepSeek, run: Run | None = None) -> tuple[DecoderNode, Plan]:
         Cut.colwise("blocks.*.attention.kv.up", kv),
         Cut.rowwise("blocks.*.attention.wo", config.v_dim),
     )
-    return tree, plan_of(config, tree, TheirNames(TOP, NAMES, further=FURTHER), cuts=cuts)
+    names = ModuleNames(NAMES, unread=FURTHER)
+    return plan_family(config, lambda index: block_of(config, _attention(config, index, run)), names=names, cuts=cuts)
 
 
 def _attention(config: DeepSeek, block: int, run: Run | None) -> MlaNode:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gangline.config import PositiveFloat, PositiveInt
 from gangline.model.linear_nodes import EmbeddingNode
 from gangline.plan import Plan
-from gangline_basics.model.decoder_nodes import AttentionNode, DecoderNode, HeadNode, NormNode
+from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode, HeadNode, NormNode
+from gangline_basics.model.decoder_tree import attention_of, block_of, feed_forward_of, norm_of
 from gangline_basics.model.gating import Gating
+from gangline_basics.model.names import LAYER, ModuleNames
+from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import SIZES, PatternConfig, TwoRopesConfig
 from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
 from gangline_models.hugging_face.rope import read_layered_rope
-from gangline_models.nodes import SandwichBlockNode
-from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
-from gangline_models.trees import attention_of, decoder_of, feed_forward_of, norm_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -111,33 +111,29 @@ def scalar_json(query_scalar: float) -> dict[str, Any]:
 
 
 def build(config: Gemma2 | Gemma3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
-    norm = norm_of(config, offset=1.0)
-    cap = config.logit_soft_cap if isinstance(config, Gemma2) else None
-    blocks = (
-        SandwichBlockNode(
-            attention_norm=norm,
-            attention=_attention(config, index, run),
+    """Build the tree and its plan."""
+    norm, cap = norm_of(config, offset=1.0), None
+    own: dict[str, Any] = {"scale": config.query_scalar**-0.5}
+    if isinstance(config, Gemma2):
+        cap, own["soft_cap"] = config.logit_soft_cap, config.soft_cap
+    else:
+        own |= dict.fromkeys(("q_norm", "k_norm"), NormNode(dim=config.head_width, eps=config.norm_eps, offset=1.0))
+
+    def block(index: int) -> BlockNode:
+        return block_of(
+            config,
+            attention_of(config, index, run, **own),
+            norm,
             attention_out_norm=norm,
-            feed_forward_norm=norm,
             feed_forward=feed_forward_of(config, gating=GEGLU),
             feed_forward_out_norm=norm,
         )
-        for index in range(config.layers)
-    )
+
     sizes = {"vocab_size": config.vocab_size, "dim": config.dim}
-    tree = decoder_of(
+    return plan_family(
         config,
-        tuple(blocks),
+        block,
         embed=EmbeddingNode(**sizes, scale=config.dim**0.5),
         head=HeadNode(**sizes, norm=norm, z=config.z_loss, soft_cap=cap),
+        names=ModuleNames(NAMES),
     )
-    return tree, plan_of(config, tree, TheirNames(TOP, NAMES))
-
-
-def _attention(config: Gemma2 | Gemma3, block: int, run: Run | None) -> AttentionNode:
-    scale = config.query_scalar**-0.5
-    if isinstance(config, Gemma2):
-        return attention_of(config, block, run, scale=scale, soft_cap=config.soft_cap)
-    head = NormNode(dim=config.head_width, eps=config.norm_eps, offset=1.0)
-    return attention_of(config, block, run, scale=scale, q_norm=head, k_norm=head)

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gangline import Problem
 from gangline.config import PositiveInt
 from gangline.model.linear_nodes import EmbeddingNode
-from gangline.plan import Plan
-from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode, HeadNode
+from gangline.plan import Name, Plan
+from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
+from gangline_basics.model.decoder_tree import BIASED, attention_of, block_of
+from gangline_basics.model.names import ModuleNames
+from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import FamilyConfig
 from gangline_models.hugging_face.tensors import tensor_names
 from gangline_models.nodes import (
@@ -22,8 +25,6 @@ from gangline_models.nodes import (
     PositionedEmbeddingNode,
     UngatedFeedForwardNode,
 )
-from gangline_models.plan import TheirNames, plan_of
-from gangline_models.trees import BIASED, attention_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -40,6 +41,7 @@ LAYER = {
     "feed_forward.w_down": "mlp.c_proj",
 }
 TRANSPOSED = frozenset(name for name in LAYER if "norm" not in name)
+MASKS = ("attn.bias", "attn.masked_bias")
 SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")  # of a head for other tasks
 
 
@@ -95,36 +97,23 @@ class Gpt2(FamilyConfig):
 
 
 def build(config: Gpt2, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
-    norm = LayerNormNode(dim=config.dim, eps=config.norm_eps)
-    blocks = (
-        BlockNode(
-            attention_norm=norm,
-            attention=attention_of(config, index, run, wq=BIASED, wk=BIASED, wv=BIASED, wo=BIASED),
-            feed_forward_norm=norm,
-            feed_forward=UngatedFeedForwardNode(dim=config.dim, hidden=config.hidden, w_up=BIASED, w_down=BIASED),
-        )
-        for index in range(config.layers)
-    )
-    sizes = {"vocab_size": config.vocab_size, "dim": config.dim}
-    tree = PositionedDecoderNode(
-        embed=PositionedEmbeddingNode(
-            tokens=EmbeddingNode(**sizes), positions=EmbeddingNode(vocab_size=config.positions, dim=config.dim)
-        ),
-        blocks=tuple(blocks),
-        head=HeadNode(**sizes, norm=norm, z=config.z_loss),
-        tied=config.tied,
-    )
-    dim = config.dim
-    rows = {f"attention.{name}": (index * dim, 3 * dim) for index, name in enumerate(("wq", "wk", "wv"))}
-    prefix = config.prefix
+    """Build the tree and its plan."""
+    dim, norm, prefix = config.dim, LayerNormNode(dim=config.dim, eps=config.norm_eps), config.prefix
+    biased: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv", "wo"), BIASED)
+    feed_forward = UngatedFeedForwardNode(dim=dim, hidden=config.hidden, w_up=BIASED, w_down=BIASED)
+
+    def block(index: int) -> BlockNode:
+        return block_of(config, attention_of(config, index, run, **biased), norm, feed_forward=feed_forward)
+
     top = {"embed.tokens": "wte", "embed.positions": "wpe", "head.norm": "ln_f"}
-    theirs = TheirNames(
-        {ours: f"{prefix}{name}" for ours, name in top.items()} | {"head": "lm_head"},
+    names = ModuleNames(
         LAYER,
+        {ours: f"{prefix}{name}" for ours, name in top.items()} | {"head": "lm_head"},
         layers=prefix + "h.{0}.",
         transposed=TRANSPOSED,
-        rows=rows,
-        computed=("attn.bias", "attn.masked_bias"),
+        rows={f"attention.{name}": (index * dim, 3 * dim) for index, name in enumerate(("wq", "wk", "wv"))},
+        unread=tuple(Name(f"blocks.*.{mask}", f"{prefix}h.{{0}}.{mask}", unread="tensor") for mask in MASKS),
     )
-    return tree, plan_of(config, tree, theirs)
+    tokens, positions = (EmbeddingNode(vocab_size=rows, dim=dim) for rows in (config.vocab_size, config.positions))
+    embed = PositionedEmbeddingNode(tokens=tokens, positions=positions)
+    return plan_family(config, block, kind=PositionedDecoderNode, embed=embed, norm=norm, names=names)

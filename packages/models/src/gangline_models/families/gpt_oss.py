@@ -15,23 +15,22 @@ from gangline.config import PositiveFloat, PositiveInt
 from gangline.model.linear_nodes import LinearNode
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode, SinksNode
+from gangline_basics.model.decoder_tree import BIASED, attention_of, block_of, feed_forward_of
 from gangline_basics.model.gating import Gating
+from gangline_basics.model.names import LAYER, ModuleNames
+from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import SIZES, PatternConfig
 from gangline_models.hugging_face.experts import refuse_experts, refuse_packed
 from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
 from gangline_models.hugging_face.rope import read_rope
-from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
 from gangline_models.rope.base import RopeChoice
 from gangline_models.rope.yarn import YarnRope
-from gangline_models.trees import BIASED, attention_of, decoder_of, feed_forward_of, norm_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_models.hugging_face.config_reader import ConfigReader
 
-NAMES = {name: theirs for name, theirs in LAYER.items() if not name.startswith("feed_forward.")} | {
-    "attention.sinks.weight": "self_attn.sinks"
-}
+NAMES = {name: theirs for name, theirs in LAYER.items() if not name.startswith("feed_forward.")}
 LINEARS = ("w_gate", "w_up", "w_down")
 
 
@@ -88,19 +87,13 @@ class GptOss(PatternConfig):
 
 
 def build(config: GptOss, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
-    norm = norm_of(config)
+    """Build the tree and its plan."""
     own: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv", "wo"), LinearNode(bias=config.biases))
     own["sinks"] = SinksNode(heads=config.heads)
     gating = Gating(slope=config.slope, limit=config.limit, offset=1.0)
-    blocks = (
-        BlockNode(
-            attention_norm=norm,
-            attention=attention_of(config, index, run, **own),
-            feed_forward_norm=norm,
-            feed_forward=feed_forward_of(config, gating=gating, **dict.fromkeys(LINEARS, BIASED)),
-        )
-        for index in range(config.layers)
-    )
-    tree = decoder_of(config, tuple(blocks))
-    return tree, plan_of(config, tree, TheirNames(TOP, NAMES))
+    feed_forward = feed_forward_of(config, gating=gating, **dict.fromkeys(LINEARS, BIASED))
+
+    def block(index: int) -> BlockNode:
+        return block_of(config, attention_of(config, index, run, **own), feed_forward=feed_forward)
+
+    return plan_family(config, block, names=ModuleNames(NAMES))

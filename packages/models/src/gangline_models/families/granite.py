@@ -13,10 +13,9 @@ from gangline.config import PositiveFloat
 from gangline.model.linear_nodes import EmbeddingNode
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import DecoderNode, HeadNode
+from gangline_basics.model.decoder_tree import attention_of, block_of, norm_of
+from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import SIZES, RotaryConfig
-from gangline_models.nodes import SandwichBlockNode
-from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
-from gangline_models.trees import attention_of, decoder_of, feed_forward_of, norm_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -52,23 +51,12 @@ class Granite(RotaryConfig):
 
 
 def build(config: Granite, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
-    norm = norm_of(config)
-    blocks = (
-        SandwichBlockNode(
-            attention_norm=norm,
-            attention=attention_of(config, index, run, scale=config.attention_multiplier),
-            feed_forward_norm=norm,
-            feed_forward=feed_forward_of(config),
-            residual_scale=config.residual_multiplier,
-        )
-        for index in range(config.layers)
-    )
+    """Build the tree and its plan."""
     sizes = {"vocab_size": config.vocab_size, "dim": config.dim}
-    tree = decoder_of(
+    scale, residual = config.attention_multiplier, config.residual_multiplier
+    return plan_family(
         config,
-        tuple(blocks),
+        lambda index: block_of(config, attention_of(config, index, run, scale=scale), residual_scale=residual),
         embed=EmbeddingNode(**sizes, scale=config.embedding_multiplier),
-        head=HeadNode(**sizes, norm=norm, z=config.z_loss, scale=1 / config.logits_scaling),
+        head=HeadNode(**sizes, norm=norm_of(config), z=config.z_loss, scale=1 / config.logits_scaling),
     )
-    return tree, plan_of(config, tree, TheirNames(TOP, LAYER))

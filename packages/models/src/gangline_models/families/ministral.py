@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline.config import PositiveInt
 from gangline.plan import Plan
-from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
+from gangline_basics.model.decoder_nodes import DecoderNode
+from gangline_basics.model.decoder_tree import attention_of, block_of
+from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import SIZES, PatternConfig
 from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
-from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
-from gangline_models.trees import attention_of, decoder_of, feed_forward_of, norm_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -42,16 +42,5 @@ class Ministral(PatternConfig):
 
 
 def build(config: Ministral, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
-    norm = norm_of(config)
-    blocks = (
-        BlockNode(
-            attention_norm=norm,
-            attention=attention_of(config, index, run),
-            feed_forward_norm=norm,
-            feed_forward=feed_forward_of(config),
-        )
-        for index in range(config.layers)
-    )
-    tree = decoder_of(config, tuple(blocks))
-    return tree, plan_of(config, tree, TheirNames(TOP, LAYER))
+    """Build the tree and its plan."""
+    return plan_family(config, lambda index: block_of(config, attention_of(config, index, run)))

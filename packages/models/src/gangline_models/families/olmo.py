@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline.config import PositiveInt
-from gangline.plan import Plan
-from gangline_basics.model.decoder_nodes import DecoderNode
+from gangline.plan import Cut, Plan
+from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
+from gangline_basics.model.decoder_tree import attention_of, feed_forward_of, norm_of
+from gangline_basics.model.names import LAYER, ModuleNames
+from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import SIZES, RotaryConfig, TwoRopesConfig
 from gangline_models.hugging_face.layers import FULL, SLIDING, read_types, read_windows
 from gangline_models.hugging_face.rope import read_layered_rope
-from gangline_models.nodes import SandwichBlockNode, WidthNormNode
-from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
-from gangline_models.trees import attention_of, decoder_of, feed_forward_of, norm_of
+from gangline_models.nodes import WidthNormNode
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -75,18 +76,20 @@ class Olmo3(TwoRopesConfig):
 
 
 def build(config: Olmo2 | Olmo3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
+    """Build the tree and its plan."""
     norm, head = norm_of(config), config.head_width
-    q_norm = WidthNormNode(dim=config.heads * head, eps=config.norm_eps)
-    k_norm = WidthNormNode(dim=config.key_heads * head, eps=config.norm_eps)
-    blocks = (
-        SandwichBlockNode(
-            attention=attention_of(config, index, run, q_norm=q_norm, k_norm=k_norm),
+    norms: dict[str, Any] = {
+        "q_norm": WidthNormNode(dim=config.heads * head, eps=config.norm_eps),
+        "k_norm": WidthNormNode(dim=config.key_heads * head, eps=config.norm_eps),
+    }
+
+    def block(index: int) -> BlockNode:
+        return BlockNode(
+            attention=attention_of(config, index, run, **norms),
             attention_out_norm=norm,
             feed_forward=feed_forward_of(config),
             feed_forward_out_norm=norm,
         )
-        for index in range(config.layers)
-    )
-    tree = decoder_of(config, tuple(blocks))
-    return tree, plan_of(config, tree, TheirNames(TOP, NAMES))
+
+    cuts = tuple(Cut.colwise(f"blocks.*.attention.{name}", head) for name in norms)
+    return plan_family(config, block, names=ModuleNames(NAMES), cuts=cuts)

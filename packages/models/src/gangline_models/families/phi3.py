@@ -14,11 +14,12 @@ from gangline import UserError
 from gangline.config import AtMost, MoreThan
 from gangline.config.fields import stated
 from gangline.plan import Plan
-from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
+from gangline_basics.model.decoder_nodes import DecoderNode
+from gangline_basics.model.decoder_tree import attention_of, block_of
+from gangline_basics.model.names import LAYER, ModuleNames
+from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import SIZES, WindowedConfig
 from gangline_models.hugging_face.rope import SHARE, read_rope, said_of_rope
-from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
-from gangline_models.trees import attention_of, decoder_of, feed_forward_of, norm_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -78,22 +79,7 @@ class Phi3(WindowedConfig):
 
 
 def build(config: Phi3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
-    norm = norm_of(config)
-    blocks = (
-        BlockNode(
-            attention_norm=norm,
-            attention=attention_of(config, index, run),
-            feed_forward_norm=norm,
-            feed_forward=feed_forward_of(config),
-        )
-        for index in range(config.layers)
-    )
-    tree = decoder_of(config, tuple(blocks))
-    return tree, plan_of(config, tree, _theirs(config))
-
-
-def _theirs(config: Phi3) -> TheirNames:
+    """Build the tree and its plan."""
     q, kv = config.heads * config.head_width, config.key_heads * config.head_width
     rows = {
         "attention.wq": (0, q + 2 * kv),
@@ -102,6 +88,6 @@ def _theirs(config: Phi3) -> TheirNames:
         "feed_forward.w_gate": (0, 2 * config.hidden),
         "feed_forward.w_up": (config.hidden, 2 * config.hidden),
     }
-    joined = dict.fromkeys(("attention.wq", "attention.wk", "attention.wv"), "self_attn.qkv_proj")
-    joined |= dict.fromkeys(("feed_forward.w_gate", "feed_forward.w_up"), "mlp.gate_up_proj")
-    return TheirNames(TOP, LAYER | joined, rows=rows)
+    joined = {name: "self_attn.qkv_proj" if name.startswith("attention.") else "mlp.gate_up_proj" for name in rows}
+    names = ModuleNames(LAYER | joined, rows=rows)
+    return plan_family(config, lambda index: block_of(config, attention_of(config, index, run)), names=names)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline.config import NonNegativeInt, PositiveInt
 from gangline.plan import Plan
-from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
+from gangline_basics.model.decoder_nodes import DecoderNode
+from gangline_basics.model.decoder_tree import BIASED, attention_of, block_of
+from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import SIZES, PatternConfig
 from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
-from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
-from gangline_models.trees import BIASED, attention_of, decoder_of, feed_forward_of, norm_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -56,18 +56,6 @@ class Qwen2(PatternConfig):
 
 
 def build(config: Qwen2, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
-    norm = norm_of(config)
-    tree = decoder_of(
-        config,
-        tuple(
-            BlockNode(
-                attention_norm=norm,
-                attention=attention_of(config, index, run, wq=BIASED, wk=BIASED, wv=BIASED),
-                feed_forward_norm=norm,
-                feed_forward=feed_forward_of(config),
-            )
-            for index in range(config.layers)
-        ),
-    )
-    return tree, plan_of(config, tree, TheirNames(TOP, LAYER))
+    """Build the tree and its plan."""
+    biased: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv"), BIASED)
+    return plan_family(config, lambda index: block_of(config, attention_of(config, index, run, **biased)))

@@ -18,7 +18,10 @@ from gangline.config.fields import stated
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node
 from gangline.plan import Cut, Init, Name, Plan
-from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
+from gangline_basics.model.decoder_nodes import AttentionNode, BlockNode, DecoderNode
+from gangline_basics.model.decoder_tree import attention_of, block_of, norm_of
+from gangline_basics.model.names import LAYER, ModuleNames
+from gangline_basics.model.plan import plan_family
 from gangline_models.delta_nodes import (
     DecayNode,
     GatedAttentionNode,
@@ -32,8 +35,6 @@ from gangline_models.hugging_face.experts import refuse_experts
 from gangline_models.hugging_face.files import passed_over
 from gangline_models.hugging_face.layers import FULL, LINEAR_LAYER, read_every, read_types
 from gangline_models.hugging_face.rope import SHARE, read_rope, said_of_rope
-from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
-from gangline_models.trees import decoder_of, feed_forward_of, length_of, norm_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -146,56 +147,44 @@ class Qwen3Next(RotaryConfig):
 
 
 def build(config: Qwen3Next, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
-    norm = norm_of(config, offset=1.0)
-    blocks = (
-        BlockNode(
-            attention_norm=norm,
-            attention=_attention(config, index, run) if config.attends(index) else _delta(config),
-            feed_forward_norm=norm,
-            feed_forward=feed_forward_of(config),
-        )
-        for index in range(config.layers)
-    )
-    tree = decoder_of(config, tuple(blocks), norm=norm)
+    """Build the tree and its plan."""
     values = config.delta_heads // config.delta_key_heads  # heads of a key head, with which they are cut
     wide = values * config.delta_value_dim
-    here = "blocks.*.attention"
-    cuts = (
-        Cut.colwise(f"{here}.wq", 2 * config.head_width),
-        Cut.colwise(f"{here}.wqkvz", 2 * config.delta_key_dim + 2 * wide),
-        Cut.colwise(f"{here}.wba", 2 * values),
-        Cut.rowwise(f"{here}.w_out", wide),
-        *(Cut(f"{here}.{name}", 0, "tp", config.delta_key_dim) for name in ("conv_q", "conv_k")),
-        Cut(f"{here}.conv_v", 0, "tp", wide),
-        Cut(f"{here}.decay", 0, "tp", values),
+    here, convolutions = "blocks.*.attention", ("conv_q", "conv_k", "conv_v")
+    norm = norm_of(config, offset=1.0)
+
+    def block(index: int) -> BlockNode:
+        return block_of(config, _attention(config, index, run) if config.attends(index) else _delta(config), norm)
+
+    return plan_family(
+        config,
+        block,
+        norm=norm,
+        names=_names(config),
+        cuts=(
+            Cut.colwise(f"{here}.wq", 2 * config.head_width),
+            Cut.colwise(f"{here}.wqkvz", 2 * config.delta_key_dim + 2 * wide),
+            Cut.colwise(f"{here}.wba", 2 * values),
+            Cut.rowwise(f"{here}.w_out", wide),
+            *(Cut(f"{here}.{name}", 0, "tp", config.delta_key_dim) for name in convolutions[:2]),
+            Cut(f"{here}.conv_v", 0, "tp", wide),
+            Cut(f"{here}.decay", 0, "tp", values),
+        ),
+        inits=(  # a head remembers 4 to 100 tokens at first (Gu and Dao, arXiv 2312.00752, section 3.6)
+            Init(f"{here}.decay.a_log", "uniform", 1.5),
+            Init(f"{here}.decay.dt_bias", "constant", -3.0),
+            *(Init(f"{here}.{name}", "uniform", config.delta_taps**-0.5) for name in convolutions),
+            Init(f"{here}.w_out", "normal", config.init_std / (2 * config.layers) ** 0.5),
+        ),
+        partial_grad=(f"{here}.norm",),
     )
-    inits = (  # a head remembers 4 to 100 tokens at first (Gu and Dao, arXiv 2312.00752, section 3.6)
-        Init(f"{here}.decay.a_log", "uniform", 1.5),
-        Init(f"{here}.decay.dt_bias", "constant", -3.0),
-        *(Init(f"{here}.{name}", "uniform", config.delta_taps**-0.5) for name in ("conv_q", "conv_k", "conv_v")),
-        Init(f"{here}.w_out", "normal", config.init_std / (2 * config.layers) ** 0.5),
-    )
-    whole = (f"{here}.norm",)
-    return tree, plan_of(config, tree, _theirs(config), cuts=cuts, inits=inits, names=FURTHER, partial_grad=whole)
 
 
-def _attention(config: Qwen3Next, block: int, run: Run | None) -> GatedAttentionNode:
+def _attention(config: Qwen3Next, block: int, run: Run | None) -> AttentionNode:
     norm = HeadNormNode(dim=config.head_width, eps=config.norm_eps, offset=1.0, heads=config.heads)
-    linear = LinearNode(bias=config.biases)
-    return GatedAttentionNode(
-        dim=config.dim,
-        heads=config.heads,
-        kv_heads=config.key_heads,
-        head_dim=config.head_width,
-        rope=config.rope_of(block, length_of(run)),
-        q_norm=norm,
-        k_norm=replace(norm, heads=config.key_heads),
-        wq=linear,
-        wk=linear,
-        wv=linear,
-        wo=linear,
-    )
+    own: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv", "wo"), LinearNode(bias=config.biases))
+    own |= {"q_norm": norm, "k_norm": replace(norm, heads=config.key_heads)}
+    return attention_of(config, block, run, GatedAttentionNode, **own)
 
 
 def _delta(config: Qwen3Next) -> Node:
@@ -214,7 +203,7 @@ def _delta(config: Qwen3Next) -> Node:
     )
 
 
-def _theirs(config: Qwen3Next) -> TheirNames:
+def _names(config: Qwen3Next) -> ModuleNames:
     keys, values = config.delta_key_heads * config.delta_key_dim, config.delta_heads * config.delta_value_dim
     every = 2 * keys + values
     rows = {
@@ -222,4 +211,4 @@ def _theirs(config: Qwen3Next) -> TheirNames:
         "attention.conv_k": (keys, every),
         "attention.conv_v": (2 * keys, every),
     }
-    return TheirNames(TOP, NAMES, rows=rows)
+    return ModuleNames(NAMES, rows=rows, unread=FURTHER)
