@@ -21,14 +21,13 @@ from gangline.errors import UserError
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.model.init import shards_of
-from gangline_models.families.decoder import config_json
 from gangline_models.hugging_face.commands import words_for
-from gangline_models.hugging_face.config import edited_config_from
+from gangline_models.hugging_face.config import config_json_of, edited_config_from
 from gangline_models.hugging_face.names import theirs_of
 from gangline_models.hugging_face.read import load_pretrained
 from gangline_models.hugging_face.write import export
 from gangline_moe.config import MoeOptions
-from gangline_moe.interop import of_hugging_face, to_hugging_face
+from gangline_moe.interop import MoeFormat, of_hugging_face, to_hugging_face
 from gangline_moe.presets import DeepSeekV3, Mixtral8x7B, Qwen3_30B_A3B
 from gangline_moe.routers.config import Biased, ExpertChoice, Grouped, Sigmoid, Softmax
 from gangline_testkit.inputs import whole_sequences
@@ -107,7 +106,7 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
 
     shapes = {s.name.removeprefix("model/"): tuple(s.global_shape) for s in shards_of(ours, plan)}
     shapes = {name: shape for name, shape in shapes.items() if theirs_of(plan, name, shape)}
-    written = run.edits["moe"].to_hugging_face(config_json(run.model))
+    written = config_json_of(run, "run", "float32")
     export(tmp_path / "out", ((n, ours.state_dict()[n]) for n in shapes), plan=plan, shapes=shapes, config=written)
     again = cls.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
@@ -188,7 +187,7 @@ def test_what_to_set_for_an_export_is_said(options, dense):
     """And what is said suffices."""
     config = PLAIN | {"architectures": [dense]}
     with pytest.raises(UserError, match=f"others have no {dense} with the experts of moe") as refused:
-        options.to_hugging_face(config)
+        MoeFormat().write(options, config)
     words = refused.value.details[0].removeprefix("They have one that was trained with ").split()
     assert words
     for word in words:
@@ -200,7 +199,7 @@ def test_what_to_set_for_an_export_is_said(options, dense):
             options = replace(options, router=replace(options.router, **{name.removeprefix("moe.router."): value}))
         else:
             options = replace(options, **{name.removeprefix("moe."): value})
-    assert options.to_hugging_face(config)["architectures"]
+    assert MoeFormat().write(options, config)["architectures"]
 
 
 def test_a_config_that_cannot_be_computed_is_refused():

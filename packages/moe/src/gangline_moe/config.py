@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from math import gcd
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from gangline import Problem, UserError
 from gangline.config import (
@@ -94,21 +94,6 @@ class MoeOptions(EditConfig):
             from gangline_moe.upcycle import upcycle
 
             upcycle(self.upcycle_from, shards)
-
-    def to_hugging_face(self, config: dict[str, Any]) -> dict[str, Any] | None:
-        from gangline_moe.interop import missing, to_hugging_face
-
-        found = to_hugging_face(self, config)
-        if found is None and (words := missing(self, config)):
-            what = f"others have no {config['architectures'][0]} with the experts of moe."
-            raise UserError(what, f"They have one that was trained with {' '.join(words)}")
-        return found
-
-    @classmethod
-    def of_hugging_face(cls, config: dict[str, Any]) -> tuple[EditConfig, dict[str, Any]] | None:
-        from gangline_moe.interop import of_hugging_face
-
-        return of_hugging_face(cls, config)
 
     def check(self, run: Run) -> list[Problem]:
         found = list(self._problems(run))

@@ -18,6 +18,7 @@ from gangline import Problem, UserError
 from gangline.config import NonNegativeInt, PositiveInt
 from gangline.config.fields import stated
 from gangline.plan import Name
+from gangline_models.hugging_face.contract import EditFormat
 from gangline_models.hugging_face.fields import checked
 from gangline_moe.routers.config import Biased, Grouped, Sigmoid, Softmax
 
@@ -93,6 +94,20 @@ def _is_mixtral(options: MoeOptions) -> bool:
     router = options.router
     everywhere = options.first == 0 and options.every == 1
     return _is_softmax(options) and everywhere and isinstance(router, Softmax) and router.renormalise
+
+
+class MoeFormat(EditFormat):
+    """config.json of a model with experts."""
+
+    def read(self, cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[str, Any]] | None:
+        return of_hugging_face(cls, config)
+
+    def write(self, options: MoeOptions, config: dict[str, Any]) -> dict[str, Any] | None:
+        found = to_hugging_face(options, config)
+        if found is None and (words := missing(options, config)):
+            what = f"others have no {config['architectures'][0]} with the experts of moe."
+            raise UserError(what, f"They have one that was trained with {' '.join(words)}")
+        return found
 
 
 def to_hugging_face(options: MoeOptions, config: dict[str, Any]) -> dict[str, Any] | None:

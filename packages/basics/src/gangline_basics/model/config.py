@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from gangline.config.ranges import AtLeast, NonNegativeFloat, PositiveFloat, PositiveInt, listed_divisors
 from gangline.config.schema import ModelConfig
 from gangline.errors import Problem
 from gangline.plugin.parts import Part
-from gangline.plugin.registry import load
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gangline.config.schema import Run
     from gangline_basics.model.rope_rates import Rope
 
-HUGGING_FACE = "gangline_models.families.decoder"  # a package of its own reads and writes such models
-SHARED: dict[str, Any] = {  # by the parts of this file and the presets
-    "build": "gangline_basics.model.plan:plan_decoder",
-    "capabilities": {"pretrained": "gangline_models.hugging_face.pretrained:HuggingFace"},
-}
+BUILD = "gangline_basics.model.plan:plan_decoder"
 
 
 @dataclass
@@ -29,7 +22,6 @@ class DecoderConfig(ModelConfig):
     """A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
 
     file_options: ClassVar[tuple[str, ...]] = ("weights",)
-    architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM")
 
     dim: PositiveInt = 768  # width of the residual stream
     layers: PositiveInt = 12  # blocks of attention and feed-forward
@@ -59,23 +51,6 @@ class DecoderConfig(ModelConfig):
 
     def preload(self, run: Run) -> list[str]:
         return ["gangline_basics.model.decoder"]
-
-    @classmethod
-    def of_hugging_face(cls, directory: str | Path, config: dict[str, Any]) -> DecoderConfig:
-        made: DecoderConfig = load(f"{HUGGING_FACE}:decoder_of")(directory, config)
-        return made
-
-    def to_hugging_face(self, dtype: str, max_position: int) -> dict[str, Any]:
-        described: dict[str, Any] = load(f"{HUGGING_FACE}:config_json")(self, dtype=dtype, max_position=max_position)
-        return described
-
-    def computed(self) -> dict[str, Any]:
-        values = {item.name: getattr(self, item.name) for item in fields(DecoderConfig)}
-        values |= {"kv_heads": self.key_heads, "head_dim": self.head_width}
-        silent = {"init_std", "weights", "z_loss"}
-        if self.rope_scaling_factor is None:
-            silent |= {"rope_low_freq_factor", "rope_high_freq_factor", "rope_original_max_position"}
-        return {name: value for name, value in values.items() if name not in silent}
 
     def check(self, run: Run) -> list[Problem]:
         from gangline.config.advice import nearest
@@ -170,7 +145,7 @@ class Tiny(DecoderConfig):
 
 
 PARTS = (
-    Part(name="tiny", config=Tiny, summary="1.6 M parameters on bytes: minutes on a CPU", default=True, **SHARED),
+    Part(name="tiny", config=Tiny, summary="1.6 M parameters on bytes: minutes on a CPU", default=True, build=BUILD),
     Part(
         name="decoder",
         config=DecoderConfig,
@@ -184,6 +159,10 @@ PARTS = (
             "hidden": "d_ff ffn_dim ffn_hidden_size intermediate_size",
             "tied": "tie_embeddings tie_word_embeddings tie_weights tied_embeddings",
         },
-        **SHARED,
+        build=BUILD,
+        capabilities={  # of a package that may be missing; parts whose options derive from these have the same
+            "pretrained": "gangline_models.hugging_face.pretrained:HuggingFace",
+            "hugging_face": "gangline_models.families.decoder:DecoderFormat",
+        },
     ),
 )

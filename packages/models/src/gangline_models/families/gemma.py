@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from gangline.config import PositiveFloat, PositiveInt
 from gangline.model.linear_nodes import EmbeddingNode
@@ -19,8 +19,9 @@ from gangline_basics.model.decoder_tree import attention_of, block_of, feed_forw
 from gangline_basics.model.gating import Gating
 from gangline_basics.model.names import LAYER, ModuleNames
 from gangline_basics.model.plan import plan_family
-from gangline_models.families.base import SIZES, PatternConfig, TwoRopesConfig
-from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
+from gangline_models.families.base import PatternConfig, TwoRopesConfig
+from gangline_models.families.format import SIZES, PatternFormat, TwoRopesFormat
+from gangline_models.hugging_face.layers import FULL, SLIDING, read_types, read_windows
 from gangline_models.hugging_face.rope import read_layered_rope
 
 if TYPE_CHECKING:
@@ -42,16 +43,6 @@ ABSENT = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "us
 class Gemma2(PatternConfig):
     """Soft caps, norms on both sides, a window in every second block."""
 
-    architectures: ClassVar[tuple[str, ...]] = ("Gemma2ForCausalLM",)
-    model_type: ClassVar[str] = "gemma2"
-    same: ClassVar[Mapping[str, str]] = SAME | {
-        "soft_cap": "attn_logit_softcapping",
-        "logit_soft_cap": "final_logit_softcapping",
-    }
-    absent: ClassVar[Mapping[str, Any]] = ABSENT
-    silent: ClassVar[Mapping[str, Any]] = SILENT | {"soft_cap": 50.0, "logit_soft_cap": 30.0}
-    nullable: ClassVar[frozenset[str]] = frozenset(("soft_cap", "logit_soft_cap"))
-
     tied: bool = True
     query_scalar: PositiveFloat = 256.0  # scores of attention are divided by its square root
     soft_cap: PositiveFloat | None = 50.0  # bounds the scores to cap · tanh(scores / cap); null: none
@@ -59,33 +50,35 @@ class Gemma2(PatternConfig):
     window: int | None = 4096
     full_every: int | None = 2
 
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+
+class Gemma2Format(PatternFormat[Gemma2]):
+    """config.json of this family."""
+
+    options = Gemma2
+    architectures = ("Gemma2ForCausalLM",)
+    model_type = "gemma2"
+    same = SAME | {
+        "soft_cap": "attn_logit_softcapping",
+        "logit_soft_cap": "final_logit_softcapping",
+    }
+    absent = ABSENT
+    silent = SILENT | {"soft_cap": 50.0, "logit_soft_cap": 30.0}
+    nullable = frozenset(("soft_cap", "logit_soft_cap"))
+
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("hidden_act", "sliding_window_size"):  # transformers goes by hidden_activation, sliding_window
             reader.take(name)
         types = read_types(reader, [SLIDING if (index + 1) % 2 else FULL for index in range(given["layers"])])
         windows = read_windows(reader, reader.take("sliding_window", 4096, PositiveInt), types)
         return super().read_more(reader, given) | windows
 
-    def more_json(self, max_position: int) -> dict[str, Any]:
-        said = {"sliding_window": self.window, "layer_types": layer_types(self.windows)}
-        return super().more_json(max_position) | said | scalar_json(self.query_scalar)
+    def write_more(self, options: Gemma2, max_position: int) -> dict[str, Any]:
+        return super().write_more(options, max_position) | scalar_json(options.query_scalar)
 
 
 @dataclass
 class Gemma3(TwoRopesConfig):
     """Norms of queries and keys, norms on both sides, two bases of rotary positions."""
-
-    architectures: ClassVar[tuple[str, ...]] = ("Gemma3ForCausalLM",)
-    model_type: ClassVar[str] = "gemma3_text"
-    same: ClassVar[Mapping[str, str]] = SAME
-    absent: ClassVar[Mapping[str, Any]] = ABSENT | {
-        "use_bidirectional_attention": False,
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
-    }
-    silent: ClassVar[Mapping[str, Any]] = SILENT
-    nullable: ClassVar[frozenset[str]] = frozenset()
 
     tied: bool = True
     query_scalar: PositiveFloat = 256.0  # scores of attention are divided by its square root
@@ -93,16 +86,31 @@ class Gemma3(TwoRopesConfig):
     window: int | None = 1024
     full_every: int | None = 6
 
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+
+class Gemma3Format(TwoRopesFormat[Gemma3]):
+    """config.json of this family."""
+
+    options = Gemma3
+    architectures = ("Gemma3ForCausalLM",)
+    model_type = "gemma3_text"
+    same = SAME
+    absent = ABSENT | {
+        "use_bidirectional_attention": False,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+    }
+    silent = SILENT
+    nullable = frozenset()
+
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         reader.take("hidden_act")
         layers, every = range(given["layers"]), reader.given("sliding_window_pattern", 6, PositiveInt)
         types = read_types(reader, [SLIDING if (index + 1) % every else FULL for index in layers])
         windows = read_windows(reader, reader.take("sliding_window", 4096, PositiveInt), types)
         return read_layered_rope(reader, 1_000_000.0, "rope_local_base_freq", 10_000.0) | windows
 
-    def more_json(self, max_position: int) -> dict[str, Any]:
-        return super().more_json(max_position) | scalar_json(self.query_scalar)
+    def write_more(self, options: Gemma3, max_position: int) -> dict[str, Any]:
+        return super().write_more(options, max_position) | scalar_json(options.query_scalar)
 
 
 def scalar_json(query_scalar: float) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from gangline import Problem
 from gangline.config import PositiveInt
@@ -18,6 +18,7 @@ from gangline_basics.model.decoder_tree import BIASED, attention_of, block_of
 from gangline_basics.model.names import ModuleNames
 from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import FamilyConfig
+from gangline_models.families.format import FamilyFormat
 from gangline_models.hugging_face.tensors import tensor_names
 from gangline_models.nodes import (
     LayerNormNode,
@@ -49,25 +50,6 @@ SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout") 
 class Gpt2(FamilyConfig):
     """Learned positions, LayerNorm, GELU, biases."""
 
-    architectures: ClassVar[tuple[str, ...]] = ("GPT2LMHeadModel",)
-    model_type: ClassVar[str] = "gpt2"
-    same: ClassVar[Mapping[str, str]] = {
-        "vocab_size": "vocab_size",
-        "dim": "n_embd",
-        "layers": "n_layer",
-        "heads": "n_head",
-        "positions": "n_positions",
-        "tied": "tie_word_embeddings",
-        "norm_eps": "layer_norm_epsilon",
-    }
-    absent: ClassVar[Mapping[str, Any]] = {
-        "activation_function": "gelu_new",
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    }
-    silent: ClassVar[Mapping[str, Any]] = {"positions": 1024, "tied": True, "norm_eps": 1e-5}
-
     vocab_size: int = 50_257
     hidden: int = 3072
     positions: PositiveInt = 1024  # how many have a vector: no row may be longer
@@ -82,8 +64,31 @@ class Gpt2(FamilyConfig):
             found.append(Problem(what, "Each position has a vector of its own.", "Take shorter rows."))
         return found
 
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+
+class Gpt2Format(FamilyFormat[Gpt2]):
+    """config.json of this family."""
+
+    options = Gpt2
+    architectures = ("GPT2LMHeadModel",)
+    model_type = "gpt2"
+    same = {
+        "vocab_size": "vocab_size",
+        "dim": "n_embd",
+        "layers": "n_layer",
+        "heads": "n_head",
+        "positions": "n_positions",
+        "tied": "tie_word_embeddings",
+        "norm_eps": "layer_norm_epsilon",
+    }
+    absent = {
+        "activation_function": "gelu_new",
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    }
+    silent = {"positions": 1024, "tied": True, "norm_eps": 1e-5}
+
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("n_ctx", "reorder_and_upcast_attn", *(f"summary_{word}" for word in SUMMARY)):
             reader.take(name)  # old, of rounding alone, and of other tasks
         names = tensor_names(reader.directory)
@@ -92,8 +97,8 @@ class Gpt2(FamilyConfig):
         hidden = reader.take("n_inner", hint=PositiveInt)
         return {"hidden": 4 * given["dim"] if hidden is None else hidden, "prefix": prefix}
 
-    def more_json(self, max_position: int) -> dict[str, Any]:
-        return {"n_inner": self.hidden, "max_position_embeddings": self.positions}
+    def write_more(self, options: Gpt2, max_position: int) -> dict[str, Any]:
+        return {"n_inner": options.hidden, "max_position_embeddings": options.positions}
 
 
 def build(config: Gpt2, run: Run | None = None) -> tuple[DecoderNode, Plan]:

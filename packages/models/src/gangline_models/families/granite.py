@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from gangline.config import PositiveFloat
 from gangline.model.linear_nodes import EmbeddingNode
@@ -15,7 +15,8 @@ from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import DecoderNode, HeadNode
 from gangline_basics.model.decoder_tree import attention_of, block_of, norm_of
 from gangline_basics.model.plan import plan_family
-from gangline_models.families.base import SIZES, RotaryConfig
+from gangline_models.families.base import RotaryConfig
+from gangline_models.families.format import SIZES, RotaryFormat
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -28,24 +29,28 @@ MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multipl
 class Granite(RotaryConfig):
     """Embedding, residual stream, scores and logits are multiplied with numbers."""
 
-    architectures: ClassVar[tuple[str, ...]] = ("GraniteForCausalLM",)
-    model_type: ClassVar[str] = "granite"
-    same: ClassVar[Mapping[str, str]] = SIZES | {name: name for name in MULTIPLIERS}
-    absent: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-    silent: ClassVar[Mapping[str, Any]] = {
+    embedding_multiplier: PositiveFloat = 12.0  # of the tokens' vectors
+    residual_multiplier: PositiveFloat = 0.22  # of what joins the residual stream
+    attention_multiplier: PositiveFloat = 0.015625  # of the scores of attention, in the place of 1 / sqrt(head_dim)
+    logits_scaling: PositiveFloat = 8.0  # logits are divided by this
+
+
+class GraniteFormat(RotaryFormat[Granite]):
+    """config.json of this family."""
+
+    options = Granite
+    architectures = ("GraniteForCausalLM",)
+    model_type = "granite"
+    same = SIZES | {name: name for name in MULTIPLIERS}
+    absent = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+    silent = {
         "tied": False,
         "norm_eps": 1e-6,
         "kv_heads": None,
         **dict.fromkeys(MULTIPLIERS, 1.0),
     }
 
-    embedding_multiplier: PositiveFloat = 12.0  # of the tokens' vectors
-    residual_multiplier: PositiveFloat = 0.22  # of what joins the residual stream
-    attention_multiplier: PositiveFloat = 0.015625  # of the scores of attention, in the place of 1 / sqrt(head_dim)
-    logits_scaling: PositiveFloat = 8.0  # logits are divided by this
-
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         reader.only("head_dim", None, given["dim"] // given["heads"])
         return super().read_more(reader, given)
 

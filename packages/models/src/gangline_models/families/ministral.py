@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from gangline.config import PositiveInt
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import DecoderNode
 from gangline_basics.model.decoder_tree import attention_of, block_of
 from gangline_basics.model.plan import plan_family
-from gangline_models.families.base import SIZES, PatternConfig
-from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
+from gangline_models.families.base import PatternConfig
+from gangline_models.families.format import SIZES, PatternFormat
+from gangline_models.hugging_face.layers import FULL, SLIDING, read_types, read_windows
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -23,22 +24,22 @@ if TYPE_CHECKING:
 class Ministral(PatternConfig):
     """Core's decoder with a window in some blocks."""
 
-    architectures: ClassVar[tuple[str, ...]] = ("MinistralForCausalLM",)
-    model_type: ClassVar[str] = "ministral"
-    same: ClassVar[Mapping[str, str]] = SIZES | {"head_dim": "head_dim"}
-    absent: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
-    silent: ClassVar[Mapping[str, Any]] = {"tied": False, "norm_eps": 1e-6, "kv_heads": 8, "head_dim": None}
-    nullable: ClassVar[frozenset[str]] = frozenset(("head_dim",))
 
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+class MinistralFormat(PatternFormat[Ministral]):
+    """config.json of this family."""
+
+    options = Ministral
+    architectures = ("MinistralForCausalLM",)
+    model_type = "ministral"
+    same = SIZES | {"head_dim": "head_dim"}
+    absent = {"hidden_act": "silu"}
+    silent = {"tied": False, "norm_eps": 1e-6, "kv_heads": 8, "head_dim": None}
+    nullable = frozenset(("head_dim",))
+
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         window = reader.take("sliding_window", 4096, PositiveInt)
         types = read_types(reader, [FULL if window is None else SLIDING] * given["layers"])
         return super().read_more(reader, given) | read_windows(reader, window, types)
-
-    def more_json(self, max_position: int) -> dict[str, Any]:
-        said = {"sliding_window": self.window, "layer_types": layer_types(self.windows)}
-        return super().more_json(max_position) | said
 
 
 def build(config: Ministral, run: Run | None = None) -> tuple[DecoderNode, Plan]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from gangline import Problem, UserError
 from gangline.config import AtMost, MoreThan, PositiveInt, listed_divisors
@@ -30,7 +30,8 @@ from gangline_models.delta_nodes import (
     RecomputedNormNode,
     ShortConvolutionNode,
 )
-from gangline_models.families.base import SIZES, RotaryConfig
+from gangline_models.families.base import RotaryConfig
+from gangline_models.families.format import SIZES, RotaryFormat
 from gangline_models.hugging_face.experts import refuse_experts
 from gangline_models.hugging_face.files import passed_over
 from gangline_models.hugging_face.layers import FULL, LINEAR_LAYER, read_every, read_types
@@ -61,24 +62,6 @@ ROUTING = (
 @dataclass
 class Qwen3Next(RotaryConfig):
     """Gated delta-rule layers, and every fourth a gated attention; its feed-forwards are made for experts."""
-
-    architectures: ClassVar[tuple[str, ...]] = ("Qwen3NextForCausalLM",)
-    model_type: ClassVar[str] = "qwen3_next"
-    same: ClassVar[Mapping[str, str]] = SIZES | {
-        "head_dim": "head_dim",
-        "biases": "attention_bias",
-        "delta_key_heads": "linear_num_key_heads",
-        "delta_heads": "linear_num_value_heads",
-        "delta_key_dim": "linear_key_head_dim",
-        "delta_value_dim": "linear_value_head_dim",
-        "delta_taps": "linear_conv_kernel_dim",
-    }
-    absent: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
-    silent: ClassVar[Mapping[str, Any]] = {
-        **{"tied": False, "norm_eps": 1e-6, "kv_heads": 2, "head_dim": 256, "biases": False, "delta_key_heads": 16},
-        **{"delta_heads": 32, "delta_key_dim": 128, "delta_value_dim": 128, "delta_taps": 4},
-    }
-    nullable: ClassVar[frozenset[str]] = frozenset()
 
     head_dim: int | None = 256
     rotary_share: Annotated[float, MoreThan(0), AtMost(1)] = (
@@ -117,15 +100,37 @@ class Qwen3Next(RotaryConfig):
         """Of weights that are there and not taken."""
         return passed_over(self.weights, "mtp.")
 
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+
+class Qwen3NextFormat(RotaryFormat[Qwen3Next]):
+    """config.json of this family."""
+
+    options = Qwen3Next
+    architectures = ("Qwen3NextForCausalLM",)
+    model_type = "qwen3_next"
+    same = SIZES | {
+        "head_dim": "head_dim",
+        "biases": "attention_bias",
+        "delta_key_heads": "linear_num_key_heads",
+        "delta_heads": "linear_num_value_heads",
+        "delta_key_dim": "linear_key_head_dim",
+        "delta_value_dim": "linear_value_head_dim",
+        "delta_taps": "linear_conv_kernel_dim",
+    }
+    absent = {"hidden_act": "silu"}
+    silent = {
+        **{"tied": False, "norm_eps": 1e-6, "kv_heads": 2, "head_dim": 256, "biases": False, "delta_key_heads": 16},
+        **{"delta_heads": 32, "delta_key_dim": 128, "delta_value_dim": 128, "delta_taps": 4},
+    }
+    nullable = frozenset()
+
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         refuse_experts(reader, "num_experts", 512)
         for name in ROUTING:
             reader.take(name)
         reader.only("use_sliding_window", False)
         share = said_of_rope(reader).get(SHARE, reader.given(SHARE, 0.25))
-        reader.checked(SHARE, share, stated(cls)["rotary_share"] | None)
-        found = read_rope(reader, cls.silent_theta, share=True)
+        reader.checked(SHARE, share, stated(Qwen3Next)["rotary_share"] | None)
+        found = read_rope(reader, self.silent_theta, share=True)
         if share is None or found["rope"].kind not in KINDS:
             what = SHARE if share is None else "rope_type"
             raise reader.refused(what, share or found["rope"].kind, f"gangline has {' and '.join(KINDS)} there.")
@@ -134,15 +139,15 @@ class Qwen3Next(RotaryConfig):
         types = read_types(reader, absent)
         return found | {"rotary_share": share, "full_every": read_every(reader, types, LINEAR_LAYER)}
 
-    def more_json(self, max_position: int) -> dict[str, Any]:
-        if self.rope.kind not in KINDS:
+    def write_more(self, options: Qwen3Next, max_position: int) -> dict[str, Any]:
+        if options.rope.kind not in KINDS:
             raise UserError(
-                f"a Qwen3-Next with rotary positions of type {self.rope.kind} is not written.",
+                f"a Qwen3-Next with rotary positions of type {options.rope.kind} is not written.",
                 f"gangline has compared {' and '.join(KINDS)} with transformers.",
             )
-        said = super().more_json(max_position)
-        said["rope_parameters"]["partial_rotary_factor"] = self.rotary_share
-        types = [FULL if self.attends(index) else LINEAR_LAYER for index in range(self.layers)]
+        said = super().write_more(options, max_position)
+        said["rope_parameters"]["partial_rotary_factor"] = options.rotary_share
+        types = [FULL if options.attends(index) else LINEAR_LAYER for index in range(options.layers)]
         return said | {"layer_types": types, "num_experts": 0}
 
 
