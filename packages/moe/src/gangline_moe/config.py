@@ -104,7 +104,7 @@ class MoeOptions(EditConfig):
 
             found += problems(self, run)
         if not found and run.model.pretrained() is not None:
-            from gangline_moe.interop import weight_problems
+            from gangline_moe.interop.format import weight_problems
 
             found += weight_problems(self, run)
         return found
