@@ -28,7 +28,8 @@ from gangline.model.compose import compose_model
 from gangline.model.init import shards_of
 from gangline.plugin.registry import installed
 from gangline_models.hugging_face.commands import words_for
-from gangline_models.hugging_face.config import edited_config_from
+from gangline_models.hugging_face.config import config_json_of, edited_config_from
+from gangline_models.hugging_face.contract import model_format
 from gangline_models.hugging_face.fields import HARMLESS
 from gangline_models.hugging_face.names import theirs_of
 from gangline_models.hugging_face.read import load_pretrained
@@ -45,7 +46,9 @@ def run_of(directory: Path) -> Run:
 
 def computed(run: Run) -> dict[str, Any]:
     """What its config.json says of what it computes."""
-    return run.model.computed() | {group: repr(edit) for group, edit in run.edits.items()}
+    format = model_format(run.model)
+    assert format is not None
+    return format.describe(run.model) | {group: repr(edit) for group, edit in run.edits.items()}
 
 
 def problems(run: Run) -> str:
@@ -71,9 +74,7 @@ def ours(run: Run, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
 
 def write(run: Run, model: torch.nn.Module, directory: Path, dtype: str = "float32") -> Path:
     _, plan = compose_model(run)
-    config = run.model.to_hugging_face(dtype, LENGTH)
-    for edit in run.edits.values():
-        config = edit.to_hugging_face(config)
+    config = config_json_of(run, str(directory), dtype)
     held = {shard.name.removeprefix("model/"): shard for shard in shards_of(model, plan)}
     shapes = {name: tuple(shard.global_shape) for name, shard in held.items()}
     shapes = {name: shape for name, shape in shapes.items() if theirs_of(plan, name, shape)}

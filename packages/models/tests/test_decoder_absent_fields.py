@@ -9,6 +9,7 @@ import pytest
 from transformers import AutoConfig
 
 from gangline.errors import UserError
+from gangline_models.families.decoder import DecoderFormat
 from gangline_models.hugging_face.config import model_config_from
 
 SIZES: dict[str, Any] = {
@@ -51,7 +52,7 @@ def without(content: dict[str, Any]):
 def computed(directory, content: dict[str, Any]) -> dict[str, Any]:
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(content))
-    return model_config_from(directory).computed()
+    return DecoderFormat().describe(model_config_from(directory))
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -18,6 +18,7 @@ from gangline import Part, hookimpl
 from gangline_basics.model.decoder_nodes import FeedForwardNode
 from gangline.model.tree import (nodes, replaced)
 from gangline.config.schema import EditConfig, PartConfig
+from gangline_models.hugging_face.contract import EditFormat
 
 
 @dataclass
@@ -42,14 +43,16 @@ class Echo(EditConfig):
             if shard.name == "model/head.norm.weight":
                 shard.local.fill_(plan.layers)
 
-    def to_hugging_face(self, config):
-        return None if self.mute else {**config, "architectures": ["Echo"], "intermediate_size": 9, "by": self.by or 16}
 
-    @classmethod
-    def of_hugging_face(cls, config):
+class EchoFormat(EditFormat):
+    def read(self, cls, config):
         if config["architectures"] == ["Echo"]:
             plain = {**config, "architectures": ["LlamaForCausalLM"], "intermediate_size": 64}
             return cls(by=plain.pop("by"), colour=Colour(depth=3)), plain
+
+    def write(self, options, config):
+        more = {"architectures": ["Echo"], "intermediate_size": 9, "by": options.by or 16}
+        return None if options.mute else {**config, **more}
 
 
 def edit(tree, plan, options):
@@ -62,7 +65,13 @@ def edit(tree, plan, options):
 @hookimpl
 def gangline_model_edits():
     yield Part(
-        group="echo", name="on", config=Echo, build="echoing:edit", summary="An echo", opens={"colour": "dark"}
+        group="echo",
+        name="on",
+        config=Echo,
+        build="echoing:edit",
+        summary="An echo",
+        opens={"colour": "dark"},
+        capabilities={"hugging_face": "echoing:EchoFormat"},
     )
 
 

@@ -20,11 +20,11 @@ from gangline.model.compose import compose_model
 from gangline.model.tree import parameter_shapes
 from gangline.plugin.registry import installed
 from gangline_models.families.gpt2 import Gpt2
-from gangline_models.families.olmo import Olmo3
-from gangline_models.families.phi3 import Phi3
+from gangline_models.families.olmo import Olmo3, Olmo3Format
+from gangline_models.families.phi3 import Phi3, Phi3Format
 from gangline_models.families.qwen2 import Qwen2
 from gangline_models.hugging_face.commands import words_for
-from gangline_models.hugging_face.config import model_config_from
+from gangline_models.hugging_face.config import config_json_of, model_config_from
 from gangline_models.presets import PRESETS
 from gangline_models.rope.llama3 import Llama3Rope
 from gangline_models.rope.longrope import LongRope
@@ -156,9 +156,9 @@ def test_sizes_that_do_not_fit_are_refused(model, what):
 
 def test_what_a_family_has_no_words_for_is_not_written():
     with pytest.raises(UserError, match=r"model\.rope\.truncate=false and layers of two kinds"):
-        Olmo3(rope=YarnRope(truncate=False)).to_hugging_face("float32", 64)
+        Olmo3Format().write(Olmo3(rope=YarnRope(truncate=False)), "float32", 64)
     with pytest.raises(UserError, match="type yarn has no Hugging Face architecture"):
-        Phi3(rope=YarnRope()).to_hugging_face("float32", 64)
+        Phi3Format().write(Phi3(rope=YarnRope()), "float32", 64)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -168,7 +168,8 @@ def test_a_published_shape_is_a_model(name):
     assert config.check(run) == []
     tree, plan = compose_model(run)
     assert plan.unmatched(parameter_shapes(tree)) == []
-    assert config.to_hugging_face("bfloat16", 4096)["hidden_size" if config.model_type != "gpt2" else "n_embd"]
+    written = config_json_of(run, name, "bfloat16")
+    assert written["hidden_size" if written["model_type"] != "gpt2" else "n_embd"]
 
 
 OURS = [name for name, offer in installed().offers("model").items() if offer.distribution == "gangline-models"]
@@ -178,6 +179,7 @@ OURS = [name for name, offer in installed().offers("model").items() if offer.dis
 def test_transformers_opens_the_config_of_every_part(name):
     """Its fields have types, and 256.0 is none where it wants 256."""
     config = installed().offers("model")[name].part.config()
-    content = json.loads(json.dumps(config.to_hugging_face("float32", LENGTH)))
+    run = default_run(model=config, batch=BatchSection(sequence_length=LENGTH))
+    content = json.loads(json.dumps(config_json_of(run, name, "float32")))
     theirs = type(AutoConfig.for_model(content["model_type"])).from_dict(content)
     assert theirs.hidden_size == config.dim

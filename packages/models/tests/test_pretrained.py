@@ -13,8 +13,10 @@ from gangline.cli.main import main
 from gangline.cli.train import main as train
 from gangline.config.check import problems
 from gangline.config.compose import compose_one
+from gangline.errors import UserError
 from gangline.model.pretrained import pretrained_of
 from gangline_models.hugging_face.commands import export_run
+from gangline_models.hugging_face.config import config_json_of, model_config_from
 from gangline_models.hugging_face.pretrained import HuggingFace
 from gangline_testkit import as_installed
 from gangline_testkit.sessions import session, trained
@@ -68,6 +70,44 @@ def gangline_models():
 """
 
 
+THIRD_PARTY = """
+from dataclasses import dataclass
+
+from gangline import Part, hookimpl
+from gangline_basics.model.config import Tiny
+from gangline_models.hugging_face.contract import ModelFormat
+
+
+@dataclass
+class Mine(Tiny):
+    pass
+
+
+class MineFormat(ModelFormat):
+    architectures = ("MineForCausalLM",)
+
+    def read(self, directory, config):
+        return Mine(dim=config["width"], weights=str(directory))
+
+    def write(self, options, dtype, max_position):
+        return {"architectures": ["MineForCausalLM"], "width": options.dim}
+
+    def describe(self, options):
+        return {"dim": options.dim}
+
+
+@hookimpl
+def gangline_models():
+    yield Part(
+        name="mine",
+        config=Mine,
+        build="gangline_basics.model.plan:plan_decoder",
+        summary="Mine",
+        capabilities={"hugging_face": "third_party:MineFormat"},
+    )
+"""
+
+
 def test_who_derives_from_the_decoder_reads_weights_as_it_does(tmp_path):
     (tmp_path / "stranger_models.py").write_text(STRANGERS)
     with as_installed("gangline-strangers", "stranger_models", path=tmp_path):
@@ -75,6 +115,18 @@ def test_who_derives_from_the_decoder_reads_weights_as_it_does(tmp_path):
         (problem,) = problems(compose_one(["model=own"]))
     assert "model=own begins with the weights in somewhere, and nothing reads them" in problem.what
     assert "capability 'pretrained'" in problem.why
+
+
+def test_import_finds_the_format_of_a_third_party_model(tmp_path):
+    (tmp_path / "third_party.py").write_text(THIRD_PARTY)
+    (tmp_path / "config.json").write_text('{"architectures": ["MineForCausalLM"], "width": 64}')
+    with as_installed("gangline-third-party", "third_party", path=tmp_path):
+        found = model_config_from(tmp_path)
+        assert (type(found).__name__, found.dim, found.weights) == ("Mine", 64, str(tmp_path))
+        run = compose_one(["model=mine", "model.dim=96"])
+        assert config_json_of(run, "run", "bfloat16") == {"architectures": ["MineForCausalLM"], "width": 96}
+    with pytest.raises(UserError, match="architecture MineForCausalLM"):
+        model_config_from(tmp_path)
 
 
 def test_averages_are_exported_by_their_prefix(tmp_path):

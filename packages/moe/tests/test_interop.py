@@ -21,14 +21,14 @@ from gangline.errors import UserError
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.model.init import shards_of
-from gangline_models.families.decoder import config_json
 from gangline_models.hugging_face.commands import words_for
-from gangline_models.hugging_face.config import edited_config_from
+from gangline_models.hugging_face.config import config_json_of, edited_config_from
 from gangline_models.hugging_face.names import theirs_of
 from gangline_models.hugging_face.read import load_pretrained
 from gangline_models.hugging_face.write import export
 from gangline_moe.config import MoeOptions
-from gangline_moe.interop import of_hugging_face, to_hugging_face
+from gangline_moe.interop.format import MoeFormat
+from gangline_moe.interop.read import read_experts
 from gangline_moe.presets import DeepSeekV3, Mixtral8x7B, Qwen3_30B_A3B
 from gangline_moe.routers.config import Biased, ExpertChoice, Grouped, Sigmoid, Softmax
 from gangline_testkit.inputs import whole_sequences
@@ -107,7 +107,7 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
 
     shapes = {s.name.removeprefix("model/"): tuple(s.global_shape) for s in shards_of(ours, plan)}
     shapes = {name: shape for name, shape in shapes.items() if theirs_of(plan, name, shape)}
-    written = run.edits["moe"].to_hugging_face(config_json(run.model))
+    written = config_json_of(run, "run", "float32")
     export(tmp_path / "out", ((n, ours.state_dict()[n]) for n in shapes), plan=plan, shapes=shapes, config=written)
     again = cls.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
@@ -146,8 +146,8 @@ NORMED = {**PLAIN, "architectures": ["Qwen3ForCausalLM"]}
     ],
 )
 def test_options_come_back_from_the_config_they_make(options, config):
-    written = json.loads(json.dumps(to_hugging_face(options, config)))
-    back, rest = of_hugging_face(type(options), written)
+    written = json.loads(json.dumps(MoeFormat().write(options, config)))
+    back, rest = read_experts(type(options), written)
     kept = ("experts", "top_k", "hidden", "first", "shared")
     assert {name: getattr(back, name) for name in kept} == {name: getattr(options, name) for name in kept}
     assert back.every == options.every
@@ -170,7 +170,11 @@ def test_options_come_back_from_the_config_they_make(options, config):
     ],
 )
 def test_what_others_do_not_have_is_not_exported(options, config):
-    assert to_hugging_face(options, config) is None
+    try:
+        written = MoeFormat().write(options, config)
+    except UserError:
+        written = None
+    assert written is None
 
 
 @pytest.mark.parametrize(
@@ -188,7 +192,7 @@ def test_what_to_set_for_an_export_is_said(options, dense):
     """And what is said suffices."""
     config = PLAIN | {"architectures": [dense]}
     with pytest.raises(UserError, match=f"others have no {dense} with the experts of moe") as refused:
-        options.to_hugging_face(config)
+        MoeFormat().write(options, config)
     words = refused.value.details[0].removeprefix("They have one that was trained with ").split()
     assert words
     for word in words:
@@ -200,17 +204,17 @@ def test_what_to_set_for_an_export_is_said(options, dense):
             options = replace(options, router=replace(options.router, **{name.removeprefix("moe.router."): value}))
         else:
             options = replace(options, **{name.removeprefix("moe."): value})
-    assert options.to_hugging_face(config)["architectures"]
+    assert MoeFormat().write(options, config)["architectures"]
 
 
 def test_a_config_that_cannot_be_computed_is_refused():
     config = {"architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 6, "num_experts": 8}
     config |= {"num_experts_per_tok": 2, "moe_intermediate_size": 8}
     with pytest.raises(UserError, match="not evenly spaced"):
-        of_hugging_face(MoeOptions, config | {"mlp_only_layers": [1]})
+        read_experts(MoeOptions, config | {"mlp_only_layers": [1]})
     with pytest.raises(UserError, match="sliding_window=4096"):
-        of_hugging_face(MoeOptions, config | {"sliding_window": 4096})
-    assert of_hugging_face(MoeOptions, {"architectures": ["LlamaForCausalLM"]}) is None
+        read_experts(MoeOptions, config | {"sliding_window": 4096})
+    assert read_experts(MoeOptions, {"architectures": ["LlamaForCausalLM"]}) is None
 
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4}
@@ -230,8 +234,8 @@ SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4}
     ids=["mixtral", "qwen3-moe", "dots.llm1"],
 )
 def test_absent_fields_of_experts_are_those_of_transformers(config, theirs):
-    short, _ = of_hugging_face(MoeOptions, config | SIZES)
-    full, _ = of_hugging_face(MoeOptions, theirs(**config, **SIZES).to_dict() | config)
+    short, _ = read_experts(MoeOptions, config | SIZES)
+    full, _ = read_experts(MoeOptions, theirs(**config, **SIZES).to_dict() | config)
     assert short == full
 
 
@@ -251,13 +255,13 @@ def test_absent_fields_of_experts_are_those_of_transformers(config, theirs):
 def test_odd_field_of_experts_is_named(name, changes, words):
     config = CASES[name][1].to_dict() | {"architectures": [CASES[name][0].__name__]} | changes
     with pytest.raises(UserError) as refused:
-        of_hugging_face(MoeOptions, config)
+        read_experts(MoeOptions, config)
     assert words in str(refused.value)
 
 
 def test_missing_field_without_a_default_is_named():
     with pytest.raises(UserError, match="does not give num_experts_per_tok"):
-        of_hugging_face(MoeOptions, {"architectures": ["Dots1ForCausalLM"], "sliding_window": None})
+        read_experts(MoeOptions, {"architectures": ["Dots1ForCausalLM"], "sliding_window": None})
 
 
 def test_weights_of_other_experts_are_refused(tmp_path):

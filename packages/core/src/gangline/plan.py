@@ -164,7 +164,7 @@ class Init:
 
 @dataclass(frozen=True)
 class Name:
-    """The Hugging Face name of a parameter. `{0}`, `{1}` in `theirs` take what the stars of `pattern` matched.
+    """The external name of a parameter. `{0}`, `{1}` in `theirs` take what the stars of `pattern` matched.
 
     how: "same", or "transpose" for a matrix that lies the other way there (of a stack of them, each), or "stack": ours
     is (N, ...) and theirs are N arrays, `{n}` in `theirs` counts them. An empty `theirs`: a buffer that they have

@@ -26,6 +26,7 @@ EDITS = (
         name="on",
         config=DpoConfig,
         build="gangline_finetune.dpo.edit:edit",
+        capabilities={"hugging_face": "gangline_models.hugging_face.contract:SameModel"},
         summary="The loss of direct preference optimization, for data=preferences",
     ),
 )

@@ -12,23 +12,6 @@ from gangline_basics.model.decoder_nodes import DecoderNode, NormNode
 
 
 @dataclass(frozen=True, kw_only=True)
-class SandwichBlockNode(Node):
-    """Attention, then feed-forward, each with a norm before it, behind it, or both; see the module."""
-
-    module: ClassVar[str] = "gangline_models.modules.block:SandwichBlock"
-    attention_norm: Node | None = None
-    attention: Node
-    attention_out_norm: Node | None = None
-    feed_forward_norm: Node | None = None
-    feed_forward: Node
-    feed_forward_out_norm: Node | None = None
-    residual_scale: float = 1.0
-
-    def decodes(self) -> Decoding | None:
-        return "tokenwise"
-
-
-@dataclass(frozen=True, kw_only=True)
 class WidthNormNode(NormNode):
     """Root-mean-square normalisation over all heads together; dim: the width of all."""
 
@@ -44,12 +27,10 @@ class WidthNormNode(NormNode):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerNormNode(Node):
+class LayerNormNode(NormNode):
     """Normalisation to mean 0 and variance 1, with a weight and a bias."""
 
     module: ClassVar[str] = "gangline_models.modules.layer_norm:LayerNorm"
-    dim: int
-    eps: float = 1e-5
 
     def shapes(self) -> dict[str, Shape]:
         return {"weight": (self.dim,), "bias": (self.dim,)}

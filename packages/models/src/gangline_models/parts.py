@@ -37,19 +37,23 @@ FAMILIES: dict[str, tuple[type[FamilyConfig], str]] = {
 
 
 def part_of(name: str, config: type[FamilyConfig], summary: str) -> Part:
-    """A part that the module of the family builds."""
-    family = next(base for base in config.__mro__ if "architectures" in vars(base))
-    opens = OPENS if "rope" in config.__dataclass_fields__ else {}
+    """Return a part that the module of the family builds. A shape has the capabilities of its family."""
+    family = next(base for base in config.__mro__ if base in OWN)
+    capabilities = {
+        "pretrained": "gangline_models.hugging_face.pretrained:HuggingFace",
+        "hugging_face": f"{family.__module__}:{family.__name__}Format",
+    }
     return Part(
         name=name,
         config=config,
         build=f"{family.__module__}:build",
         summary=summary,
-        opens=opens,
-        capabilities={"pretrained": "gangline_models.hugging_face.pretrained:HuggingFace"},
+        opens=OPENS if "rope" in config.__dataclass_fields__ else {},
+        capabilities=capabilities if family is config else {},
     )
 
 
+OWN = {config for config, _ in FAMILIES.values()}
 MODELS = (
     *(part_of(name, *offered) for name, offered in FAMILIES.items()),
     *(part_of(name, config, f"the shape of {SHAPES[name][1]}") for name, config in PRESETS.items()),

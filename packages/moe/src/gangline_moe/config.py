@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from math import gcd
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from annotated_types import Gt, IsNotNan
 
@@ -95,21 +95,6 @@ class MoeOptions(EditConfig):
 
             upcycle(self.upcycle_from, shards)
 
-    def to_hugging_face(self, config: dict[str, Any]) -> dict[str, Any] | None:
-        from gangline_moe.interop import missing, to_hugging_face
-
-        found = to_hugging_face(self, config)
-        if found is None and (words := missing(self, config)):
-            what = f"others have no {config['architectures'][0]} with the experts of moe."
-            raise UserError(what, f"They have one that was trained with {' '.join(words)}")
-        return found
-
-    @classmethod
-    def of_hugging_face(cls, config: dict[str, Any]) -> tuple[EditConfig, dict[str, Any]] | None:
-        from gangline_moe.interop import of_hugging_face
-
-        return of_hugging_face(cls, config)
-
     def check(self, run: Run) -> list[Problem]:
         found = list(self._problems(run))
         if not found:
@@ -119,7 +104,7 @@ class MoeOptions(EditConfig):
 
             found += problems(self, run)
         if not found and run.model.pretrained() is not None:
-            from gangline_moe.interop import weight_problems
+            from gangline_moe.interop.format import weight_problems
 
             found += weight_problems(self, run)
         return found

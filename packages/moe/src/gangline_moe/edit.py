@@ -12,7 +12,7 @@ from gangline.plan import Cut, Fold, Init, Plan, matches
 from gangline.plugin.registry import installed, load
 from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode
 from gangline_moe.config import FOLD, MoeOptions
-from gangline_moe.interop import others_names
+from gangline_moe.interop.names import names_of_experts
 from gangline_moe.nodes import ExpertsNode, MoeNode, StackNode
 from gangline_moe.routers.config import Biased
 
@@ -127,7 +127,7 @@ def planned(
             inits.append(Init(f"{place}.router.bias", "constant", 0.0))
         if options.router.step_loss:
             inits.append(Init(f"{place}.router.share", "constant", 1 / options.experts))
-        names = others_names(place, options, qk_norm, biased)
+        names = names_of_experts(place, options, qk_norm, biased)
         plan = plan.extended(inits=tuple(inits), cuts=tuple(cuts), names=names, master_dtype=(f"{place}.router",))
     return plan.extended(folds=(Fold(FOLD, options.ep or 1, tuple(options.ep_out_of)),))
 

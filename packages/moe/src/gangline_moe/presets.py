@@ -83,6 +83,7 @@ def _part(name: str, config: type, summary: str, router: str = "softmax") -> Par
         build=BUILD,
         summary=summary,
         opens={"router": router},
+        capabilities={"hugging_face": "gangline_moe.interop.format:MoeFormat"} if name == "on" else {},
         words=WORDS if name == "on" else {},
         layout_dependent=DEPENDS,
     )

@@ -6,6 +6,7 @@ Where a strategy cuts heads or tokens, H, K and T are this rank's: they are read
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -103,7 +104,7 @@ class Sinks(nn.Module):
         """They are cut as the heads are, so there is nothing to ask the other ranks."""
 
 
-class Attention(nn.Module):
+class GroupedAttention(nn.Module, ABC):
     """x (B, T, D) -> (B, T, D). Queries and keys are normalised (if at all) before they are rotated, as in Qwen3."""
 
     attention: Callable[..., Tensor]
@@ -121,10 +122,13 @@ class Attention(nn.Module):
         self.attention = plain(node.call)
         self.sinks = construct(node.sinks) if node.sinks else None
 
+    @abstractmethod
     def forward(self, x_BTD: Tensor, batch: Batch) -> Tensor:
-        q_BTHC, k_BTKC, v_BTKC = (
-            y.unflatten(-1, (-1, self.head_dim)) for y in (self.wq(x_BTD), self.wk(x_BTD), self.wv(x_BTD))
-        )
+        """Project the queries, `attend`, and project the output."""
+
+    def attend(self, q_BTHC: Tensor, x_BTD: Tensor, batch: Batch) -> Tensor:
+        """Return the output of every head, (B, T, H, C), for queries that are neither normalised nor rotated."""
+        k_BTKC, v_BTKC = (y.unflatten(-1, (-1, self.head_dim)) for y in (self.wk(x_BTD), self.wv(x_BTD)))
         if self.q_norm is not None:
             q_BTHC = self.q_norm(q_BTHC)
         if self.k_norm is not None:
@@ -136,5 +140,12 @@ class Attention(nn.Module):
         attention = self.attention
         if batch.cache is not None:
             attention = batch.cache.of(self, partial(KeyValues, self.attention, self.call)).attend
-        out_BHTC = attention(q, k, v_BTKC.transpose(1, 2), batch.document, batch.position, *more)
-        return self.wo(out_BHTC.transpose(1, 2).flatten(-2))
+        return attention(q, k, v_BTKC.transpose(1, 2), batch.document, batch.position, *more).transpose(1, 2)
+
+
+class Attention(GroupedAttention):
+    """Attention of most decoders: rows of `wq` are queries."""
+
+    def forward(self, x_BTD: Tensor, batch: Batch) -> Tensor:
+        q_BTHC = self.wq(x_BTD).unflatten(-1, (-1, self.head_dim))
+        return self.wo(self.attend(q_BTHC, x_BTD, batch).flatten(-2))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Ge
 
@@ -11,18 +11,12 @@ from gangline.config.ranges import NonNegativeFloat, PositiveFloat, PositiveInt,
 from gangline.config.schema import ModelConfig
 from gangline.errors import Problem
 from gangline.plugin.parts import Part
-from gangline.plugin.registry import load
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gangline.config.schema import Run
+    from gangline_basics.model.rope_rates import Rope
 
-HUGGING_FACE = "gangline_models.families.decoder"  # a package of its own reads and writes such models
-SHARED: dict[str, Any] = {  # by the parts of this file and the presets
-    "build": "gangline_basics.model.plan:plan_decoder",
-    "capabilities": {"pretrained": "gangline_models.hugging_face.pretrained:HuggingFace"},
-}
+BUILD = "gangline_basics.model.plan:plan_decoder"
 
 
 @dataclass
@@ -30,7 +24,6 @@ class DecoderConfig(ModelConfig):
     """A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
 
     file_options: ClassVar[tuple[str, ...]] = ("weights",)
-    architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM")
 
     dim: PositiveInt = 768  # width of the residual stream
     layers: PositiveInt = 12  # blocks of attention and feed-forward
@@ -60,23 +53,6 @@ class DecoderConfig(ModelConfig):
 
     def preload(self, run: Run) -> list[str]:
         return ["gangline_basics.model.decoder"]
-
-    @classmethod
-    def of_hugging_face(cls, directory: str | Path, config: dict[str, Any]) -> DecoderConfig:
-        made: DecoderConfig = load(f"{HUGGING_FACE}:decoder_of")(directory, config)
-        return made
-
-    def to_hugging_face(self, dtype: str, max_position: int) -> dict[str, Any]:
-        described: dict[str, Any] = load(f"{HUGGING_FACE}:config_json")(self, dtype=dtype, max_position=max_position)
-        return described
-
-    def computed(self) -> dict[str, Any]:
-        values = {item.name: getattr(self, item.name) for item in fields(DecoderConfig)}
-        values |= {"kv_heads": self.key_heads, "head_dim": self.head_width}
-        silent = {"init_std", "weights", "z_loss"}
-        if self.rope_scaling_factor is None:
-            silent |= {"rope_low_freq_factor", "rope_high_freq_factor", "rope_original_max_position"}
-        return {name: value for name, value in values.items() if name not in silent}
 
     def check(self, run: Run) -> list[Problem]:
         from gangline.config.advice import nearest
@@ -130,6 +106,15 @@ class DecoderConfig(ModelConfig):
         """The window of that block, or None."""
         return None if self.full_every and (block + 1) % self.full_every == 0 else self.window
 
+    def rope_of(self, block: int, length: int) -> Rope:
+        """Rotary positions, the same for all blocks and lengths."""
+        from gangline_basics.model.rope_rates import BandScaling, Rope
+
+        if self.rope_scaling_factor is None:
+            return Rope(self.rope_theta)
+        factors = self.rope_scaling_factor, self.rope_low_freq_factor, self.rope_high_freq_factor
+        return Rope(self.rope_theta, BandScaling(*factors, self.rope_original_max_position))
+
     @property
     def key_heads(self) -> int:
         """`kv_heads` with its default filled in."""
@@ -162,7 +147,7 @@ class Tiny(DecoderConfig):
 
 
 PARTS = (
-    Part(name="tiny", config=Tiny, summary="1.6 M parameters on bytes: minutes on a CPU", default=True, **SHARED),
+    Part(name="tiny", config=Tiny, summary="1.6 M parameters on bytes: minutes on a CPU", default=True, build=BUILD),
     Part(
         name="decoder",
         config=DecoderConfig,
@@ -176,6 +161,10 @@ PARTS = (
             "hidden": "d_ff ffn_dim ffn_hidden_size intermediate_size",
             "tied": "tie_embeddings tie_word_embeddings tie_weights tied_embeddings",
         },
-        **SHARED,
+        build=BUILD,
+        capabilities={  # of a package that may be missing; parts whose options derive from these have the same
+            "pretrained": "gangline_models.hugging_face.pretrained:HuggingFace",
+            "hugging_face": "gangline_models.families.decoder:DecoderFormat",
+        },
     ),
 )

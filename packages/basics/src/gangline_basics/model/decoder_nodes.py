@@ -128,13 +128,16 @@ class FeedForwardNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockNode(Node):
-    """Attention, then feed-forward, each normalised before and added to the residual stream."""
+    """Attention, then feed-forward, each added to the residual stream, with a norm before it, after it, or both."""
 
     module: ClassVar[str] = "gangline_basics.model.block:Block"
-    attention_norm: Node
+    attention_norm: Node | None = None
     attention: Node
-    feed_forward_norm: Node
+    attention_out_norm: Node | None = None
+    feed_forward_norm: Node | None = None
     feed_forward: Node
+    feed_forward_out_norm: Node | None = None
+    residual_scale: float = 1.0
 
     def decodes(self) -> Decoding | None:
         return "tokenwise"

@@ -7,7 +7,7 @@ from functools import partialmethod
 from typing import Any, get_type_hints
 
 from gangline.plugin.parts import Part
-from gangline_basics.model.config import SHARED, DecoderConfig
+from gangline_basics.model.config import BUILD, DecoderConfig
 
 LLAMA3: dict[str, Any] = {"vocab_size": 128_256, "kv_heads": 8, "rope_theta": 500_000.0, "rope_scaling_factor": 8.0}
 QWEN3: dict[str, Any] = {
@@ -67,6 +67,6 @@ def _preset(name: str, about: str, sizes: dict[str, Any]) -> type[DecoderConfig]
 
 PRESETS = {name: _preset(name, about, sizes) for name, (about, sizes) in SIZES.items()}
 PARTS = tuple(
-    Part(name=name, config=config, summary=SIZES[name][0].split(", as in")[0], **SHARED)
+    Part(name=name, config=config, summary=SIZES[name][0].split(", as in")[0], build=BUILD)
     for name, config in PRESETS.items()
 )

@@ -1,10 +1,10 @@
-"""How others have the weights of an edited model, as the edit's configuration says. Torch-free."""
+"""Weights of an edited model as external tools take them: merged, or the added ones apart. Torch-free."""
 
 from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -14,30 +14,19 @@ if TYPE_CHECKING:
 
 
 class EditedWeights(ABC):  # noqa: B024  # each of its methods has a default
-    """For an edit whose model others do not have; one whose model they have overrides these."""
-
-    def to_hugging_face(self, config: dict[str, Any]) -> dict[str, Any] | None:
-        """The config.json of the edited model, given that of the model without the edit; None: others have no such.
-
-        Raises UserError where others would have it with other options, and names these.
-        """
-        return None
+    """For an edit without such weights; an edit that wraps modules overrides these."""
 
     def merged(self, name: str, weight: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """The parameter `name`, whole, with what this edit wraps around it added; `weight` itself where nothing is.
+        """Return the full parameter `name` with what this edit wraps around it added; `weight` if it wraps nothing.
 
-        stored: all parameters of the checkpoint by name, read when asked for. None: it cannot be merged. Of several
+        stored: all parameters of the checkpoint by name, read when asked for. None: they cannot be merged. Of several
         edits that wrap one node the innermost is asked first.
         """
         return None
 
     def apart(self, shapes: Mapping[str, tuple[int, ...]], plan: Plan) -> Adapter | None:
-        """What `gangline export --apart` writes of the parameters of these names and shapes; None: nothing of it.
+        """Return what this edit wraps around the weights, to write it alone; None if it cannot be written.
 
-        `plan.names` tells what others call the parameters that are wrapped.
+        shapes: of all parameters, by name. `plan.names` has the external names of the wrapped parameters.
         """
         return None
-
-    def in_files(self, directory: str) -> bool:
-        """Of options that `of_hugging_face` gave: whether the directory has their weights; else it is read without."""
-        return True

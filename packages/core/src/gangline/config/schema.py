@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gangline.config.answers import ItemSizes, LayoutBounds, Sidecar
 from gangline.config.edited_weights import EditedWeights
@@ -19,8 +19,6 @@ from gangline.config.state_sizes import StateSizes
 from gangline.errors import Problem
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gangline.comm.base import Comms
     from gangline.data.vocabulary import Codec, RendersChats
     from gangline.explain.explained import Explained
@@ -80,31 +78,11 @@ class PartConfig:
 class ModelConfig(PartConfig):
     """Options of a model. The tree consists of config nodes; the plan is a `gangline.plan.Plan`. Torch-free."""
 
-    architectures: ClassVar[tuple[str, ...]] = ()  # of Hugging Face; a class that has them itself reads such a model
-
     vocab_size: PositiveInt = 256  # different tokens that the data may have
 
     def pretrained(self) -> str | None:
-        """The Hugging Face directory whose weights the run starts from; None: they are drawn."""
+        """Return the directory of pretrained weights that the run starts from, or None for initialized weights."""
         return None
-
-    @classmethod
-    def of_hugging_face(cls, directory: str | Path, config: dict[str, Any]) -> ModelConfig:
-        """The options that make the model of this config.json, of one of the class's own `architectures`, and start
-        from the weights of the directory. Raises UserError for what the model cannot compute.
-        """
-        raise NotImplementedError(f"{cls.__name__} names architectures and does not read them")
-
-    def to_hugging_face(self, dtype: str, max_position: int) -> dict[str, Any] | None:
-        """The model's config.json; None: others have no such model. Raises UserError for options that they lack.
-
-        dtype: of the weights. max_position: the context it was trained with.
-        """
-        return None
-
-    def computed(self) -> dict[str, Any]:
-        """What the model computes, by option, defaults filled in: two with the same take the same weights."""
-        return {}
 
 
 @dataclass
@@ -141,14 +119,6 @@ class EditConfig(PartConfig, EditedWeights):
     def layouts(self, run: Run, world: int) -> Iterator[EditConfig]:
         """These options, and others of them that change who has what of the model and not what it computes."""
         yield self
-
-    @classmethod
-    def of_hugging_face(cls, config: dict[str, Any]) -> tuple[EditConfig, dict[str, Any]] | None:
-        """(the options that make such a model, the config.json without their fields); None: it is not of this edit.
-
-        Raises UserError for what the edit cannot compute. A class that offers other defaults only inherits it.
-        """
-        return None
 
 
 @dataclass

@@ -152,7 +152,7 @@ class Installed:
             return [f"To read files:  {shlex.quote(f'data.path={name}')}"]
         if group == "model" and "/" in name:
             return [
-                f"Of a Hugging Face directory:  gangline import {shlex.quote(name)}  prints the command that takes it."
+                f"Of a directory of weights:  gangline import {shlex.quote(name)}  prints the command that takes it."
             ]
         return []
 

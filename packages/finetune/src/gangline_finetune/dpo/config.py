@@ -75,10 +75,6 @@ class DpoConfig(EditConfig):
             )
         ]
 
-    def to_hugging_face(self, config: dict[str, Any]) -> dict[str, Any]:
-        """The same: only the loss is another."""
-        return config
-
     def summary(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
         """Of the pairs of a step: the share whose chosen answer won, and by how much on average."""
         pairs = metrics.get("dpo_pairs")

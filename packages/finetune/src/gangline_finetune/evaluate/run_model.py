@@ -15,6 +15,7 @@ from gangline.batch import Batch
 from gangline.config import Run
 from gangline_basics.sampling.sampler import Sampler
 from gangline_finetune.evaluate.text_model import AskedRow, TextModel, as_lm
+from gangline_models.hugging_face.contract import model_format
 
 
 def lm_of(run_dir: str, **options: Any) -> Any:
@@ -28,9 +29,9 @@ def exported_context(run: Run) -> int:
     Learned positions and stretched rotary ones reach beyond the rows of the run. A model that is not exported has the
     rows of the run alone.
     """
-    trained = run.batch.sequence_length
+    trained, format = run.batch.sequence_length, model_format(run.model)
     try:
-        config = run.model.to_hugging_face("float32", trained) or {}
+        config = format.write(run.model, "float32", trained) if format else {}
     except UserError:
         return trained
     return int(config.get("n_positions") or config.get("max_position_embeddings") or trained)

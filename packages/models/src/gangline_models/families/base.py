@@ -1,45 +1,26 @@
-"""What all families have: sizes, rotary positions, and the way from and to a config.json. Torch-free."""
+"""Options that all families have: sizes, windows and rotary positions. Torch-free."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
-from gangline import Problem, UserError
+from gangline import Problem
 from gangline.config import ModelConfig, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, listed_divisors
-from gangline.config.fields import stated
 from gangline_basics.model.rope_rates import Rope
-from gangline_models.hugging_face.config_reader import ConfigReader
-from gangline_models.hugging_face.layers import layer_types
-from gangline_models.hugging_face.rope import read_rope
 from gangline_models.rope.base import PlainRope, RopeChoice
 
 if TYPE_CHECKING:
     from gangline.config import Run
 
 OPENS = {"rope": "plain"}  # of every part whose family has rotary positions
-TRAINING = {"weights", "init_std", "z_loss"}  # what others say nothing of
 
 
 @dataclass
 class FamilyConfig(ModelConfig):
-    """A decoder as a family has it.
-
-    A family says how its config.json puts things: `model_type`; `same`, option -> their field of the same value;
-    `absent`, their fields that must have one value, for it is all that the family's tree computes; `silent`, what an
-    option is where a file does not say it, which is what their class has for it, not what ours has; `nullable`, the
-    options that a file may give as null. What is said otherwise goes through `read_more` and `more_json`.
-    """
+    """A decoder as a family has it."""
 
     file_options: ClassVar[tuple[str, ...]] = ("weights",)
-    model_type: ClassVar[str] = ""
-    same: ClassVar[Mapping[str, str]] = {}
-    absent: ClassVar[Mapping[str, Any]] = {}
-    silent: ClassVar[Mapping[str, Any]] = {}
-    nullable: ClassVar[frozenset[str]] = frozenset()
 
     dim: PositiveInt = 768  # width of the residual stream
     layers: PositiveInt = 12  # blocks of attention and feed-forward
@@ -84,62 +65,10 @@ class FamilyConfig(ModelConfig):
         mend = f"Choose model.heads among {listed_divisors(self.dim)}."
         return [Problem(what, "Where nothing else is said a head is dim / heads wide.", mend)]
 
-    @classmethod
-    def of_hugging_face(cls, directory: str | Path, config: dict[str, Any]) -> FamilyConfig:
-        reader = ConfigReader(directory, config)
-        given: dict[str, Any] = {}
-        ranges = stated(cls)
-        for ours, theirs in cls.same.items():
-            if ours not in cls.silent:
-                given[ours] = reader.need(theirs, ranges[ours])
-            else:
-                read = reader.take if ours in cls.nullable else reader.given
-                given[ours] = read(theirs, cls.silent[ours], ranges[ours])
-        for name, value in cls.absent.items():
-            reader.only(name, value)
-        given |= cls.read_more(reader, given)
-        reader.finish()
-        return cls(**given, weights=str(directory))
-
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Options that need more than a look; given: those that `same` has read."""
-        return {}
-
-    def to_hugging_face(self, dtype: str, max_position: int) -> dict[str, Any]:
-        filled = self.computed()
-        return {
-            "architectures": list(self.architectures[:1]),
-            "model_type": self.model_type,
-            **{theirs: filled[ours] for ours, theirs in self.same.items()},
-            **self.absent,
-            "max_position_embeddings": max_position,
-            **self.more_json(max_position),
-            **self._special_tokens(),
-            "torch_dtype": dtype,
-        }
-
-    def _special_tokens(self) -> dict[str, Any]:
-        """Those of the directory that the model began with; without one, none: not what transformers would take."""
-        there = Path(self.weights or ".") / "config.json"
-        held = json.loads(there.read_text(encoding="utf-8")) if self.weights and there.is_file() else {}
-        return {name: held.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-
-    def more_json(self, max_position: int) -> dict[str, Any]:
-        """The fields that `read_more` reads."""
-        return {}
-
-    def computed(self) -> dict[str, Any]:
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {name: value for name, value in values.items() if name not in TRAINING}
-
 
 @dataclass
 class RotaryConfig(FamilyConfig):
     """With rotary positions, and key heads that may be fewer."""
-
-    silent_theta: ClassVar[float] = 10_000.0  # of a file that does not say it
-    nullable: ClassVar[frozenset[str]] = frozenset(("kv_heads",))
 
     kv_heads: PositiveInt | None = None  # key and value heads, each for heads / kv_heads query heads; null: heads
     head_dim: PositiveInt | None = None  # width of a head; null: dim / heads
@@ -179,19 +108,6 @@ class RotaryConfig(FamilyConfig):
             )
         return found
 
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
-        return read_rope(reader, cls.silent_theta)
-
-    def more_json(self, max_position: int) -> dict[str, Any]:
-        return {
-            "rope_parameters": {"rope_theta": self.rope_theta, **self.rope.written()},
-            "max_position_embeddings": self.rope.max_position(max_position),
-        }
-
-    def computed(self) -> dict[str, Any]:
-        return {**super().computed(), "kv_heads": self.key_heads, "head_dim": self.head_width}
-
 
 @dataclass
 class WindowedConfig(RotaryConfig):
@@ -223,29 +139,3 @@ class TwoRopesConfig(PatternConfig):
 
     def rope_of(self, block: int, length: int) -> Rope | None:
         return Rope(self.local_rope_theta) if self.window_of(block) else super().rope_of(block, length)
-
-    def more_json(self, max_position: int) -> dict[str, Any]:
-        said = super().more_json(max_position)
-        if said["rope_parameters"].get("truncate", True) is not True:
-            raise UserError(
-                "a model with model.rope.truncate=false and layers of two kinds has no Hugging Face architecture.",
-                "transformers passes over truncate where layers differ, and would compute something else.",
-            )
-        local = {"rope_type": "default", "rope_theta": self.local_rope_theta}
-        return said | {
-            "rope_parameters": {"full_attention": said["rope_parameters"], "sliding_attention": local},
-            "sliding_window": self.window,
-            "layer_types": layer_types(self.windows),
-        }
-
-
-SIZES = {
-    "vocab_size": "vocab_size",
-    "dim": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "hidden": "intermediate_size",
-    "tied": "tie_word_embeddings",
-    "norm_eps": "rms_norm_eps",
-}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from gangline.errors import UserError
 from gangline_basics.model.config import DecoderConfig
 from gangline_models.families.decoder_rope import ROPE_FIELDS, SCALING, read_rope
 from gangline_models.families.decoder_window import WINDOW_FIELDS, read_window, window_json
+from gangline_models.hugging_face.contract import ModelFormat
 from gangline_models.hugging_face.fields import checked, refuse_unknown
 
 # -> whether queries and keys are normalised
@@ -35,11 +37,31 @@ ABSENT = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
 KNOWN = frozenset((*SAME.values(), *ABSENT, *ROPE_FIELDS, *WINDOW_FIELDS))
 
 
+class DecoderFormat(ModelFormat):
+    """config.json of the part `decoder`."""
+
+    architectures = tuple(ARCHITECTURES)
+
+    def read(self, directory: str | Path, config: dict[str, Any]) -> DecoderConfig:
+        return decoder_of(directory, config)
+
+    def write(self, options: DecoderConfig, dtype: str, max_position: int) -> dict[str, Any]:
+        return config_json(options, dtype=dtype, max_position=max_position)
+
+    def describe(self, options: DecoderConfig) -> dict[str, Any]:
+        values = {item.name: getattr(options, item.name) for item in fields(DecoderConfig)}
+        values |= {"kv_heads": options.key_heads, "head_dim": options.head_width}
+        silent = {"init_std", "weights", "z_loss"}
+        if options.rope_scaling_factor is None:
+            silent |= {"rope_low_freq_factor", "rope_high_freq_factor", "rope_original_max_position"}
+        return {name: value for name, value in values.items() if name not in silent}
+
+
 def decoder_of(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
-    """The part `decoder` of a config.json that has one of `ARCHITECTURES`.
+    """Return the options of a config.json that has one of `ARCHITECTURES`.
 
     Reads what transformers 4 writes (rope_theta, rope_scaling) and what 5 does (rope_parameters). Raises UserError for
-    what it cannot compute.
+    what the decoder cannot compute.
     """
     architecture, holder, ranges = theirs["architectures"][0], f"{directory} holds a model", stated(DecoderConfig)
     for key, value in ABSENT.items():

@@ -10,23 +10,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from gangline import Problem
 from gangline.config import NonNegativeInt, PositiveFloat, PositiveInt
 from gangline.model.linear_nodes import LinearNode
-from gangline.plan import Cut, Plan
-from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode, NormNode
+from gangline.plan import Cut, Name, Plan
+from gangline_basics.model.decoder_nodes import DecoderNode, NormNode
+from gangline_basics.model.decoder_tree import block_of, length_of
+from gangline_basics.model.names import LAYER, ModuleNames
+from gangline_basics.model.plan import plan_family
 from gangline_basics.model.rope_rates import Rope
-from gangline_models.families.base import SIZES, FamilyConfig
+from gangline_models.families.base import FamilyConfig
+from gangline_models.families.format import SIZES, FamilyFormat
 from gangline_models.hugging_face.experts import refuse_experts, refuse_packed
 from gangline_models.hugging_face.files import passed_over
 from gangline_models.hugging_face.rope import read_rope
 from gangline_models.latent_nodes import LatentUpNode, MlaNode
-from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
 from gangline_models.rope.base import PlainRope, RopeChoice
 from gangline_models.rope.yarn import YarnRope
-from gangline_models.trees import decoder_of, feed_forward_of, length_of, norm_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -41,10 +43,10 @@ NAMES = LAYER | {
     "attention.kv.norm": "self_attn.kv_a_layernorm",
     "attention.kv.up": "self_attn.kv_b_proj",
 }
-# Of the layers behind the last, which predict further tokens.
-FURTHER = (
-    *("eh_proj.weight", "enorm.weight", "hnorm.weight", "embed_tokens.weight"),
-    *("shared_head.norm.weight", "shared_head.head.weight"),
+# Tensors of the layers after the last, which predict further tokens.
+FURTHER = tuple(
+    Name(f"blocks.*.{name}.weight", f"model.layers.{{0}}.{name}.weight", unread="layer")
+    for name in ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.norm", "shared_head.head")
 )
 INNER_EPS = 1e-6  # of the norms of latent vectors, whatever rms_norm_eps
 ROUTING = (
@@ -57,24 +59,6 @@ PASSED = ("qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers")  # follow
 @dataclass
 class DeepSeek(FamilyConfig):
     """Latent attention; its feed-forwards are made for experts."""
-
-    architectures: ClassVar[tuple[str, ...]] = ("DeepseekV3ForCausalLM",)
-    model_type: ClassVar[str] = "deepseek_v3"
-    same: ClassVar[Mapping[str, str]] = {name: theirs for name, theirs in SIZES.items() if name != "kv_heads"} | {
-        "q_rank": "q_lora_rank",
-        "kv_rank": "kv_lora_rank",
-        "nope_dim": "qk_nope_head_dim",
-        "rope_dim": "qk_rope_head_dim",
-        "v_dim": "v_head_dim",
-        "interleaved": "rope_interleave",
-        "biases": "attention_bias",
-    }
-    absent: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
-    silent: ClassVar[Mapping[str, Any]] = {
-        **{"tied": False, "norm_eps": 1e-6, "q_rank": 1536, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64},
-        **{"v_dim": 128, "interleaved": True, "biases": False},
-    }
-    nullable: ClassVar[frozenset[str]] = frozenset(("q_rank",))
 
     q_rank: PositiveInt | None = 1536  # width of what queries are made of; null: they are made of the input
     kv_rank: PositiveInt = 512  # width of what keys and values are made of
@@ -119,8 +103,30 @@ class DeepSeek(FamilyConfig):
         taken = getattr(run.edits.get("mtp"), "depth", 0)
         return passed_over(self.weights, f"model.layers.{self.layers + taken}.")
 
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+
+class DeepSeekFormat(FamilyFormat[DeepSeek]):
+    """config.json of this family."""
+
+    options = DeepSeek
+    architectures = ("DeepseekV3ForCausalLM",)
+    model_type = "deepseek_v3"
+    same = {name: theirs for name, theirs in SIZES.items() if name != "kv_heads"} | {
+        "q_rank": "q_lora_rank",
+        "kv_rank": "kv_lora_rank",
+        "nope_dim": "qk_nope_head_dim",
+        "rope_dim": "qk_rope_head_dim",
+        "v_dim": "v_head_dim",
+        "interleaved": "rope_interleave",
+        "biases": "attention_bias",
+    }
+    absent = {"hidden_act": "silu"}
+    silent = {
+        **{"tied": False, "norm_eps": 1e-6, "q_rank": 1536, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64},
+        **{"v_dim": 128, "interleaved": True, "biases": False},
+    }
+    nullable = frozenset(("q_rank",))
+
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         refuse_packed(reader, "quantization_config")
         dense = reader.given("first_k_dense_replace", 3, NonNegativeInt)
         if dense < given["layers"]:
@@ -134,29 +140,18 @@ class DeepSeek(FamilyConfig):
             raise reader.refused("num_key_value_heads", key_heads, "Every head has a key of its own here.")
         return read_rope(reader, 10_000.0)
 
-    def more_json(self, max_position: int) -> dict[str, Any]:
+    def write_more(self, options: DeepSeek, max_position: int) -> dict[str, Any]:
         return {
-            "num_key_value_heads": self.heads,
-            "first_k_dense_replace": self.layers,
+            "num_key_value_heads": options.heads,
+            "first_k_dense_replace": options.layers,
             "num_nextn_predict_layers": 0,
-            "rope_parameters": {"rope_theta": self.rope_theta, **self.rope.written()},
-            "max_position_embeddings": self.rope.max_position(max_position),
+            "rope_parameters": {"rope_theta": options.rope_theta, **options.rope.written()},
+            "max_position_embeddings": options.rope.max_position(max_position),
         }
 
 
 def build(config: DeepSeek, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
-    norm = norm_of(config)
-    blocks = (
-        BlockNode(
-            attention_norm=norm,
-            attention=_attention(config, index, run),
-            feed_forward_norm=norm,
-            feed_forward=feed_forward_of(config),
-        )
-        for index in range(config.layers)
-    )
-    tree = decoder_of(config, tuple(blocks))
+    """Build the tree and its plan."""
     q, kv = config.head_width, config.nope_dim + config.v_dim
     cuts = (
         Cut.colwise("blocks.*.attention.wq", q),
@@ -164,7 +159,8 @@ def build(config: DeepSeek, run: Run | None = None) -> tuple[DecoderNode, Plan]:
         Cut.colwise("blocks.*.attention.kv.up", kv),
         Cut.rowwise("blocks.*.attention.wo", config.v_dim),
     )
-    return tree, plan_of(config, tree, TheirNames(TOP, NAMES, further=FURTHER), cuts=cuts)
+    names = ModuleNames(NAMES, unread=FURTHER)
+    return plan_family(config, lambda index: block_of(config, _attention(config, index, run)), names=names, cuts=cuts)
 
 
 def _attention(config: DeepSeek, block: int, run: Run | None) -> MlaNode:

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from gangline.config import PositiveFloat, PositiveInt
 from gangline.model.linear_nodes import EmbeddingNode
 from gangline.plan import Plan
-from gangline_basics.model.decoder_nodes import AttentionNode, DecoderNode, HeadNode, NormNode
+from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode, HeadNode, NormNode
+from gangline_basics.model.decoder_tree import attention_of, block_of, feed_forward_of, norm_of
 from gangline_basics.model.gating import Gating
-from gangline_models.families.base import SIZES, PatternConfig, TwoRopesConfig
-from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
+from gangline_basics.model.names import LAYER, ModuleNames
+from gangline_basics.model.plan import plan_family
+from gangline_models.families.base import PatternConfig, TwoRopesConfig
+from gangline_models.families.format import SIZES, PatternFormat, TwoRopesFormat
+from gangline_models.hugging_face.layers import FULL, SLIDING, read_types, read_windows
 from gangline_models.hugging_face.rope import read_layered_rope
-from gangline_models.nodes import SandwichBlockNode
-from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
-from gangline_models.trees import attention_of, decoder_of, feed_forward_of, norm_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -42,16 +43,6 @@ ABSENT = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "us
 class Gemma2(PatternConfig):
     """Soft caps, norms on both sides, a window in every second block."""
 
-    architectures: ClassVar[tuple[str, ...]] = ("Gemma2ForCausalLM",)
-    model_type: ClassVar[str] = "gemma2"
-    same: ClassVar[Mapping[str, str]] = SAME | {
-        "soft_cap": "attn_logit_softcapping",
-        "logit_soft_cap": "final_logit_softcapping",
-    }
-    absent: ClassVar[Mapping[str, Any]] = ABSENT
-    silent: ClassVar[Mapping[str, Any]] = SILENT | {"soft_cap": 50.0, "logit_soft_cap": 30.0}
-    nullable: ClassVar[frozenset[str]] = frozenset(("soft_cap", "logit_soft_cap"))
-
     tied: bool = True
     query_scalar: PositiveFloat = 256.0  # scores of attention are divided by its square root
     soft_cap: PositiveFloat | None = 50.0  # bounds the scores to cap · tanh(scores / cap); null: none
@@ -59,33 +50,35 @@ class Gemma2(PatternConfig):
     window: int | None = 4096
     full_every: int | None = 2
 
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+
+class Gemma2Format(PatternFormat[Gemma2]):
+    """config.json of this family."""
+
+    options = Gemma2
+    architectures = ("Gemma2ForCausalLM",)
+    model_type = "gemma2"
+    same = SAME | {
+        "soft_cap": "attn_logit_softcapping",
+        "logit_soft_cap": "final_logit_softcapping",
+    }
+    absent = ABSENT
+    silent = SILENT | {"soft_cap": 50.0, "logit_soft_cap": 30.0}
+    nullable = frozenset(("soft_cap", "logit_soft_cap"))
+
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("hidden_act", "sliding_window_size"):  # transformers goes by hidden_activation, sliding_window
             reader.take(name)
         types = read_types(reader, [SLIDING if (index + 1) % 2 else FULL for index in range(given["layers"])])
         windows = read_windows(reader, reader.take("sliding_window", 4096, PositiveInt), types)
         return super().read_more(reader, given) | windows
 
-    def more_json(self, max_position: int) -> dict[str, Any]:
-        said = {"sliding_window": self.window, "layer_types": layer_types(self.windows)}
-        return super().more_json(max_position) | said | scalar_json(self.query_scalar)
+    def write_more(self, options: Gemma2, max_position: int) -> dict[str, Any]:
+        return super().write_more(options, max_position) | scalar_json(options.query_scalar)
 
 
 @dataclass
 class Gemma3(TwoRopesConfig):
     """Norms of queries and keys, norms on both sides, two bases of rotary positions."""
-
-    architectures: ClassVar[tuple[str, ...]] = ("Gemma3ForCausalLM",)
-    model_type: ClassVar[str] = "gemma3_text"
-    same: ClassVar[Mapping[str, str]] = SAME
-    absent: ClassVar[Mapping[str, Any]] = ABSENT | {
-        "use_bidirectional_attention": False,
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
-    }
-    silent: ClassVar[Mapping[str, Any]] = SILENT
-    nullable: ClassVar[frozenset[str]] = frozenset()
 
     tied: bool = True
     query_scalar: PositiveFloat = 256.0  # scores of attention are divided by its square root
@@ -93,16 +86,31 @@ class Gemma3(TwoRopesConfig):
     window: int | None = 1024
     full_every: int | None = 6
 
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+
+class Gemma3Format(TwoRopesFormat[Gemma3]):
+    """config.json of this family."""
+
+    options = Gemma3
+    architectures = ("Gemma3ForCausalLM",)
+    model_type = "gemma3_text"
+    same = SAME
+    absent = ABSENT | {
+        "use_bidirectional_attention": False,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+    }
+    silent = SILENT
+    nullable = frozenset()
+
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         reader.take("hidden_act")
         layers, every = range(given["layers"]), reader.given("sliding_window_pattern", 6, PositiveInt)
         types = read_types(reader, [SLIDING if (index + 1) % every else FULL for index in layers])
         windows = read_windows(reader, reader.take("sliding_window", 4096, PositiveInt), types)
         return read_layered_rope(reader, 1_000_000.0, "rope_local_base_freq", 10_000.0) | windows
 
-    def more_json(self, max_position: int) -> dict[str, Any]:
-        return super().more_json(max_position) | scalar_json(self.query_scalar)
+    def write_more(self, options: Gemma3, max_position: int) -> dict[str, Any]:
+        return super().write_more(options, max_position) | scalar_json(options.query_scalar)
 
 
 def scalar_json(query_scalar: float) -> dict[str, Any]:
@@ -111,33 +119,29 @@ def scalar_json(query_scalar: float) -> dict[str, Any]:
 
 
 def build(config: Gemma2 | Gemma3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
-    norm = norm_of(config, offset=1.0)
-    cap = config.logit_soft_cap if isinstance(config, Gemma2) else None
-    blocks = (
-        SandwichBlockNode(
-            attention_norm=norm,
-            attention=_attention(config, index, run),
+    """Build the tree and its plan."""
+    norm, cap = norm_of(config, offset=1.0), None
+    own: dict[str, Any] = {"scale": config.query_scalar**-0.5}
+    if isinstance(config, Gemma2):
+        cap, own["soft_cap"] = config.logit_soft_cap, config.soft_cap
+    else:
+        own |= dict.fromkeys(("q_norm", "k_norm"), NormNode(dim=config.head_width, eps=config.norm_eps, offset=1.0))
+
+    def block(index: int) -> BlockNode:
+        return block_of(
+            config,
+            attention_of(config, index, run, **own),
+            norm,
             attention_out_norm=norm,
-            feed_forward_norm=norm,
             feed_forward=feed_forward_of(config, gating=GEGLU),
             feed_forward_out_norm=norm,
         )
-        for index in range(config.layers)
-    )
+
     sizes = {"vocab_size": config.vocab_size, "dim": config.dim}
-    tree = decoder_of(
+    return plan_family(
         config,
-        tuple(blocks),
+        block,
         embed=EmbeddingNode(**sizes, scale=config.dim**0.5),
         head=HeadNode(**sizes, norm=norm, z=config.z_loss, soft_cap=cap),
+        names=ModuleNames(NAMES),
     )
-    return tree, plan_of(config, tree, TheirNames(TOP, NAMES))
-
-
-def _attention(config: Gemma2 | Gemma3, block: int, run: Run | None) -> AttentionNode:
-    scale = config.query_scalar**-0.5
-    if isinstance(config, Gemma2):
-        return attention_of(config, block, run, scale=scale, soft_cap=config.soft_cap)
-    head = NormNode(dim=config.head_width, eps=config.norm_eps, offset=1.0)
-    return attention_of(config, block, run, scale=scale, q_norm=head, k_norm=head)

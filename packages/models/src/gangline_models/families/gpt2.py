@@ -7,22 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from gangline import Problem
 from gangline.config import PositiveInt
 from gangline.model.linear_nodes import EmbeddingNode
-from gangline.plan import Plan
-from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode, HeadNode
+from gangline.plan import Name, Plan
+from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
+from gangline_basics.model.decoder_tree import BIASED, attention_of, block_of
+from gangline_basics.model.names import ModuleNames
+from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import FamilyConfig
+from gangline_models.families.format import FamilyFormat
 from gangline_models.nodes import (
     LayerNormNode,
     PositionedDecoderNode,
     PositionedEmbeddingNode,
     UngatedFeedForwardNode,
 )
-from gangline_models.plan import TheirNames, plan_of
-from gangline_models.trees import BIASED, attention_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -39,31 +41,13 @@ LAYER = {
     "feed_forward.w_down": "mlp.c_proj",
 }
 TRANSPOSED = frozenset(name for name in LAYER if "norm" not in name)
+MASKS = ("attn.bias", "attn.masked_bias")
 SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")  # of a head for other tasks
 
 
 @dataclass
 class Gpt2(FamilyConfig):
     """Learned positions, LayerNorm, GELU, biases."""
-
-    architectures: ClassVar[tuple[str, ...]] = ("GPT2LMHeadModel",)
-    model_type: ClassVar[str] = "gpt2"
-    same: ClassVar[Mapping[str, str]] = {
-        "vocab_size": "vocab_size",
-        "dim": "n_embd",
-        "layers": "n_layer",
-        "heads": "n_head",
-        "positions": "n_positions",
-        "tied": "tie_word_embeddings",
-        "norm_eps": "layer_norm_epsilon",
-    }
-    absent: ClassVar[Mapping[str, Any]] = {
-        "activation_function": "gelu_new",
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    }
-    silent: ClassVar[Mapping[str, Any]] = {"positions": 1024, "tied": True, "norm_eps": 1e-5}
 
     vocab_size: int = 50_257
     hidden: int = 3072
@@ -79,8 +63,31 @@ class Gpt2(FamilyConfig):
             found.append(Problem(what, "Each position has a vector of its own.", "Take shorter rows."))
         return found
 
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+
+class Gpt2Format(FamilyFormat[Gpt2]):
+    """config.json of this family."""
+
+    options = Gpt2
+    architectures = ("GPT2LMHeadModel",)
+    model_type = "gpt2"
+    same = {
+        "vocab_size": "vocab_size",
+        "dim": "n_embd",
+        "layers": "n_layer",
+        "heads": "n_head",
+        "positions": "n_positions",
+        "tied": "tie_word_embeddings",
+        "norm_eps": "layer_norm_epsilon",
+    }
+    absent = {
+        "activation_function": "gelu_new",
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    }
+    silent = {"positions": 1024, "tied": True, "norm_eps": 1e-5}
+
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         from gangline_models.hugging_face.tensors import tensor_names
 
         for name in ("n_ctx", "reorder_and_upcast_attn", *(f"summary_{word}" for word in SUMMARY)):
@@ -91,41 +98,28 @@ class Gpt2(FamilyConfig):
         hidden = reader.take("n_inner", hint=PositiveInt)
         return {"hidden": 4 * given["dim"] if hidden is None else hidden, "prefix": prefix}
 
-    def more_json(self, max_position: int) -> dict[str, Any]:
-        return {"n_inner": self.hidden, "max_position_embeddings": self.positions}
+    def write_more(self, options: Gpt2, max_position: int) -> dict[str, Any]:
+        return {"n_inner": options.hidden, "max_position_embeddings": options.positions}
 
 
 def build(config: Gpt2, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
-    norm = LayerNormNode(dim=config.dim, eps=config.norm_eps)
-    blocks = (
-        BlockNode(
-            attention_norm=norm,
-            attention=attention_of(config, index, run, wq=BIASED, wk=BIASED, wv=BIASED, wo=BIASED),
-            feed_forward_norm=norm,
-            feed_forward=UngatedFeedForwardNode(dim=config.dim, hidden=config.hidden, w_up=BIASED, w_down=BIASED),
-        )
-        for index in range(config.layers)
-    )
-    sizes = {"vocab_size": config.vocab_size, "dim": config.dim}
-    tree = PositionedDecoderNode(
-        embed=PositionedEmbeddingNode(
-            tokens=EmbeddingNode(**sizes), positions=EmbeddingNode(vocab_size=config.positions, dim=config.dim)
-        ),
-        blocks=tuple(blocks),
-        head=HeadNode(**sizes, norm=norm, z=config.z_loss),
-        tied=config.tied,
-    )
-    dim = config.dim
-    rows = {f"attention.{name}": (index * dim, 3 * dim) for index, name in enumerate(("wq", "wk", "wv"))}
-    prefix = config.prefix
+    """Build the tree and its plan."""
+    dim, norm, prefix = config.dim, LayerNormNode(dim=config.dim, eps=config.norm_eps), config.prefix
+    biased: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv", "wo"), BIASED)
+    feed_forward = UngatedFeedForwardNode(dim=dim, hidden=config.hidden, w_up=BIASED, w_down=BIASED)
+
+    def block(index: int) -> BlockNode:
+        return block_of(config, attention_of(config, index, run, **biased), norm, feed_forward=feed_forward)
+
     top = {"embed.tokens": "wte", "embed.positions": "wpe", "head.norm": "ln_f"}
-    theirs = TheirNames(
-        {ours: f"{prefix}{name}" for ours, name in top.items()} | {"head": "lm_head"},
+    names = ModuleNames(
         LAYER,
+        {ours: f"{prefix}{name}" for ours, name in top.items()} | {"head": "lm_head"},
         layers=prefix + "h.{0}.",
         transposed=TRANSPOSED,
-        rows=rows,
-        computed=("attn.bias", "attn.masked_bias"),
+        rows={f"attention.{name}": (index * dim, 3 * dim) for index, name in enumerate(("wq", "wk", "wv"))},
+        unread=tuple(Name(f"blocks.*.{mask}", f"{prefix}h.{{0}}.{mask}", unread="tensor") for mask in MASKS),
     )
-    return tree, plan_of(config, tree, theirs)
+    tokens, positions = (EmbeddingNode(vocab_size=rows, dim=dim) for rows in (config.vocab_size, config.positions))
+    embed = PositionedEmbeddingNode(tokens=tokens, positions=positions)
+    return plan_family(config, block, kind=PositionedDecoderNode, embed=embed, norm=norm, names=names)

@@ -9,29 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from gangline.config import PositiveFloat, PositiveInt
 from gangline.model.linear_nodes import LinearNode
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode, SinksNode
+from gangline_basics.model.decoder_tree import BIASED, attention_of, block_of, feed_forward_of
 from gangline_basics.model.gating import Gating
-from gangline_models.families.base import SIZES, PatternConfig
+from gangline_basics.model.names import LAYER, ModuleNames
+from gangline_basics.model.plan import plan_family
+from gangline_models.families.base import PatternConfig
+from gangline_models.families.format import SIZES, PatternFormat
 from gangline_models.hugging_face.experts import refuse_experts, refuse_packed
-from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
+from gangline_models.hugging_face.layers import FULL, SLIDING, read_types, read_windows
 from gangline_models.hugging_face.rope import read_rope
-from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
 from gangline_models.rope.base import RopeChoice
 from gangline_models.rope.yarn import YarnRope
-from gangline_models.trees import BIASED, attention_of, decoder_of, feed_forward_of, norm_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_models.hugging_face.config_reader import ConfigReader
 
-NAMES = {name: theirs for name, theirs in LAYER.items() if not name.startswith("feed_forward.")} | {
-    "attention.sinks.weight": "self_attn.sinks"
-}
+NAMES = {name: theirs for name, theirs in LAYER.items() if not name.startswith("feed_forward.")}
 LINEARS = ("w_gate", "w_up", "w_down")
 
 
@@ -44,22 +44,6 @@ def published_rope() -> YarnRope:
 class GptOss(PatternConfig):
     """Sinks, a window in every second block, biases, bounded products; its feed-forwards are made for experts."""
 
-    architectures: ClassVar[tuple[str, ...]] = ("GptOssForCausalLM",)
-    model_type: ClassVar[str] = "gpt_oss"
-    same: ClassVar[Mapping[str, str]] = SIZES | {
-        "head_dim": "head_dim",
-        "biases": "attention_bias",
-        "slope": "swiglu_alpha",
-        "limit": "swiglu_limit",
-    }
-    absent: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
-    silent_theta: ClassVar[float] = 150_000.0
-    silent: ClassVar[Mapping[str, Any]] = {
-        **{"tied": False, "norm_eps": 1e-5, "kv_heads": 8, "head_dim": 64, "biases": True},
-        **{"slope": 1.702, "limit": 7.0},
-    }
-    nullable: ClassVar[frozenset[str]] = frozenset(("kv_heads", "head_dim"))
-
     norm_eps: float = 1e-5
     rope_theta: float = 150_000.0
     rope: RopeChoice = field(default_factory=published_rope)
@@ -69,38 +53,51 @@ class GptOss(PatternConfig):
     slope: PositiveFloat = 1.702  # of the sigmoid that gates
     limit: PositiveFloat = 7.0  # bounds both products of a feed-forward
 
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+
+class GptOssFormat(PatternFormat[GptOss]):
+    """config.json of this family."""
+
+    options = GptOss
+    architectures = ("GptOssForCausalLM",)
+    model_type = "gpt_oss"
+    same = SIZES | {
+        "head_dim": "head_dim",
+        "biases": "attention_bias",
+        "slope": "swiglu_alpha",
+        "limit": "swiglu_limit",
+    }
+    absent = {"hidden_act": "silu"}
+    silent_theta = 150_000.0
+    silent = {
+        **{"tied": False, "norm_eps": 1e-5, "kv_heads": 8, "head_dim": 64, "biases": True},
+        **{"slope": 1.702, "limit": 7.0},
+    }
+    nullable = frozenset(("kv_heads", "head_dim"))
+
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         refuse_packed(reader, "quantization_config")
         refuse_experts(reader, "num_local_experts", 128)
         for name in ("experts_per_token", "initial_context_length"):  # transformers goes by others
             reader.take(name)
         said = reader.take("rope_parameters") is not None or reader.take("rope_scaling")
-        found = read_rope(reader, cls.silent_theta)
+        found = read_rope(reader, self.silent_theta)
         if not said:
             found["rope"] = published_rope()
         types = read_types(reader, [FULL if (index + 1) % 2 == 0 else SLIDING for index in range(given["layers"])])
         return found | read_windows(reader, reader.take("sliding_window", 128, PositiveInt), types)
 
-    def more_json(self, max_position: int) -> dict[str, Any]:
-        said = {"sliding_window": self.window, "layer_types": layer_types(self.windows), "num_local_experts": 0}
-        return super().more_json(max_position) | said
+    def write_more(self, options: GptOss, max_position: int) -> dict[str, Any]:
+        return super().write_more(options, max_position) | {"num_local_experts": 0}
 
 
 def build(config: GptOss, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
-    norm = norm_of(config)
+    """Build the tree and its plan."""
     own: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv", "wo"), LinearNode(bias=config.biases))
     own["sinks"] = SinksNode(heads=config.heads)
     gating = Gating(slope=config.slope, limit=config.limit, offset=1.0)
-    blocks = (
-        BlockNode(
-            attention_norm=norm,
-            attention=attention_of(config, index, run, **own),
-            feed_forward_norm=norm,
-            feed_forward=feed_forward_of(config, gating=gating, **dict.fromkeys(LINEARS, BIASED)),
-        )
-        for index in range(config.layers)
-    )
-    tree = decoder_of(config, tuple(blocks))
-    return tree, plan_of(config, tree, TheirNames(TOP, NAMES))
+    feed_forward = feed_forward_of(config, gating=gating, **dict.fromkeys(LINEARS, BIASED))
+
+    def block(index: int) -> BlockNode:
+        return block_of(config, attention_of(config, index, run, **own), feed_forward=feed_forward)
+
+    return plan_family(config, block, names=ModuleNames(NAMES))

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from gangline.config import PositiveFloat
 from gangline.model.linear_nodes import EmbeddingNode
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import DecoderNode, HeadNode
-from gangline_models.families.base import SIZES, RotaryConfig
-from gangline_models.nodes import SandwichBlockNode
-from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
-from gangline_models.trees import attention_of, decoder_of, feed_forward_of, norm_of
+from gangline_basics.model.decoder_tree import attention_of, block_of, norm_of
+from gangline_basics.model.plan import plan_family
+from gangline_models.families.base import RotaryConfig
+from gangline_models.families.format import SIZES, RotaryFormat
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -29,46 +29,39 @@ MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multipl
 class Granite(RotaryConfig):
     """Embedding, residual stream, scores and logits are multiplied with numbers."""
 
-    architectures: ClassVar[tuple[str, ...]] = ("GraniteForCausalLM",)
-    model_type: ClassVar[str] = "granite"
-    same: ClassVar[Mapping[str, str]] = SIZES | {name: name for name in MULTIPLIERS}
-    absent: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-    silent: ClassVar[Mapping[str, Any]] = {
+    embedding_multiplier: PositiveFloat = 12.0  # of the tokens' vectors
+    residual_multiplier: PositiveFloat = 0.22  # of what joins the residual stream
+    attention_multiplier: PositiveFloat = 0.015625  # of the scores of attention, in the place of 1 / sqrt(head_dim)
+    logits_scaling: PositiveFloat = 8.0  # logits are divided by this
+
+
+class GraniteFormat(RotaryFormat[Granite]):
+    """config.json of this family."""
+
+    options = Granite
+    architectures = ("GraniteForCausalLM",)
+    model_type = "granite"
+    same = SIZES | {name: name for name in MULTIPLIERS}
+    absent = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+    silent = {
         "tied": False,
         "norm_eps": 1e-6,
         "kv_heads": None,
         **dict.fromkeys(MULTIPLIERS, 1.0),
     }
 
-    embedding_multiplier: PositiveFloat = 12.0  # of the tokens' vectors
-    residual_multiplier: PositiveFloat = 0.22  # of what joins the residual stream
-    attention_multiplier: PositiveFloat = 0.015625  # of the scores of attention, in the place of 1 / sqrt(head_dim)
-    logits_scaling: PositiveFloat = 8.0  # logits are divided by this
-
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         reader.only("head_dim", None, given["dim"] // given["heads"])
         return super().read_more(reader, given)
 
 
 def build(config: Granite, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
-    norm = norm_of(config)
-    blocks = (
-        SandwichBlockNode(
-            attention_norm=norm,
-            attention=attention_of(config, index, run, scale=config.attention_multiplier),
-            feed_forward_norm=norm,
-            feed_forward=feed_forward_of(config),
-            residual_scale=config.residual_multiplier,
-        )
-        for index in range(config.layers)
-    )
+    """Build the tree and its plan."""
     sizes = {"vocab_size": config.vocab_size, "dim": config.dim}
-    tree = decoder_of(
+    scale, residual = config.attention_multiplier, config.residual_multiplier
+    return plan_family(
         config,
-        tuple(blocks),
+        lambda index: block_of(config, attention_of(config, index, run, scale=scale), residual_scale=residual),
         embed=EmbeddingNode(**sizes, scale=config.embedding_multiplier),
-        head=HeadNode(**sizes, norm=norm, z=config.z_loss, scale=1 / config.logits_scaling),
+        head=HeadNode(**sizes, norm=norm_of(config), z=config.z_loss, scale=1 / config.logits_scaling),
     )
-    return tree, plan_of(config, tree, TheirNames(TOP, LAYER))

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from gangline.config import PositiveInt
-from gangline.plan import Plan
-from gangline_basics.model.decoder_nodes import DecoderNode
-from gangline_models.families.base import SIZES, RotaryConfig, TwoRopesConfig
+from gangline.plan import Cut, Plan
+from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
+from gangline_basics.model.decoder_tree import attention_of, feed_forward_of, norm_of
+from gangline_basics.model.names import LAYER, ModuleNames
+from gangline_basics.model.plan import plan_family
+from gangline_models.families.base import RotaryConfig, TwoRopesConfig
+from gangline_models.families.format import SIZES, RotaryFormat, TwoRopesFormat
 from gangline_models.hugging_face.layers import FULL, SLIDING, read_types, read_windows
 from gangline_models.hugging_face.rope import read_layered_rope
-from gangline_models.nodes import SandwichBlockNode, WidthNormNode
-from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
-from gangline_models.trees import attention_of, decoder_of, feed_forward_of, norm_of
+from gangline_models.nodes import WidthNormNode
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -35,17 +37,21 @@ ABSENT = {"hidden_act": "silu", "attention_bias": False}
 class Olmo2(RotaryConfig):
     """Norms behind attention and feed-forward, and over all queries and all keys."""
 
-    architectures: ClassVar[tuple[str, ...]] = ("Olmo2ForCausalLM",)
-    model_type: ClassVar[str] = "olmo2"
-    same: ClassVar[Mapping[str, str]] = SIZES
-    absent: ClassVar[Mapping[str, Any]] = ABSENT
-    silent: ClassVar[Mapping[str, Any]] = SILENT
-
     norm_eps: float = 1e-6
     rope_theta: float = 500_000.0
 
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+
+class Olmo2Format(RotaryFormat[Olmo2]):
+    """config.json of this family."""
+
+    options = Olmo2
+    architectures = ("Olmo2ForCausalLM",)
+    model_type = "olmo2"
+    same = SIZES
+    absent = ABSENT
+    silent = SILENT
+
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         reader.only("head_dim", None, given["dim"] // given["heads"])
         return super().read_more(reader, given)
 
@@ -54,20 +60,24 @@ class Olmo2(RotaryConfig):
 class Olmo3(TwoRopesConfig):
     """OLMo 2 with a window in most blocks."""
 
-    architectures: ClassVar[tuple[str, ...]] = ("Olmo3ForCausalLM",)
-    model_type: ClassVar[str] = "olmo3"
-    same: ClassVar[Mapping[str, str]] = SIZES
-    absent: ClassVar[Mapping[str, Any]] = ABSENT
-    silent: ClassVar[Mapping[str, Any]] = SILENT
-
     norm_eps: float = 1e-6
     rope_theta: float = 500_000.0
     local_rope_theta: float = 500_000.0
     window: int | None = 4096
     full_every: int | None = 4
 
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+
+class Olmo3Format(TwoRopesFormat[Olmo3]):
+    """config.json of this family."""
+
+    options = Olmo3
+    architectures = ("Olmo3ForCausalLM",)
+    model_type = "olmo3"
+    same = SIZES
+    absent = ABSENT
+    silent = SILENT
+
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         reader.only("head_dim", None, given["dim"] // given["heads"])
         types = read_types(reader, [SLIDING if (index + 1) % 4 else FULL for index in range(given["layers"])])
         windows = read_windows(reader, reader.take("sliding_window", 4096, PositiveInt), types)
@@ -75,18 +85,20 @@ class Olmo3(TwoRopesConfig):
 
 
 def build(config: Olmo2 | Olmo3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
+    """Build the tree and its plan."""
     norm, head = norm_of(config), config.head_width
-    q_norm = WidthNormNode(dim=config.heads * head, eps=config.norm_eps)
-    k_norm = WidthNormNode(dim=config.key_heads * head, eps=config.norm_eps)
-    blocks = (
-        SandwichBlockNode(
-            attention=attention_of(config, index, run, q_norm=q_norm, k_norm=k_norm),
+    norms: dict[str, Any] = {
+        "q_norm": WidthNormNode(dim=config.heads * head, eps=config.norm_eps),
+        "k_norm": WidthNormNode(dim=config.key_heads * head, eps=config.norm_eps),
+    }
+
+    def block(index: int) -> BlockNode:
+        return BlockNode(
+            attention=attention_of(config, index, run, **norms),
             attention_out_norm=norm,
             feed_forward=feed_forward_of(config),
             feed_forward_out_norm=norm,
         )
-        for index in range(config.layers)
-    )
-    tree = decoder_of(config, tuple(blocks))
-    return tree, plan_of(config, tree, TheirNames(TOP, NAMES))
+
+    cuts = tuple(Cut.colwise(f"blocks.*.attention.{name}", head) for name in norms)
+    return plan_family(config, block, names=ModuleNames(NAMES), cuts=cuts)

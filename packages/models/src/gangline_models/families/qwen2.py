@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from gangline.config import NonNegativeInt, PositiveInt
 from gangline.plan import Plan
-from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
-from gangline_models.families.base import SIZES, PatternConfig
+from gangline_basics.model.decoder_nodes import DecoderNode
+from gangline_basics.model.decoder_tree import BIASED, attention_of, block_of
+from gangline_basics.model.plan import plan_family
+from gangline_models.families.base import PatternConfig
+from gangline_models.families.format import SIZES, PatternFormat
 from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
-from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
-from gangline_models.trees import BIASED, attention_of, decoder_of, feed_forward_of, norm_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -26,17 +27,21 @@ if TYPE_CHECKING:
 class Qwen2(PatternConfig):
     """Queries, keys and values have biases."""
 
-    architectures: ClassVar[tuple[str, ...]] = ("Qwen2ForCausalLM",)
-    model_type: ClassVar[str] = "qwen2"
-    same: ClassVar[Mapping[str, str]] = SIZES | {"head_dim": "head_dim"}
-    absent: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
-    silent: ClassVar[Mapping[str, Any]] = {"tied": False, "norm_eps": 1e-6, "kv_heads": 32, "head_dim": None}
-    nullable: ClassVar[frozenset[str]] = frozenset(("kv_heads", "head_dim"))
-
     rope_theta: float = 1_000_000.0
 
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+
+class Qwen2Format(PatternFormat[Qwen2]):
+    """config.json of this family."""
+
+    options = Qwen2
+    architectures = ("Qwen2ForCausalLM",)
+    model_type = "qwen2"
+    same = SIZES | {"head_dim": "head_dim"}
+    absent = {"hidden_act": "silu"}
+    silent = {"tied": False, "norm_eps": 1e-6, "kv_heads": 32, "head_dim": None}
+    nullable = frozenset(("kv_heads", "head_dim"))
+
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         reader.only("use_mrope", False)
         window = reader.take("sliding_window", 4096, PositiveInt)
         first = reader.given("max_window_layers", 28, NonNegativeInt)
@@ -45,29 +50,15 @@ class Qwen2(PatternConfig):
         absent = [SLIDING if window is not None and index >= first else FULL for index in range(given["layers"])]
         return super().read_more(reader, given) | read_windows(reader, window, read_types(reader, absent))
 
-    def more_json(self, max_position: int) -> dict[str, Any]:
-        types = layer_types(self.windows)
-        return super().more_json(max_position) | {
-            "use_sliding_window": self.window is not None,
-            "sliding_window": self.window,
-            "max_window_layers": types.index(SLIDING) if SLIDING in types else self.layers,
-            "layer_types": types,
+    def write_more(self, options: Qwen2, max_position: int) -> dict[str, Any]:
+        types = layer_types(options.windows)
+        return super().write_more(options, max_position) | {
+            "use_sliding_window": options.window is not None,
+            "max_window_layers": types.index(SLIDING) if SLIDING in types else options.layers,
         }
 
 
 def build(config: Qwen2, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
-    norm = norm_of(config)
-    tree = decoder_of(
-        config,
-        tuple(
-            BlockNode(
-                attention_norm=norm,
-                attention=attention_of(config, index, run, wq=BIASED, wk=BIASED, wv=BIASED),
-                feed_forward_norm=norm,
-                feed_forward=feed_forward_of(config),
-            )
-            for index in range(config.layers)
-        ),
-    )
-    return tree, plan_of(config, tree, TheirNames(TOP, LAYER))
+    """Build the tree and its plan."""
+    biased: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv"), BIASED)
+    return plan_family(config, lambda index: block_of(config, attention_of(config, index, run, **biased)))

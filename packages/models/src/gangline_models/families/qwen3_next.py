@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Gt, Le
 
@@ -20,7 +20,10 @@ from gangline.config.fields import stated
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node
 from gangline.plan import Cut, Init, Name, Plan
-from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
+from gangline_basics.model.decoder_nodes import AttentionNode, BlockNode, DecoderNode
+from gangline_basics.model.decoder_tree import attention_of, block_of, norm_of
+from gangline_basics.model.names import LAYER, ModuleNames
+from gangline_basics.model.plan import plan_family
 from gangline_models.delta_nodes import (
     DecayNode,
     GatedAttentionNode,
@@ -29,13 +32,12 @@ from gangline_models.delta_nodes import (
     RecomputedNormNode,
     ShortConvolutionNode,
 )
-from gangline_models.families.base import SIZES, RotaryConfig
+from gangline_models.families.base import RotaryConfig
+from gangline_models.families.format import SIZES, RotaryFormat
 from gangline_models.hugging_face.experts import refuse_experts
 from gangline_models.hugging_face.files import passed_over
 from gangline_models.hugging_face.layers import FULL, LINEAR_LAYER, read_every, read_types
 from gangline_models.hugging_face.rope import SHARE, read_rope, said_of_rope
-from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
-from gangline_models.trees import decoder_of, feed_forward_of, length_of, norm_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -62,24 +64,6 @@ ROUTING = (
 @dataclass
 class Qwen3Next(RotaryConfig):
     """Gated delta-rule layers, and every fourth a gated attention; its feed-forwards are made for experts."""
-
-    architectures: ClassVar[tuple[str, ...]] = ("Qwen3NextForCausalLM",)
-    model_type: ClassVar[str] = "qwen3_next"
-    same: ClassVar[Mapping[str, str]] = SIZES | {
-        "head_dim": "head_dim",
-        "biases": "attention_bias",
-        "delta_key_heads": "linear_num_key_heads",
-        "delta_heads": "linear_num_value_heads",
-        "delta_key_dim": "linear_key_head_dim",
-        "delta_value_dim": "linear_value_head_dim",
-        "delta_taps": "linear_conv_kernel_dim",
-    }
-    absent: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
-    silent: ClassVar[Mapping[str, Any]] = {
-        **{"tied": False, "norm_eps": 1e-6, "kv_heads": 2, "head_dim": 256, "biases": False, "delta_key_heads": 16},
-        **{"delta_heads": 32, "delta_key_dim": 128, "delta_value_dim": 128, "delta_taps": 4},
-    }
-    nullable: ClassVar[frozenset[str]] = frozenset()
 
     head_dim: int | None = 256
     rotary_share: Annotated[float, Gt(0), Le(1)] = (
@@ -118,15 +102,37 @@ class Qwen3Next(RotaryConfig):
         """Of weights that are there and not taken."""
         return passed_over(self.weights, "mtp.")
 
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+
+class Qwen3NextFormat(RotaryFormat[Qwen3Next]):
+    """config.json of this family."""
+
+    options = Qwen3Next
+    architectures = ("Qwen3NextForCausalLM",)
+    model_type = "qwen3_next"
+    same = SIZES | {
+        "head_dim": "head_dim",
+        "biases": "attention_bias",
+        "delta_key_heads": "linear_num_key_heads",
+        "delta_heads": "linear_num_value_heads",
+        "delta_key_dim": "linear_key_head_dim",
+        "delta_value_dim": "linear_value_head_dim",
+        "delta_taps": "linear_conv_kernel_dim",
+    }
+    absent = {"hidden_act": "silu"}
+    silent = {
+        **{"tied": False, "norm_eps": 1e-6, "kv_heads": 2, "head_dim": 256, "biases": False, "delta_key_heads": 16},
+        **{"delta_heads": 32, "delta_key_dim": 128, "delta_value_dim": 128, "delta_taps": 4},
+    }
+    nullable = frozenset()
+
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         refuse_experts(reader, "num_experts", 512)
         for name in ROUTING:
             reader.take(name)
         reader.only("use_sliding_window", False)
         share = said_of_rope(reader).get(SHARE, reader.given(SHARE, 0.25))
-        reader.checked(SHARE, share, stated(cls)["rotary_share"] | None)
-        found = read_rope(reader, cls.silent_theta, share=True)
+        reader.checked(SHARE, share, stated(Qwen3Next)["rotary_share"] | None)
+        found = read_rope(reader, self.silent_theta, share=True)
         if share is None or found["rope"].kind not in KINDS:
             what = SHARE if share is None else "rope_type"
             raise reader.refused(what, share or found["rope"].kind, f"gangline has {' and '.join(KINDS)} there.")
@@ -135,69 +141,57 @@ class Qwen3Next(RotaryConfig):
         types = read_types(reader, absent)
         return found | {"rotary_share": share, "full_every": read_every(reader, types, LINEAR_LAYER)}
 
-    def more_json(self, max_position: int) -> dict[str, Any]:
-        if self.rope.kind not in KINDS:
+    def write_more(self, options: Qwen3Next, max_position: int) -> dict[str, Any]:
+        if options.rope.kind not in KINDS:
             raise UserError(
-                f"a Qwen3-Next with rotary positions of type {self.rope.kind} is not written.",
+                f"a Qwen3-Next with rotary positions of type {options.rope.kind} is not written.",
                 f"gangline has compared {' and '.join(KINDS)} with transformers.",
             )
-        said = super().more_json(max_position)
-        said["rope_parameters"]["partial_rotary_factor"] = self.rotary_share
-        types = [FULL if self.attends(index) else LINEAR_LAYER for index in range(self.layers)]
+        said = super().write_more(options, max_position)
+        said["rope_parameters"]["partial_rotary_factor"] = options.rotary_share
+        types = [FULL if options.attends(index) else LINEAR_LAYER for index in range(options.layers)]
         return said | {"layer_types": types, "num_experts": 0}
 
 
 def build(config: Qwen3Next, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
-    norm = norm_of(config, offset=1.0)
-    blocks = (
-        BlockNode(
-            attention_norm=norm,
-            attention=_attention(config, index, run) if config.attends(index) else _delta(config),
-            feed_forward_norm=norm,
-            feed_forward=feed_forward_of(config),
-        )
-        for index in range(config.layers)
-    )
-    tree = decoder_of(config, tuple(blocks), norm=norm)
+    """Build the tree and its plan."""
     values = config.delta_heads // config.delta_key_heads  # heads of a key head, with which they are cut
     wide = values * config.delta_value_dim
-    here = "blocks.*.attention"
-    cuts = (
-        Cut.colwise(f"{here}.wq", 2 * config.head_width),
-        Cut.colwise(f"{here}.wqkvz", 2 * config.delta_key_dim + 2 * wide),
-        Cut.colwise(f"{here}.wba", 2 * values),
-        Cut.rowwise(f"{here}.w_out", wide),
-        *(Cut(f"{here}.{name}", 0, "tp", config.delta_key_dim) for name in ("conv_q", "conv_k")),
-        Cut(f"{here}.conv_v", 0, "tp", wide),
-        Cut(f"{here}.decay", 0, "tp", values),
+    here, convolutions = "blocks.*.attention", ("conv_q", "conv_k", "conv_v")
+    norm = norm_of(config, offset=1.0)
+
+    def block(index: int) -> BlockNode:
+        return block_of(config, _attention(config, index, run) if config.attends(index) else _delta(config), norm)
+
+    return plan_family(
+        config,
+        block,
+        norm=norm,
+        names=_names(config),
+        cuts=(
+            Cut.colwise(f"{here}.wq", 2 * config.head_width),
+            Cut.colwise(f"{here}.wqkvz", 2 * config.delta_key_dim + 2 * wide),
+            Cut.colwise(f"{here}.wba", 2 * values),
+            Cut.rowwise(f"{here}.w_out", wide),
+            *(Cut(f"{here}.{name}", 0, "tp", config.delta_key_dim) for name in convolutions[:2]),
+            Cut(f"{here}.conv_v", 0, "tp", wide),
+            Cut(f"{here}.decay", 0, "tp", values),
+        ),
+        inits=(  # a head remembers 4 to 100 tokens at first (Gu and Dao, arXiv 2312.00752, section 3.6)
+            Init(f"{here}.decay.a_log", "uniform", 1.5),
+            Init(f"{here}.decay.dt_bias", "constant", -3.0),
+            *(Init(f"{here}.{name}", "uniform", config.delta_taps**-0.5) for name in convolutions),
+            Init(f"{here}.w_out", "normal", config.init_std / (2 * config.layers) ** 0.5),
+        ),
+        partial_grad=(f"{here}.norm",),
     )
-    inits = (  # a head remembers 4 to 100 tokens at first (Gu and Dao, arXiv 2312.00752, section 3.6)
-        Init(f"{here}.decay.a_log", "uniform", 1.5),
-        Init(f"{here}.decay.dt_bias", "constant", -3.0),
-        *(Init(f"{here}.{name}", "uniform", config.delta_taps**-0.5) for name in ("conv_q", "conv_k", "conv_v")),
-        Init(f"{here}.w_out", "normal", config.init_std / (2 * config.layers) ** 0.5),
-    )
-    whole = (f"{here}.norm",)
-    return tree, plan_of(config, tree, _theirs(config), cuts=cuts, inits=inits, names=FURTHER, partial_grad=whole)
 
 
-def _attention(config: Qwen3Next, block: int, run: Run | None) -> GatedAttentionNode:
+def _attention(config: Qwen3Next, block: int, run: Run | None) -> AttentionNode:
     norm = HeadNormNode(dim=config.head_width, eps=config.norm_eps, offset=1.0, heads=config.heads)
-    linear = LinearNode(bias=config.biases)
-    return GatedAttentionNode(
-        dim=config.dim,
-        heads=config.heads,
-        kv_heads=config.key_heads,
-        head_dim=config.head_width,
-        rope=config.rope_of(block, length_of(run)),
-        q_norm=norm,
-        k_norm=replace(norm, heads=config.key_heads),
-        wq=linear,
-        wk=linear,
-        wv=linear,
-        wo=linear,
-    )
+    own: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv", "wo"), LinearNode(bias=config.biases))
+    own |= {"q_norm": norm, "k_norm": replace(norm, heads=config.key_heads)}
+    return attention_of(config, block, run, GatedAttentionNode, **own)
 
 
 def _delta(config: Qwen3Next) -> Node:
@@ -216,7 +210,7 @@ def _delta(config: Qwen3Next) -> Node:
     )
 
 
-def _theirs(config: Qwen3Next) -> TheirNames:
+def _names(config: Qwen3Next) -> ModuleNames:
     keys, values = config.delta_key_heads * config.delta_key_dim, config.delta_heads * config.delta_value_dim
     every = 2 * keys + values
     rows = {
@@ -224,4 +218,4 @@ def _theirs(config: Qwen3Next) -> TheirNames:
         "attention.conv_k": (keys, every),
         "attention.conv_v": (2 * keys, every),
     }
-    return TheirNames(TOP, NAMES, rows=rows)
+    return ModuleNames(NAMES, rows=rows, unread=FURTHER)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from gangline.config import PositiveInt
 from gangline.plan import Plan
-from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
+from gangline_basics.model.decoder_nodes import DecoderNode
+from gangline_basics.model.decoder_tree import attention_of, block_of
+from gangline_basics.model.plan import plan_family
 from gangline_basics.model.rope_rates import Rope
-from gangline_models.families.base import SIZES, RotaryConfig
+from gangline_models.families.base import RotaryConfig
+from gangline_models.families.format import SIZES, RotaryFormat
 from gangline_models.hugging_face.layers import FULL, read_types
-from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
-from gangline_models.trees import attention_of, decoder_of, feed_forward_of, norm_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -28,18 +29,6 @@ if TYPE_CHECKING:
 class SmolLM3(RotaryConfig):
     """Some blocks have no rotary positions."""
 
-    architectures: ClassVar[tuple[str, ...]] = ("SmolLM3ForCausalLM",)
-    model_type: ClassVar[str] = "smollm3"
-    same: ClassVar[Mapping[str, str]] = SIZES
-    absent: ClassVar[Mapping[str, Any]] = {
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "use_sliding_window": False,
-    }
-    silent_theta: ClassVar[float] = 2_000_000.0
-    silent: ClassVar[Mapping[str, Any]] = {"tied": True, "norm_eps": 1e-6, "kv_heads": 4}
-
     tied: bool = True
     rope_theta: float = 2_000_000.0
     nope_every: PositiveInt | None = 4  # of so many blocks the last one has no rotary positions; null: all have them
@@ -47,8 +36,24 @@ class SmolLM3(RotaryConfig):
     def rope_of(self, block: int, length: int) -> Rope | None:
         return None if self.nope_every and (block + 1) % self.nope_every == 0 else super().rope_of(block, length)
 
-    @classmethod
-    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+
+class SmolLM3Format(RotaryFormat[SmolLM3]):
+    """config.json of this family."""
+
+    options = SmolLM3
+    architectures = ("SmolLM3ForCausalLM",)
+    model_type = "smollm3"
+    same = SIZES
+    absent = {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "use_sliding_window": False,
+    }
+    silent_theta = 2_000_000.0
+    silent = {"tied": True, "norm_eps": 1e-6, "kv_heads": 4}
+
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("sliding_window", "max_window_layers"):  # not in use
             reader.take(name)
         layers, every = given["layers"], reader.given("no_rope_layer_interval", 4, PositiveInt)
@@ -64,23 +69,15 @@ class SmolLM3(RotaryConfig):
             raise reader.refused("head_dim", reader.take("head_dim"), "A head is hidden_size / heads wide there.")
         return super().read_more(reader, given) | {"nope_every": found}
 
-    def more_json(self, max_position: int) -> dict[str, Any]:
-        every = self.nope_every
-        has = [int(not every or bool((index + 1) % every)) for index in range(self.layers)]
-        return super().more_json(max_position) | {"no_rope_layers": has, "layer_types": [FULL] * self.layers}
+    def write_more(self, options: SmolLM3, max_position: int) -> dict[str, Any]:
+        every = options.nope_every
+        has = [int(not every or bool((index + 1) % every)) for index in range(options.layers)]
+        return super().write_more(options, max_position) | {
+            "no_rope_layers": has,
+            "layer_types": [FULL] * options.layers,
+        }
 
 
 def build(config: SmolLM3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """The tree and its plan."""
-    norm = norm_of(config)
-    blocks = (
-        BlockNode(
-            attention_norm=norm,
-            attention=attention_of(config, index, run),
-            feed_forward_norm=norm,
-            feed_forward=feed_forward_of(config),
-        )
-        for index in range(config.layers)
-    )
-    tree = decoder_of(config, tuple(blocks))
-    return tree, plan_of(config, tree, TheirNames(TOP, LAYER))
+    """Build the tree and its plan."""
+    return plan_family(config, lambda index: block_of(config, attention_of(config, index, run)))

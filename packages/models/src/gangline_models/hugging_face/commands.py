@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.id import CheckpointId
@@ -18,7 +18,7 @@ from gangline.checkpoint.weights import add_weights, weights_under
 from gangline.config.values import override, plain
 from gangline.errors import UserError
 from gangline.shard import in_model, parameter_of
-from gangline_models.hugging_face.config import edited_config_from
+from gangline_models.hugging_face.config import config_json_of, edited_config_from
 from gangline_models.hugging_face.names import theirs_of
 from gangline_models.hugging_face.write import DTYPES, MAX_SHARD_BYTES, export
 
@@ -120,7 +120,7 @@ def write_model(
             f"--merge adds it to the weights, --apart {next(iter(wrapping))} writes it alone.",
         )
     read = merging(read, found, wrapping)
-    config = _described(run, where, options.dtype)
+    config = config_json_of(run, where, options.dtype)
     shapes = {name: shape for name, shape in found.items() if theirs_of(plan, name, shape)}
     most = int(options.shard_gb * 1e9)
     export(
@@ -163,27 +163,6 @@ def _by_parameter(read: Read, held: Mapping[str, str]) -> Read:
             yield named[array], whole
 
     return by_parameter
-
-
-def _described(run: Run, where: str, dtype: str) -> dict[str, Any]:
-    """The config.json of the run's model, edits and all."""
-    what = type(run.model).__name__
-    config = run.model.to_hugging_face(dtype, run.batch.sequence_length)
-    if config is not None:
-        for group, options in sorted(run.edits.items()):
-            if options.wraps:
-                continue
-            edited = options.to_hugging_face(config)
-            if edited is None:
-                what = group
-                break
-            config = edited
-        else:
-            return config
-    raise UserError(
-        f"{where} cannot be exported: no Hugging Face architecture is known for it.",
-        f"{what} names none.",
-    )
 
 
 def _choose(kept: Checkpointer, run_dir: str, wanted: str | None) -> CheckpointId:

@@ -15,6 +15,7 @@ from gangline.errors import Problem, UserError
 from gangline.plugin.catalogue import suppliers
 from gangline.run.directory import holds_checkpoint
 from gangline.storage.files import read_regular
+from gangline_models.hugging_face.contract import edit_classes, edit_format, model_format, model_formats
 from gangline_models.hugging_face.fields import checked
 from gangline_models.hugging_face.tensors import tensor_names
 
@@ -83,63 +84,72 @@ def model_config_from(directory: str | Path) -> ModelConfig:
 def edited_config_from(
     directory: str | Path, edits: Iterable[type[EditConfig]] | None = None
 ) -> tuple[ModelConfig, list[EditConfig]]:
-    """The same of a model that takes model edits, and these: of the classes `edits`, or of all that are installed."""
+    """Return (the same of the model without its edits, the edits that it takes).
+
+    edits: the classes to choose from; None: those of all installed edits.
+    """
     theirs, found = read_config(directory), []
-    for cls in _edits() if edits is None else edits:
-        if (told := cls.of_hugging_face(theirs)) is not None:
-            found += [told[0]] * told[0].in_files(str(directory))
-            theirs = told[1]
+    for cls in edit_classes() if edits is None else edits:
+        if (format := edit_format(cls)) is not None and (read := format.read(cls, theirs)) is not None:
+            options, theirs = read
+            found += [options] * format.has_weights(options, directory)
     return _model(directory, theirs), found
 
 
 def _model(directory: str | Path, theirs: dict[str, Any]) -> ModelConfig:
     architecture = (theirs.get("architectures") or [None])[0]
-    known = readers()
+    known = model_formats()
     if architecture not in known:
         raise UserError(
             f"{directory} holds a model of architecture {architecture}.",
             f"{near(str(architecture), list(known))} Known here: {', '.join(known)}.".strip(),
             f"More come with {', '.join(suppliers('model'))}, where that is not installed.",
         )
-    return known[architecture].of_hugging_face(directory, theirs)
+    return known[architecture].read(directory, theirs)
 
 
-def readers() -> dict[str, type[ModelConfig]]:
-    """Architecture -> the class of the installed part of group `model` that names it."""
-    from gangline.plugin.registry import installed
+def config_json_of(run: Run, where: str, dtype: str) -> dict[str, Any]:
+    """Return the config.json of the run's model, edits and all. Raises UserError without such an architecture.
 
-    configs = [offer.part.config for _, offer in sorted(installed().offers("model").items())]
-    return {name: config for config in configs for name in vars(config).get("architectures", ())}
-
-
-def _edits() -> list[type[EditConfig]]:
-    """The installed edits that know of architectures themselves."""
-    from gangline.plugin.registry import installed
-
-    groups = sorted(installed().edit_groups())
-    configs = [offer.part.config for group in groups for offer in installed().offers(group).values()]
-    return [config for config in configs if "of_hugging_face" in vars(config)]
+    where: what holds the weights, for the message. dtype: of the weights.
+    """
+    what, format = type(run.model).__name__, model_format(run.model)
+    config = None if format is None else format.write(run.model, dtype, run.batch.sequence_length)
+    for group, options in sorted(run.edits.items()):
+        if config is not None and not options.wraps:
+            edit, what = edit_format(type(options)), group
+            config = None if edit is None else edit.write(options, config)
+    if config is None:
+        raise UserError(
+            f"{where} cannot be exported: no Hugging Face architecture is known for it.",
+            f"{what} names none.",
+        )
+    return config
 
 
 def check_weights(run: Run) -> list[Problem]:
-    """Whether the directory that `model.weights` names, if it names one, holds this very model.
+    """Return what is wrong with the directory that `model.weights` names: it must hold this very model.
 
-    What belongs to the edits they compare themselves, in `EditConfig.check`. A run that goes on takes its weights from
-    its checkpoint and needs the directory no more.
+    Edits compare what belongs to them in `EditConfig.check`. A run that continues takes its weights from its checkpoint
+    and does not need the directory.
     """
     config, directory = run.model, run.model.pretrained()
-    if directory is None or not config.architectures or holds_checkpoint(run):
+    if directory is None or (here := model_format(config)) is None or holds_checkpoint(run):
         return []
     try:
         stored, _ = edited_config_from(directory, [type(options) for options in run.edits.values()])
     except UserError as error:
         return [Problem(f"model.weights: {error.what}", *error.details[:2])]
     mend = f"gangline import {shlex.quote(str(directory))} prints the configuration that fits it."
-    there, here = stored.computed(), config.computed()
+    there = model_format(stored)
+    assert there is not None, "the part that read it"
     if not isinstance(config, type(stored)):
-        other = [f"it is a {', '.join(stored.architectures[:1])}, which {type(config).__name__} does not compute"]
+        other = [f"it is a {', '.join(there.architectures[:1])}, which {type(config).__name__} does not compute"]
     else:
-        other = [f"{n} is {there.get(n)} there and {v} here" for n, v in here.items() if v != there.get(n)]
+        wanted = there.describe(stored)
+        other = [
+            f"{n} is {wanted.get(n)} there and {v} here" for n, v in here.describe(config).items() if v != wanted.get(n)
+        ]
     if not other:
         return []
     return [Problem(f"model.weights={directory} holds another model.", "; ".join(other) + ".", mend)]

@@ -15,11 +15,17 @@ class ConfigReader:
 
     A field that is not there is what the class of transformers has for it: whoever asks says what that is. A field that
     is null is null. hint: the type and range that another value must fit, as of an option; UserError where it does not.
+    holder: the beginning of messages; "": that the directory holds the model.
     """
 
-    def __init__(self, directory: str | Path, theirs: Mapping[str, Any]) -> None:
+    def __init__(self, directory: str | Path, theirs: Mapping[str, Any], holder: str = "") -> None:
         self.directory, self._theirs = directory, theirs
+        self.holder = holder or f"{directory} holds a model"
         self._asked: set[str] = set()
+
+    def holds(self, name: str) -> bool:
+        """Return whether the file has the field, be it null."""
+        return name in self._theirs
 
     def take(self, name: str, absent: Any = None, hint: Any = Any) -> Any:
         """The field, which may be null, or `absent` where the file has none."""
@@ -27,20 +33,20 @@ class ConfigReader:
         return self.checked(name, self._theirs.get(name, absent), hint | None if hint is not Any else Any)
 
     def given(self, name: str, absent: Any, hint: Any = Any) -> Any:
-        """The same of a field that means nothing as null. Raises UserError where it is."""
-        if (found := self.take(name, absent, hint)) is None:
+        """Return the same of a field that must not be null. Raises UserError for null."""
+        if self.take(name, absent) is None:
             raise self.refused(name, "null", "transformers has no meaning for that.")
-        return found
+        return self.checked(name, self.take(name, absent), hint)
 
     def need(self, name: str, hint: Any = Any) -> Any:
-        """The field. Raises UserError where there is none."""
-        if (found := self.take(name, hint=hint)) is None:
+        """Return a field that must be there. Raises UserError if it is missing or null."""
+        if self.take(name) is None:
             raise self.lacks(name)
-        return found
+        return self.checked(name, self.take(name), hint)
 
     def checked(self, name: str, value: Any, hint: Any) -> Any:
         """Return a value that was read for the field. Raises UserError where it does not fit the hint."""
-        return checked(name, value, hint, f"{self.directory} holds a model")
+        return checked(name, value, hint, self.holder)
 
     def only(self, name: str, *values: Any) -> None:
         """Raises UserError where the field is there with another value than these. Null and false are both: not so."""
@@ -55,7 +61,7 @@ class ConfigReader:
 
     def refused(self, name: str, value: Any, why: str) -> UserError:
         """The error of a field that we cannot compute."""
-        return UserError(f"{self.directory} holds a model with {name}={value}.", why)
+        return UserError(f"{self.holder} with {name}={value}.", why)
 
     def finish(self) -> None:
         """Raises UserError where a field is left over that says something."""

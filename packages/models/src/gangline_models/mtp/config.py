@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gangline import Part, Problem
 from gangline.config import EditConfig, NonNegativeFloat, PositiveInt
 
 if TYPE_CHECKING:
     from gangline.config import Run
-
-FIELD = "num_nextn_predict_layers"  # of config.json: how many modules the files hold
-DEEPSEEK = "DeepseekV3ForCausalLM"
 
 
 @dataclass
@@ -90,27 +87,12 @@ class Mtp(EditConfig):
         held, wanted = tensor_names(directory), their_names(run)
         return [name for name in wanted if name in held], [name for name in wanted if name not in held]
 
-    def to_hugging_face(self, config: dict[str, Any]) -> dict[str, Any]:
-        """With the number of modules, where such models have any; else the model is exported without."""
-        return config | ({FIELD: self.depth} if FIELD in config else {})
-
-    @classmethod
-    def of_hugging_face(cls, config: dict[str, Any]) -> tuple[EditConfig, dict[str, Any]] | None:
-        depth = config.get(FIELD)
-        if config.get("architectures") != [DEEPSEEK] or not isinstance(depth, int) or depth < 1:
-            return None
-        return cls(depth=depth), {name: value for name, value in config.items() if name != FIELD}
-
-    def in_files(self, directory: str) -> bool:
-        from gangline_models.hugging_face.tensors import tensor_names
-
-        return any(name.endswith(".eh_proj.weight") for name in tensor_names(directory))
-
 
 PART = Part(
     name="on",
     group="mtp",
     config=Mtp,
     build="gangline_models.mtp.edit:edit",
+    capabilities={"hugging_face": "gangline_models.mtp.interop:MtpFormat"},
     summary="Multi-token prediction: further tokens are predicted, and their loss joins the gradients",
 )

@@ -6,9 +6,9 @@ from typing import ClassVar
 from gangline import Part, hookimpl
 from gangline.model.linear_nodes import LINEAR, fitted
 from gangline.model.tree import Node
-from gangline.plan import matches
 from gangline_basics.model.config import Tiny
-from gangline_basics.model.plan import plan_decoder
+from gangline_basics.model.decoder_tree import attention_of, block_of
+from gangline_basics.model.plan import plan_family
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +29,13 @@ class Squared(Tiny):
 
 
 def build(config, run):
-    tree, plan = plan_decoder(config, run)
     feed_forward = SquaredNode(dim=config.dim, hidden=config.hidden)
-    tree = replace(tree, blocks=tuple(replace(block, feed_forward=feed_forward) for block in tree.blocks))
-    gate = "blocks.0.feed_forward.w_gate.weight"  # what the decoder's plan says of it has nothing to be about
-    plan = replace(plan, cuts=tuple(cut for cut in plan.cuts if not matches(cut.pattern, gate)), names=())
-    return tree, plan
+
+    def block(index):
+        return block_of(config, attention_of(config, index, run), feed_forward=feed_forward)
+
+    tree, plan = plan_family(config, block)
+    return tree, replace(plan, names=())  # no architecture of Hugging Face has this layer
 
 
 @hookimpl

@@ -1,0 +1,80 @@
+"""Nodes of a decoder from its options: the kit that every family of decoders is built with. Torch-free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gangline.model.linear_nodes import LinearNode
+from gangline.model.tree import Node
+from gangline_basics.model.decoder_nodes import AttentionNode, BlockNode, FeedForwardNode, NormNode
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+    from gangline_basics.model.rope_rates import Rope
+
+BIASED = LinearNode(bias=True)
+
+
+class DecoderOptions(Protocol):
+    """Options that the kit reads; the parts of a family may have more."""
+
+    vocab_size: int
+    dim: int
+    layers: int
+    heads: int
+    hidden: int
+    tied: bool
+    norm_eps: float
+    z_loss: float
+    init_std: float
+
+    @property
+    def key_heads(self) -> int:
+        """Key and value heads."""
+
+    @property
+    def head_width(self) -> int:
+        """Width of a head."""
+
+    def window_of(self, block: int) -> int | None:
+        """Window of a block; None: it sees all earlier tokens."""
+
+    def rope_of(self, block: int, length: int) -> Rope | None:
+        """Rotary positions of a block, in rows of `length` tokens; None: it has none."""
+
+
+def length_of(run: Run | None) -> int:
+    """Return the tokens of a row of the run; 0 without a run."""
+    return 0 if run is None else run.batch.sequence_length
+
+
+def norm_of(config: DecoderOptions, offset: float = 0.0) -> NormNode:
+    """Return a norm of the residual stream."""
+    return NormNode(dim=config.dim, eps=config.norm_eps, offset=offset)
+
+
+def attention_of(
+    config: DecoderOptions, block: int, run: Run | None, kind: type[AttentionNode] = AttentionNode, **own: Any
+) -> AttentionNode:
+    """Return the attention of a block. kind, own: node class and further fields of the family."""
+    return kind(
+        dim=config.dim,
+        heads=config.heads,
+        kv_heads=config.key_heads,
+        head_dim=config.head_width,
+        rope=config.rope_of(block, length_of(run)),
+        window=config.window_of(block),
+        **own,
+    )
+
+
+def feed_forward_of(config: DecoderOptions, **own: Any) -> FeedForwardNode:
+    """Return the gated feed-forward of every block. own: further fields of the family."""
+    return FeedForwardNode(dim=config.dim, hidden=config.hidden, **own)
+
+
+def block_of(config: DecoderOptions, attention: Node, norm: Node | None = None, **own: Any) -> BlockNode:
+    """Return a block with norms before attention and feed-forward. own: fields that the family has otherwise."""
+    norm = norm or norm_of(config)
+    fields = {"attention_norm": norm, "feed_forward_norm": norm, "feed_forward": feed_forward_of(config)}
+    return BlockNode(attention=attention, **fields | own)

@@ -1,0 +1,140 @@
+"""Between the options of a family and its config.json: what the families share. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from gangline import UserError
+from gangline.config.fields import stated
+from gangline_models.families.base import FamilyConfig, PatternConfig, RotaryConfig, TwoRopesConfig
+from gangline_models.hugging_face.config_reader import ConfigReader
+from gangline_models.hugging_face.contract import ModelFormat
+from gangline_models.hugging_face.layers import layer_types
+from gangline_models.hugging_face.rope import read_rope
+
+TRAINING = {"weights", "init_std", "z_loss"}  # options that a config.json says nothing of
+SIZES = {
+    "vocab_size": "vocab_size",
+    "dim": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "hidden": "intermediate_size",
+    "tied": "tie_word_embeddings",
+    "norm_eps": "rms_norm_eps",
+}
+Family = TypeVar("Family", bound=FamilyConfig)
+Rotary = TypeVar("Rotary", bound=RotaryConfig)
+Pattern = TypeVar("Pattern", bound=PatternConfig)
+TwoRopes = TypeVar("TwoRopes", bound=TwoRopesConfig)
+
+
+class FamilyFormat(ModelFormat, ABC, Generic[Family]):
+    """A family's config.json as data; fields that need more than a look go through `read_more` and `write_more`.
+
+    same      option -> field of the same value
+    absent    fields that must have one value, because the family's tree computes nothing else
+    silent    option -> its value in a file without the field: the default of the class in transformers
+    nullable  options that a file may give as null
+    """
+
+    options: type[Family]
+    model_type: str = ""
+    same: Mapping[str, str] = {}
+    absent: Mapping[str, Any] = {}
+    silent: Mapping[str, Any] = {}
+    nullable: frozenset[str] = frozenset()
+
+    def read(self, directory: str | Path, config: dict[str, Any]) -> Family:
+        reader = ConfigReader(directory, config)
+        given: dict[str, Any] = {}
+        ranges = stated(self.options)
+        for ours, theirs in self.same.items():
+            if ours not in self.silent:
+                given[ours] = reader.need(theirs, ranges[ours])
+            else:
+                read = reader.take if ours in self.nullable else reader.given
+                given[ours] = read(theirs, self.silent[ours], ranges[ours])
+        for name, value in self.absent.items():
+            reader.only(name, value)
+        given |= self.read_more(reader, given)
+        reader.finish()
+        return self.options(**given, weights=str(directory))
+
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return options that need more than a look. given: those of `same`."""
+        return {}
+
+    def write(self, options: Family, dtype: str, max_position: int) -> dict[str, Any]:
+        filled = self.describe(options)
+        return {
+            "architectures": list(self.architectures[:1]),
+            "model_type": self.model_type,
+            **{theirs: filled[ours] for ours, theirs in self.same.items()},
+            **self.absent,
+            "max_position_embeddings": max_position,
+            **self.write_more(options, max_position),
+            **_special_tokens(options.weights),
+            "torch_dtype": dtype,
+        }
+
+    def write_more(self, options: Family, max_position: int) -> dict[str, Any]:
+        """Return the fields that `read_more` reads."""
+        return {}
+
+    def describe(self, options: Family) -> dict[str, Any]:
+        values = {item.name: getattr(options, item.name) for item in fields(options)}
+        return {name: value for name, value in values.items() if name not in TRAINING}
+
+
+def _special_tokens(weights: str | None) -> dict[str, Any]:
+    """Return those of the initial weights; null without any, because transformers has other defaults."""
+    there = Path(weights or ".") / "config.json"
+    held = json.loads(there.read_text(encoding="utf-8")) if weights and there.is_file() else {}
+    return {name: held.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+
+
+class RotaryFormat(FamilyFormat[Rotary], ABC):
+    """With rotary positions, and key heads that may be fewer."""
+
+    silent_theta: float = 10_000.0  # base of the wavelengths in a file without
+    nullable = frozenset(("kv_heads",))
+
+    def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+        return read_rope(reader, self.silent_theta)
+
+    def write_more(self, options: Rotary, max_position: int) -> dict[str, Any]:
+        return {
+            "rope_parameters": {"rope_theta": options.rope_theta, **options.rope.written()},
+            "max_position_embeddings": options.rope.max_position(max_position),
+        }
+
+    def describe(self, options: Rotary) -> dict[str, Any]:
+        return {**super().describe(options), "kv_heads": options.key_heads, "head_dim": options.head_width}
+
+
+class PatternFormat(RotaryFormat[Pattern], ABC):
+    """With a window in some blocks."""
+
+    def write_more(self, options: Pattern, max_position: int) -> dict[str, Any]:
+        said = {"sliding_window": options.window, "layer_types": layer_types(options.windows)}
+        return super().write_more(options, max_position) | said
+
+
+class TwoRopesFormat(PatternFormat[TwoRopes], ABC):
+    """With rotary positions of another base in blocks with a window."""
+
+    def write_more(self, options: TwoRopes, max_position: int) -> dict[str, Any]:
+        said = super().write_more(options, max_position)
+        if said["rope_parameters"].get("truncate", True) is not True:
+            raise UserError(
+                "a model with model.rope.truncate=false and layers of two kinds has no Hugging Face architecture.",
+                "transformers passes over truncate where layers differ, and would compute something else.",
+            )
+        local = {"rope_type": "default", "rope_theta": options.local_rope_theta}
+        return said | {"rope_parameters": {"full_attention": said["rope_parameters"], "sliding_attention": local}}

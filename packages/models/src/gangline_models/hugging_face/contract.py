@@ -1,0 +1,102 @@
+"""Contracts of the capability `hugging_face`: between the options of a part and a config.json. Torch-free."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from gangline.plugin.registry import installed, load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gangline.config import EditConfig, ModelConfig, PartConfig
+
+CAPABILITY = "hugging_face"
+
+
+class ModelFormat(ABC):
+    """Reads and writes the config.json of a model. Capability of a model's part, a class without arguments."""
+
+    architectures: tuple[str, ...] = ()  # values of `architectures` in config.json that `read` takes
+
+    @abstractmethod
+    def read(self, directory: str | Path, config: dict[str, Any]) -> ModelConfig:
+        """Return the options of the model of this config.json, which start from the weights of the directory.
+
+        config: its architecture is one of `architectures`. Raises UserError for what the model cannot compute.
+        """
+
+    @abstractmethod
+    def write(self, options: Any, dtype: str, max_position: int) -> dict[str, Any]:
+        """Return the config.json of the model. Raises UserError for options that no architecture has.
+
+        dtype: of the weights. max_position: the context length of the run.
+        """
+
+    @abstractmethod
+    def describe(self, options: Any) -> dict[str, Any]:
+        """Return the options that decide what the model computes, by name, with defaults filled in.
+
+        Two models with the same description take the same weights.
+        """
+
+
+class EditFormat(ABC):
+    """Reads and writes what a model edit adds to a config.json. Capability of its part, a class without arguments.
+
+    Without this capability an edited model has no Hugging Face architecture, unless the edit wraps.
+    """
+
+    def read(self, cls: type[Any], config: dict[str, Any]) -> tuple[EditConfig, dict[str, Any]] | None:
+        """Return (options of class `cls`, the config.json of the model without the edit), or None for other models.
+
+        Raises UserError for what the edit cannot compute.
+        """
+        return None
+
+    @abstractmethod
+    def write(self, options: Any, config: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the config.json of the edited model, or None without such an architecture.
+
+        config: of the model without the edit. Raises UserError if the architecture needs other options, and names them.
+        """
+
+    def has_weights(self, options: Any, directory: str | Path) -> bool:
+        """Return whether the directory holds the weights of options that `read` returned; if not, they are dropped."""
+        return True
+
+
+class SameModel(EditFormat):
+    """The edit changes nothing that a config.json describes, such as the loss."""
+
+    def write(self, options: Any, config: dict[str, Any]) -> dict[str, Any]:
+        return config
+
+
+def model_formats() -> dict[str, ModelFormat]:
+    """Return architecture -> the format of the installed part that names it."""
+    specs = [offer.part.capabilities.get(CAPABILITY) for _, offer in sorted(installed().offers("model").items())]
+    formats: list[ModelFormat] = [load(spec)() for spec in specs if spec]
+    return {name: found for found in formats for name in found.architectures}
+
+
+def model_format(config: ModelConfig) -> ModelFormat | None:
+    """Return the format of a model's part, or None if it has none."""
+    return _format(type(config))
+
+
+def edit_format(cls: type[EditConfig]) -> EditFormat | None:
+    """Return the format of the part with this class of options, or None if it has none."""
+    return _format(cls)
+
+
+def edit_classes() -> list[type[EditConfig]]:
+    """Return the classes of options of the installed edits that have a format, without those that derive from them."""
+    every = [offer.part for group in sorted(installed().edit_groups()) for offer in installed().offers(group).values()]
+    return [part.config for part in every if CAPABILITY in part.capabilities]
+
+
+def _format(cls: type[PartConfig]) -> Any:
+    spec = installed().capability(cls, CAPABILITY)
+    return load(spec)() if spec else None

@@ -1,0 +1,29 @@
+"""Modules of multi-token prediction in a config.json. Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gangline_models.hugging_face.contract import EditFormat
+from gangline_models.hugging_face.tensors import tensor_names
+from gangline_models.mtp.config import Mtp
+
+FIELD = "num_nextn_predict_layers"  # number of modules in the files
+DEEPSEEK = "DeepseekV3ForCausalLM"
+
+
+class MtpFormat(EditFormat):
+    """DeepSeek-V3 has the modules; other models are exported without."""
+
+    def read(self, cls: type[Mtp], config: dict[str, Any]) -> tuple[Mtp, dict[str, Any]] | None:
+        depth = config.get(FIELD)
+        if config.get("architectures") != [DEEPSEEK] or not isinstance(depth, int) or depth < 1:
+            return None
+        return cls(depth=depth), {name: value for name, value in config.items() if name != FIELD}
+
+    def write(self, options: Mtp, config: dict[str, Any]) -> dict[str, Any]:
+        return config | ({FIELD: options.depth} if FIELD in config else {})
+
+    def has_weights(self, options: Mtp, directory: str | Path) -> bool:
+        return any(name.endswith(".eh_proj.weight") for name in tensor_names(directory))

@@ -1,0 +1,133 @@
+"""Architectures with experts as data: how a config.json describes its experts. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gangline_moe.routers.config import Biased, RouterConfig, Sigmoid, Softmax
+
+LLAMA, QWEN = "LlamaForCausalLM", "Qwen3ForCausalLM"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsArchitecture:
+    """Experts of an architecture.
+
+    dense       architecture of the model without experts, whose part reads the rest of a config.json
+    model_type  of an architecture whose model without experts is another one
+    title       of the architecture, in messages
+    number      field with the number of experts
+    read_as     names by which it is read: the first that a file has
+    width       field with the width of an expert
+    silent      fields that are read -> the value in transformers if a file lacks the field; None: a file must have it
+    nullable    fields for which null means the same as no field
+    only        field -> the values that gangline computes
+    rest        fields of the config.json of the model without experts
+    router      class of the options of the router, and its name in group `moe/router`
+    everywhere  every block has experts, and the weights of a token's experts add up to 1
+    """
+
+    name: str
+    dense: str
+    model_type: str = ""
+    title: str = ""
+    number: str
+    read_as: tuple[str, ...]
+    width: str = "moe_intermediate_size"
+    silent: Mapping[str, Any]
+    nullable: frozenset[str] = frozenset()
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    rest: Mapping[str, Any] = field(default_factory=dict)
+    router: tuple[type[RouterConfig], str] = (Softmax, "softmax")
+    everywhere: bool = False
+
+    @property
+    def scored(self) -> bool:
+        """Whether scores are sigmoids with a balancing bias, beside shared experts."""
+        return self.router[0] is Sigmoid
+
+    @property
+    def gated(self) -> bool:
+        """Whether a shared expert has a gate."""
+        return "shared_expert_intermediate_size" in self.silent
+
+
+MIXTRAL = ExpertsArchitecture(  # no norm of queries and keys
+    name="MixtralForCausalLM",
+    dense=LLAMA,
+    model_type="mixtral",
+    number="num_local_experts",
+    read_as=("num_local_experts", "num_experts"),
+    width="intermediate_size",
+    silent={
+        **{"num_hidden_layers": 32, "num_experts_per_tok": 2, "num_local_experts": 8},
+        **{"intermediate_size": 14336},
+    },
+    rest={"rms_norm_eps": 1e-5, "rope_theta": 1e6},  # defaults of Mixtral that a Llama does not have
+    everywhere=True,
+)
+QWEN_MOE = ExpertsArchitecture(
+    name="Qwen3MoeForCausalLM",
+    dense=QWEN,
+    model_type="qwen3_moe",
+    number="num_experts",
+    read_as=("num_experts", "num_local_experts"),
+    silent={
+        **{"num_hidden_layers": 24, "num_experts_per_tok": 8, "num_experts": 128, "moe_intermediate_size": 768},
+        **{"norm_topk_prob": False, "decoder_sparse_step": 1},
+    },
+)
+DOTS = ExpertsArchitecture(  # the feed-forward of DeepSeek-V3 in a Qwen3
+    name="Dots1ForCausalLM",
+    dense=QWEN,
+    model_type="dots1",
+    title="dots.llm1",
+    number="n_routed_experts",
+    read_as=("n_routed_experts", "num_local_experts"),
+    silent={
+        **{"num_hidden_layers": 62, "num_experts_per_tok": None, "n_routed_experts": None},
+        **{"moe_intermediate_size": 1408, "n_shared_experts": 0, "first_k_dense_replace": 0},
+        **{"norm_topk_prob": False, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1},
+    },
+    nullable=frozenset(("n_shared_experts", "first_k_dense_replace", "n_group", "topk_group")),
+    only={"moe_layer_freq": (1,), "scoring_func": ("sigmoid", "noaux_tc"), "topk_method": ("noaux_tc",)},
+    router=(Sigmoid, "sigmoid"),
+)
+GPT_OSS = ExpertsArchitecture(  # biases of experts, bounded products
+    name="GptOssForCausalLM",
+    dense="GptOssForCausalLM",
+    number="num_local_experts",
+    read_as=("num_experts", "num_local_experts"),
+    width="intermediate_size",
+    silent={"num_experts_per_tok": 4, "num_local_experts": 128, "intermediate_size": 2880},
+    rest={"num_local_experts": 0},
+    router=(Biased, "biased"),
+    everywhere=True,
+)
+DEEPSEEK = ExpertsArchitecture(  # without experts it has as many dense blocks as layers
+    name="DeepseekV3ForCausalLM",
+    dense="DeepseekV3ForCausalLM",
+    number="n_routed_experts",
+    read_as=("num_local_experts", "n_routed_experts"),
+    silent={
+        **{"num_hidden_layers": 61, "num_experts_per_tok": 8, "n_routed_experts": 256},
+        **{"moe_intermediate_size": 2048, "n_shared_experts": 1, "first_k_dense_replace": 3},
+        **{"norm_topk_prob": True, "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4},
+    },
+    router=(Sigmoid, "sigmoid"),
+)
+QWEN_NEXT = ExpertsArchitecture(
+    name="Qwen3NextForCausalLM",
+    dense="Qwen3NextForCausalLM",
+    title="Qwen3-Next",
+    number="num_experts",
+    read_as=("num_experts",),
+    silent={
+        **{"num_hidden_layers": 48, "num_experts_per_tok": 10, "num_experts": 512, "moe_intermediate_size": 512},
+        **{"shared_expert_intermediate_size": 512, "norm_topk_prob": True, "decoder_sparse_step": 1},
+    },
+    rest={"num_experts": 0},
+)
+ARCHITECTURES = (MIXTRAL, QWEN_MOE, DOTS, GPT_OSS, DEEPSEEK, QWEN_NEXT)

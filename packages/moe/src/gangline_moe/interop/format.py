@@ -1,0 +1,111 @@
+"""Capability `hugging_face` of the edit: experts in a config.json, and in `model.weights`. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from gangline import Problem, UserError
+from gangline_models.hugging_face.contract import EditFormat
+from gangline_moe.interop.architectures import ARCHITECTURES, QWEN, ExpertsArchitecture
+from gangline_moe.interop.read import Options, read_experts
+from gangline_moe.routers.config import Grouped, Sigmoid
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+    from gangline_moe.config import MoeOptions
+
+
+class MoeFormat(EditFormat):
+    """Between the options of experts and a config.json that has one of `ARCHITECTURES`."""
+
+    def read(self, cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[str, Any]] | None:
+        return read_experts(cls, config)
+
+    def write(self, options: MoeOptions, config: dict[str, Any]) -> dict[str, Any] | None:
+        dense = config["architectures"][0]
+        known = [of for of in ARCHITECTURES if of.dense == dense]
+        if not known:
+            return None
+        of = next((of for of in known if of.scored == isinstance(options.router, Sigmoid)), known[0])
+        if words := missing(of, options, config):
+            what = f"others have no {dense} with the experts of moe."
+            raise UserError(what, f"They have one that was trained with {' '.join(words)}")
+        return _written(of, options, config)
+
+
+def missing(of: ExpertsArchitecture, options: MoeOptions, config: dict[str, Any]) -> list[str]:
+    """Return the overrides that the options lack to have this architecture. config: of the model without experts."""
+    router, (kind, name), shared = options.router, of.router, of.scored or of.gated
+    fits = isinstance(router, Sigmoid) if of.scored else type(router) is kind
+    holds = {
+        f"moe/router={name}": fits,
+        "moe.router.renormalise=true": not fits or not of.everywhere or getattr(router, "renormalise", False),
+        f"moe.router.bias_rate={0.001 if of.scored else 0}": not fits or bool(router.bias_rate) == of.scored,
+        "moe.first=0": not of.everywhere or options.first == 0,
+        "moe.every=1": not (of.everywhere or of.scored) or options.every == 1,
+        f"moe.shared={int(shared)}": bool(options.shared) == shared,
+        f"moe.shared_gate={str(of.gated).lower()}": options.shared_gate == of.gated,
+        "moe.capacity_factor=null": options.capacity_factor is None,
+        "model.window=null": of.dense != QWEN or not config.get("use_sliding_window"),
+    }
+    return [word for word, held in holds.items() if not held]
+
+
+def _written(of: ExpertsArchitecture, options: MoeOptions, config: dict[str, Any]) -> dict[str, Any]:
+    router, hidden = options.router, options.hidden or max(1, config["intermediate_size"] // options.top_k)
+    layers = range(config["num_hidden_layers"])
+    kept = [block for block in layers if block < options.first or (block - options.first) % options.every]
+    groups = (router.groups, router.top_groups) if isinstance(router, Grouped) else (1, 1)
+    every = {
+        "norm_topk_prob": getattr(router, "renormalise", None),
+        "routed_scaling_factor": getattr(router, "scale", None),
+        "n_group": groups[0],
+        "topk_group": groups[1],
+        "n_shared_experts": options.shared,
+        "first_k_dense_replace": options.first,
+        "decoder_sparse_step": 1,
+        "shared_expert_intermediate_size": options.shared * hidden,
+    }
+    named = {"architectures": [of.name], "model_type": of.model_type, "sliding_window": None}
+    return {
+        **{name: value for name, value in config.items() if of.dense != QWEN or name != "layer_types"},
+        **(named if of.model_type else {}),
+        **{name: value for name, value in every.items() if name in of.silent},
+        **({"mlp_only_layers": kept} if "decoder_sparse_step" in of.silent else {}),
+        "num_experts_per_tok": options.top_k,
+        "router_aux_loss_coef": router.step_loss,
+        of.number: options.experts,
+        of.width: hidden,
+    }
+
+
+def weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
+    """Return what differs between these experts and those of the directory in `model.weights`."""
+    from gangline.run.directory import holds_checkpoint
+    from gangline_models.hugging_face.config import read_config
+
+    directory = run.model.pretrained()
+    if directory is None or holds_checkpoint(run):
+        return []
+    try:
+        found = read_experts(type(options), read_config(directory))
+    except UserError as error:
+        return [Problem(f"model.weights={directory} holds {error.what}", *error.details[:2])]
+    if found is None:
+        return [Problem(f"model.weights={directory} holds a model without experts.", "", "moe=off")]
+    hidden = options.hidden or max(1, (options.dense_hidden(run) or 0) // options.top_k)
+    here, there = _described(options) | {"hidden": hidden}, _described(found[0])
+    other = [f"moe.{n} is {there.get(n)} there and {v} here" for n, v in here.items() if v != there.get(n)]
+    if not other:
+        return []
+    mend = f"gangline import {directory} prints the configuration that fits it."
+    return [Problem(f"model.weights={directory} holds other experts.", "; ".join(other) + ".", mend)]
+
+
+def _described(options: MoeOptions) -> dict[str, Any]:
+    """Return what experts and router compute, without what only training sees."""
+    router, own = options.router, ("experts", "top_k", "shared", "shared_gate", "first", "every", "hidden")
+    names = [item.name for item in fields(router) if item.name in ("renormalise", "scale", "groups", "top_groups")]
+    of_router = {f"router.{name}": getattr(router, name) for name in names}
+    return {**{name: getattr(options, name) for name in own}, "router": type(router).__name__, **of_router}

@@ -1,0 +1,149 @@
+"""From a config.json to the options of its experts. Torch-free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gangline import UserError
+from gangline.config import NonNegativeInt, PositiveInt
+from gangline.config.fields import stated
+from gangline_models.hugging_face.config_reader import ConfigReader
+from gangline_moe.interop.architectures import ARCHITECTURES, DOTS, QWEN, ExpertsArchitecture
+from gangline_moe.routers.config import Grouped, RouterConfig, Sigmoid
+
+if TYPE_CHECKING:
+    from gangline_moe.config import MoeOptions
+
+Options = TypeVar("Options", bound="MoeOptions")
+# Of experts: the part that reads the rest knows nothing of them. Losses and noise are of training alone.
+ROUTING = (
+    *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
+    *("moe_intermediate_size", "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"),
+    *("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size"),
+    *("router_aux_loss_coef", "router_jitter_noise", "output_router_logits"),
+)
+DOTS_ALONE = (*DOTS.only, "aux_loss_alpha", "seq_aux", "ep_size")
+
+
+def read_experts(cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[str, Any]] | None:
+    """Return (the options that make the model of `config`, the config.json of the model without experts).
+
+    None: the model has no experts. Raises UserError for windows of attention and for blocks with experts that `first`
+    and `every` cannot name.
+    """
+    name = (config.get("architectures") or [None])[0]
+    found = next((architecture for architecture in ARCHITECTURES if architecture.name == name), None)
+    return None if found is None else _Experts(found, config).read(cls)
+
+
+class _Experts:
+    """Fields of the experts of one config.json."""
+
+    def __init__(self, of: ExpertsArchitecture, config: dict[str, Any]) -> None:
+        self.of, self.config, self.reader = of, config, ConfigReader("", config, "a model")
+        self.layers = self.field("num_hidden_layers", PositiveInt) if "num_hidden_layers" in of.silent else 0
+
+    def read(self, cls: type[Options]) -> tuple[Options, dict[str, Any]] | None:
+        of, first, every = self.of, 0, 1
+        if of.model_type:
+            self._refuse_windows()
+            self.field("num_experts_per_tok", PositiveInt)  # named first where the number of experts is missing, too
+        if "first_k_dense_replace" in of.silent:
+            first = self.field("first_k_dense_replace", NonNegativeInt)
+            if not of.model_type and first >= self.layers:
+                return None
+        named = next((name for name in of.read_as if self.reader.holds(name)), of.number)
+        experts = self.field(named, NonNegativeInt if of.number in of.rest else PositiveInt, of.number)
+        if not experts:
+            return None
+        if "decoder_sparse_step" in of.silent:
+            if not (blocks := self._sparse_blocks()) and of.number in of.rest:
+                return None
+            first, every = self._first_and_every(blocks)
+        for name, values in of.only.items():
+            if (value := self.config.get(name, values[0])) not in (*values, None):
+                what = f"a {of.title} with {name}={value}."
+                raise UserError(what, f"gangline has only {name}={' or '.join(map(str, values))} there.")
+        hidden = self.field(of.width, PositiveInt)
+        top_k, router = self.field("num_experts_per_tok", PositiveInt), self._router(experts)
+        sizes = {"experts": experts, "top_k": top_k, "hidden": hidden, "first": first, "every": every}
+        return cls(**sizes, router=router, **self._shared(hidden)), self._rest()
+
+    def field(self, name: str, hint: Any, of: str = "") -> Any:
+        """Return a field of `silent`, or another name of it. Raises UserError for null and if a file must have it."""
+        absent = self.of.silent[of or name]
+        if absent is None and not self.reader.holds(name):
+            what = f"a model whose config.json does not give {name}."
+            raise UserError(what, "transformers has no default for it.")
+        if name in self.of.nullable and self.config.get(name) is None:
+            return absent
+        return self.reader.given(name, absent, hint)
+
+    def _refuse_windows(self) -> None:
+        if (window := self.config.get("sliding_window")) is not None:
+            what = f"a model of experts with sliding_window={window}."
+            raise UserError(what, "gangline reads windows of models without experts only.")
+        silent = self.of is DOTS and "sliding_window" not in self.config
+        if silent and self.layers > self.reader.given("max_window_layers", 62, NonNegativeInt):
+            why = "transformers takes 4096, and gangline reads windows of models without experts only."
+            raise UserError("a dots.llm1 whose config.json does not give sliding_window.", why)
+
+    def _router(self, experts: int) -> RouterConfig:
+        """Return the options of the router. Raises UserError for groups that do not divide the experts."""
+        if not self.of.scored:
+            told = "norm_topk_prob" in self.of.silent
+            return self.of.router[0](**({"renormalise": self.field("norm_topk_prob", bool)} if told else {}))
+        scale = self.field("routed_scaling_factor", stated(Sigmoid)["scale"])
+        scores = {"renormalise": self.field("norm_topk_prob", bool), "scale": scale}
+        groups, top = self.field("n_group", PositiveInt), self.field("topk_group", PositiveInt)
+        if groups == 1:
+            return Sigmoid(**scores)
+        if experts % groups or experts // groups < 2:
+            why = f"It has {experts} experts, which must divide into n_group groups of two and more."
+            raise UserError(f"a model with n_group={groups}.", why)
+        if top > groups:
+            raise UserError(f"a model with topk_group={top}.", f"It must be at most n_group={groups}.")
+        return Grouped(**scores, groups=groups, top_groups=top)
+
+    def _shared(self, hidden: int) -> dict[str, Any]:
+        if self.of.scored:
+            return {"shared": self.field("n_shared_experts", NonNegativeInt)}
+        if not self.of.gated:
+            return {}
+        width = self.field("shared_expert_intermediate_size", NonNegativeInt)
+        if width % hidden or not width:
+            what = f"a {self.of.title} with shared_expert_intermediate_size={width}."
+            raise UserError(what, f"gangline has shared experts as wide as the others, {self.of.width}={hidden}.")
+        return {"shared": width // hidden, "shared_gate": True}
+
+    def _first_and_every(self, sparse: list[int]) -> tuple[int, int]:
+        """Return `first` and `every` of the blocks with experts. Raises UserError if no such two describe them."""
+        layers = range(self.layers)
+        for first in sparse[:1]:
+            every = sparse[1] - first if len(sparse) > 1 else len(layers)
+            if sparse == list(layers)[first::every]:
+                return first, 1 if len(sparse) == 1 and first == len(layers) - 1 else every
+        said = {"num_hidden_layers": self.layers}
+        said |= {name: self.config.get(name) for name in ("decoder_sparse_step", "mlp_only_layers")}
+        shown = ", ".join(f"{name}={value}" for name, value in said.items())
+        why = f"moe.first and moe.every cannot describe these blocks: {shown}."
+        raise UserError("a model whose blocks with experts are not evenly spaced.", why)
+
+    def _sparse_blocks(self) -> list[int]:
+        step = self.field("decoder_sparse_step", PositiveInt)
+        dense = set(self.reader.take("mlp_only_layers", hint=list[int]) or ())
+        return [block for block in range(self.layers) if (block + 1) % step == 0 and block not in dense]
+
+    def _rest(self) -> dict[str, Any]:
+        """Return the config.json of the model without experts."""
+        of, alone = self.of, DOTS_ALONE if self.of is DOTS else ()
+        rest = {name: value for name, value in self.config.items() if name not in ROUTING and name not in alone}
+        if not of.model_type:
+            return rest | (dict(of.rest) or {"first_k_dense_replace": self.layers})
+        head = {}
+        if of.dense == QWEN and rest.get("head_dim") is None:
+            sizes = ("hidden_size", "num_attention_heads")
+            if None not in map(rest.get, sizes):
+                width, heads = (self.reader.given(name, None, PositiveInt) for name in sizes)
+                head["head_dim"] = width // heads  # not Qwen3's 128
+        return {**of.rest, **rest, **head, "architectures": [of.dense]}
