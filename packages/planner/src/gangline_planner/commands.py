@@ -39,8 +39,8 @@ def _flags(verb: str, text: str, argument: str, more: str = "") -> Flags:
 
 
 def _search(argv: Sequence[str]) -> int:
-    from gangline_planner.assumed import planned
-    from gangline_planner.search import figure, nothing_fits, search, text
+    from gangline_planner.assumed import complete_words
+    from gangline_planner.search import explain_misfit, figure, search, text
 
     flags = _flags(
         "search",
@@ -51,7 +51,7 @@ def _search(argv: Sequence[str]) -> int:
     flags.add_argument("--svg", metavar="FILE", help="a picture of the layouts by time and memory")
     asked = flags.read(argv)
     cluster, words = cluster_of(asked.words)
-    case = planned(words)
+    case = complete_words(words)
     found = search(case, cluster)
     if asked.svg and found.fit:
         write_figure(figure(found, cluster), asked.svg)
@@ -66,15 +66,15 @@ def _search(argv: Sequence[str]) -> int:
     else:
         print(text(found, words, case))
     if not found.fit:
-        raise nothing_fits(found, words, case)
+        raise explain_misfit(found, words, case)
     return 0
 
 
 def _plan(argv: Sequence[str]) -> int:
     from gangline_planner.accuracy import accuracy
-    from gangline_planner.assumed import planned
-    from gangline_planner.choose import chosen
-    from gangline_planner.failures import as_text, simulated
+    from gangline_planner.assumed import complete_words
+    from gangline_planner.choose import choose_plan
+    from gangline_planner.failures import as_text, simulate_goodput
     from gangline_planner.page import buys, text
 
     verbs = "\n".join(f"  {verb:9} {text}" for verb, text in VERBS.items())
@@ -94,7 +94,7 @@ def _plan(argv: Sequence[str]) -> int:
     flags.add_argument("--svg", metavar="FILE", help="pictures of the step, the memory and the pipeline")
     asked = flags.read(argv)
     cluster, words = cluster_of(asked.words)
-    case = planned(words)
+    case = complete_words(words)
     if asked.price:
         cluster = cluster.with_numbers({"price.hour": Quantity(asked.price, "--price")})
     if asked.mtbf:
@@ -102,15 +102,15 @@ def _plan(argv: Sequence[str]) -> int:
             cluster[name]  # which says what lacks
         hours = Quantity(asked.mtbf * case.world, f"--mtbf {asked.mtbf:g} of the whole run")
         cluster = cluster.with_numbers({"failure.hours": hours})
-    plan, assumed = chosen(case, cluster, asked.tokens)
-    bought = plan.within(asked.budget) if asked.budget else None
+    plan, assumed = choose_plan(case, cluster, asked.tokens)
+    bought = plan.plan_budget(asked.budget) if asked.budget else None
     if bought is not None and not asked.tokens:
         plan = bought
     if asked.svg:
         from gangline_planner.pictures.plan import plan_figure
 
         write_figure(plan_figure(plan), asked.svg)
-    course = simulated(plan)
+    course = simulate_goodput(plan)
     if asked.json:
         budget = {"budget_dollars": asked.budget, "budget_tokens": bought.tokens} if bought else {}
         error = dict(accuracy()) if cluster.name in shipped() else None
