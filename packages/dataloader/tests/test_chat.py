@@ -23,7 +23,7 @@ from gangline_dataloader.prepare.encode import DocumentEncoder, EncodedDocument
 from gangline_dataloader.prepare.rule import Dropped
 from gangline_dataloader.prepare.settings import TOKENIZERS, Settings, copy_tokenizer
 from gangline_dataloader.sources import build
-from gangline_dataloader.store.fields import with_checksum
+from gangline_dataloader.store.fields import add_checksum
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import read
 from gangline_testkit.runs import small_run
@@ -405,7 +405,7 @@ def test_a_store_of_the_older_rule_is_named_and_not_put_behind(chats, tokenizer)
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     assert manifest.pop("learnt_rule") == LEARNT_RULE
-    path.write_text(json.dumps(with_checksum(manifest)))
+    path.write_text(json.dumps(add_checksum(manifest)))
     for name in ("chat_template.jinja", "tokenizer_config.json"):
         (folder / name).unlink()
     run = small_run("model.vocab_size=330", "data=tokens", f"data.path={folder}")
