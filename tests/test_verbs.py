@@ -9,10 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CHECKED = (
-    "planner",
-    "dataloader",
-)  # packages
 
 
 def words(text: str) -> frozenset[str]:
@@ -20,6 +16,9 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+CHECKED = words("""
+planner dataloader track launch health
+""")
 PARTICIPLES = words("""
 begun bent born bought broken brought built caught chosen dealt done drawn driven fallen fed felt forgotten fought
 found frozen gave given glued gone grew grown heard held hidden kept knew known laid learnt led left lent lost made
@@ -47,7 +46,7 @@ never no not now once openly patiently there together twice when where whole why
 NOT_VERBS = PARTICIPLES | PREPOSITIONS | PRONOUNS | ADVERBS
 COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
 EVENTS = ("before_run", "before_step", "before_update", "after_step", "on_error")  # of a run: core calls these methods
-CORE = ("exported",)  # a method of core's configurations, not renamed yet
+CORE = ("exported", "most_nodes")  # methods of core's configurations, not renamed yet
 
 
 def is_verb(name: str) -> bool:
@@ -78,7 +77,7 @@ def misnamed(files: Iterable[Path]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("package", CHECKED)
+@pytest.mark.parametrize("package", sorted(CHECKED))
 def test_functions_are_named_by_verbs(package: str) -> None:
     assert misnamed((ROOT / "packages" / package / "src").rglob("*.py")) == []
 
