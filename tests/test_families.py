@@ -72,7 +72,7 @@ def holds(family: str, on: str, *settings: str) -> None:
     """Loss, gradients, norm, weights and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
     law = Law()
     law.family = family
-    layout, scenario = Layout.on(on), Scenario(settings, batches="documents", steps=2)
+    layout, scenario = Layout.from_words(on), Scenario(settings, batches="documents", steps=2)
     job = law.job(layout, scenario)
     problems = [*job.run.parallel.check(job.run), *job.run.model.check(job.run)]
     assert not problems, "\n".join(map(str, problems))
@@ -88,7 +88,7 @@ def lawful(family: str, on: str) -> str:
         return on
     law = Law()
     law.family = family
-    run = law.job(Layout.on(on), Scenario()).run
+    run = law.job(Layout.from_words(on), Scenario()).run
     assert any(RING_LACKS[family] in str(problem) for problem in run.parallel.check(run))
     return f"{on} context=ulysses"
 
@@ -104,7 +104,7 @@ def test_a_layout_changes_nothing(family):
 def test_tokens_that_must_stay_together_are_refused_by_name(family, context):
     law = Law()
     law.family = family
-    run = law.job(Layout.on(f"cp=2 context={context}"), Scenario()).run
+    run = law.job(Layout.from_words(f"cp=2 context={context}"), Scenario()).run
     assert any("blocks.0.attention" in str(problem) for problem in run.parallel.check(run))
 
 
@@ -122,7 +122,7 @@ def test_experts_that_would_compute_another_activation_are_refused():
     law = Law()
     law.family = "gemma3"
     with pytest.raises(UserError, match="moe has no experts with gelu_tanh"):
-        law.job(Layout.on("tp=1"), Scenario(("moe=on",)))
+        law.job(Layout.from_words("tp=1"), Scenario(("moe=on",)))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.of_run import case_of
 from gangline_parallel_megatron_style.explain.trace import trace
 from gangline_testkit import bytes_kept
-from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.runs import SMALL, content
 
 B, T = 2, 16
@@ -74,7 +74,7 @@ def without_sinks(case: Case) -> Case:
 def test_a_block_keeps_what_the_closed_form_says(family, precision):
     case = without_sinks(Case.of(run_of(family, precision), Mesh.of({})))
     model = built(case, precision)
-    batch = whole_sequences(torch.arange(B * T).view(B, T) % 61)
+    batch = make_full_batch(torch.arange(B * T).view(B, T) % 61)
     for index in (0, 1) if family == "qwen3_next" else (1,):  # the first block of others may have a window
         hidden = model.embed(batch).detach().requires_grad_()
         sizes = activations.sizes_of(case, gpu=False)

@@ -23,7 +23,7 @@ from gangline_parallel_megatron_style.explain.of_run import case_of, explained
 from gangline_parallel_megatron_style.explain.trace import trace
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 from gangline_testkit import StrategySuite, bytes_kept
-from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
 
 SMALL = ("mtp=on", "mtp.depth=2", "batch.sequence_length=16", "run.deterministic=false")
@@ -39,15 +39,15 @@ class Law(StrategySuite):
 
 def holds(on: str, *settings: str, kind: str = "documents", steps: int = 2, bound: float = FLOAT64) -> None:
     """Loss, gradients, norm, weights, metrics and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
-    law, layout = Law(), Layout.on(on)
+    law, layout = Law(), Layout.from_words(on)
     scenario = Scenario((*SMALL, *settings), kind, steps=steps)
     job = law.job(layout, scenario)
     problems = [*job.run.parallel.check(job.run), *(p for edit in job.run.edits.values() for p in edit.check(job.run))]
     assert not problems, "\n".join(map(str, problems))
     law.compare(layout, scenario, bound)
-    got = law.trained(job)
+    got = law.train_job(job)
     for of_rank in got:
-        for one, want in zip(of_rank.steps, law.expected(job, got[0].coordinate[1])[1], strict=True):
+        for one, want in zip(of_rank.steps, law.train_reference(job, got[0].coordinate[1])[1], strict=True):
             assert one.metrics.keys() == want.metrics.keys()
             assert one.metrics["mtp_loss"] > 0
             for name, value in want.metrics.items():
@@ -113,7 +113,7 @@ def test_the_head_keeps_what_the_closed_form_says(words, depth):
     model = construct(case.tree).to_empty(device="cpu")
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
-    batch = whole_sequences(torch.arange(32).view(2, 16) % 37)
+    batch = make_full_batch(torch.arange(32).view(2, 16) % 37)
     hidden = model.embed(batch).detach().requires_grad_()
     known = [*model.parameters(), batch.position, batch.targets]
     found, sizes = bytes_kept(known, lambda: model.head(hidden, batch)), activations.sizes_of(case, gpu=False)

@@ -17,7 +17,7 @@ def words(text: str) -> frozenset[str]:
 
 
 CHECKED = words("""
-planner dataloader track launch health
+planner dataloader track launch health testkit
 """)
 PARTICIPLES = words("""
 begun bent born bought broken brought built caught chosen dealt done drawn driven fallen fed felt forgotten fought
@@ -46,7 +46,8 @@ never no not now once openly patiently there together twice when where whole why
 NOT_VERBS = PARTICIPLES | PREPOSITIONS | PRONOUNS | ADVERBS
 COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
 EVENTS = ("before_run", "before_step", "before_update", "after_step", "on_error")  # of a run: core calls these methods
-CORE = ("exported", "most_nodes")  # methods of core's configurations, not renamed yet
+CORE = ("applied", "exported", "kept_numbers", "most_nodes")  # methods that core defines, not renamed yet
+NOT_YET = ("gangline_ckpt_zarr/save/", "gangline_testkit/checkpointer", "gangline_testkit/toys/files.py")  # files
 
 
 def is_verb(name: str) -> bool:
@@ -71,6 +72,7 @@ def misnamed(files: Iterable[Path]) -> list[str]:
     return [
         f"{path}:{node.lineno} {node.name}"
         for path in sorted(files)
+        if not any(name in path.as_posix() for name in NOT_YET)
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if not (node.name.startswith("__") or is_verb(node.name) or is_value(node))

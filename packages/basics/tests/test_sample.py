@@ -34,7 +34,7 @@ from gangline_basics.sampling.prompts import read_prompts
 from gangline_basics.sampling.sampler import Sampler, generate, sample
 from gangline_basics.sampling.text import codec_of, encode, ends_of, unstopped
 from gangline_testkit import warm
-from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.inputs import make_full_batch
 
 CONTEXT = 16
 MOMENT = torch.full((9,), 7.25)
@@ -83,7 +83,7 @@ def test_temperature_0_takes_the_likeliest(tmp_path):
     row = [1, 2, 3]
     with torch.no_grad():
         for _ in range(CONTEXT):
-            row.append(int(model.logits(whole_sequences(torch.tensor([row])))[0, -1].argmax()))
+            row.append(int(model.logits(make_full_batch(torch.tensor([row])))[0, -1].argmax()))
     assert written(model, [1, 2, 3], CONTEXT) == row[3:]
     assert written(model, [1, 2, 3], CONTEXT, cached=False) == row[3:]
     assert written(model, [1, 2, 3], CONTEXT, 5, temperature=0.9, top_k=1) == row[3:]

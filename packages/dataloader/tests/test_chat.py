@@ -27,7 +27,7 @@ from gangline_dataloader.store.fields import add_checksum
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import read
 from gangline_testkit.runs import small_run
-from gangline_testkit.sessions import trained
+from gangline_testkit.sessions import train_session
 
 TEMPLATE = """{%- for message in messages -%}
 <|im_start|>{{ message.role }}
@@ -468,7 +468,7 @@ def test_a_run_of_conversations_is_asked_by_their_template_and_ends_where_they_d
     folder = prepared(chats, "--tokenizer", str(tokenizer))
     shutil.rmtree(tokenizer.parent)
     asked = ("model.vocab_size=330", "batch.sequence_length=96", "validate.every=null", "run.steps=1")
-    assert trained(tmp_path / "run", *asked, "data=tokens", f"data.path={folder}") == 0
+    assert train_session(tmp_path / "run", *asked, "data=tokens", f"data.path={folder}") == 0
     sampler = Sampler(tmp_path / "run")
     assert sampler.chat(talk(1)[:2]).endswith("How many dögs?<|im_end|>\n<|im_start|>assistant\n")
     codec = sampler.codec

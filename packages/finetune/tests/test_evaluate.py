@@ -16,7 +16,7 @@ from gangline.cli.main import main
 from gangline_basics.data.codec import TokenizerCodec
 from gangline_finetune.evaluate.text_model import TextModel
 from gangline_testkit import RealRuns, warm
-from gangline_testkit.real_runs import TRAIN, own_environment
+from gangline_testkit.real_runs import TRAIN, copy_environment
 
 STRETCHED = ("model.rope_scaling_factor=4", "model.rope_original_max_position=64", "model.weights=null", "lora=off")
 
@@ -95,7 +95,7 @@ def test_runs_still_start_warm_where_lm_eval_is_loaded(here):
     """It imports scikit-learn, which sets variables of the whole process."""
     import lm_eval.evaluator  # noqa: F401
 
-    command = warm.command(TRAIN, {**own_environment(), "OMP_NUM_THREADS": "1"})
+    command = warm.command(TRAIN, {**copy_environment(), "OMP_NUM_THREADS": "1"})
     assert str(warm.CLIENT) in command
 
 

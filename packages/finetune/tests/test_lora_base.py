@@ -183,7 +183,7 @@ def test_precisions_that_do_not_go_with_it_are_refused(runs):
         (("lora.base=8bit", "precision=fp16"), "lora.base=8bit is not had with a run that computes in float16"),
         (("lora.base=8bit", "run.compile=true"), "lora.base=8bit is not had with run.compile=true"),
     ):
-        assert told in runs.refused("run.dir=no", *runs.base, *words)
+        assert told in runs.expect_refusal("run.dir=no", *runs.base, *words)
 
 
 def test_dora_takes_lengths_of_the_weights_that_are_kept(runs):
@@ -206,5 +206,5 @@ def test_weights_that_are_not_finite_are_refused(runs):
     tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.nan
     save_file(tensors, path, {"format": "pt"})
     words = [word.replace(str(runs.directory / "base"), str(path.parent)) for word in runs.base]
-    said = runs.refused("run.dir=no", *words, "lora.base=8bit")
+    said = runs.expect_refusal("run.dir=no", *words, "lora.base=8bit")
     assert "blocks.1.feed_forward.w_up.weight cannot be kept in 8 bits: a weight is not finite" in said, said

@@ -266,7 +266,7 @@ def answers_oddly() -> Iterator[str]:
     ],
 )
 def test_limits_in_the_wrong_order_are_refused(runs, words, wrong, mended):
-    printed = runs.refused("run.dir=out", "health=on", *words)
+    printed = runs.expect_refusal("run.dir=out", "health=on", *words)
     assert wrong in printed
     assert mended in printed
     assert not (runs.directory / "out").exists()

@@ -18,7 +18,7 @@ from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.cost import traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
-from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.inputs import make_full_batch
 
 TINY = (
     "model.layers=2 model.dim=32 model.heads=4 model.hidden=48 model.vocab_size=37 "
@@ -27,7 +27,7 @@ TINY = (
 
 
 def microbatch(case: Case) -> Batch:
-    return whole_sequences(torch.zeros(case.micro_size, case.sequence_length, dtype=torch.int64))
+    return make_full_batch(torch.zeros(case.micro_size, case.sequence_length, dtype=torch.int64))
 
 
 def counted(words: str, stage: int, every: int = 1) -> tuple[Case, Mesh, list[FakeComms]]:

@@ -37,10 +37,10 @@ def test_gradients_of_bf16_part_by_rounding_alone(on):
     law, composition = Law(), Composition(on, f"layers={LAYERS}", dtype=torch.float32, steps=1)
     job = replace(law.job_of(composition), compute=torch.bfloat16)
     one = Alone().job(replace(composition.layout, world=1, settings=()), composition.scenario)
-    (alone,) = law.trained(replace(one, compute=torch.bfloat16))
+    (alone,) = law.train_job(replace(one, compute=torch.bfloat16))
     want = {name: gradient for name, _, gradient in alone.steps[0].held}
-    ranks = law.trained(job)
-    got = law.whole([of_rank.steps[0].held for of_rank in ranks], want)
+    ranks = law.train_job(job)
+    got = law.assemble_shards([of_rank.steps[0].held for of_rank in ranks], want)
     number_close("loss", ranks[0].steps[0].loss_sum, alone.steps[0].loss_sum, BOUND)
     number_close("norm", ranks[0].steps[0].norm, alone.steps[0].norm, BOUND)
     apart = {name: float((got[name] - want[name]).norm() / want[name].norm()) for name in want}

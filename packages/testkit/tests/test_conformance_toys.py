@@ -70,6 +70,6 @@ class TestLines(TrackerSuite):
     choice = "track=lines"
     can = {"keeps", "resumes"}
 
-    def recorded(self, directory: Path) -> list[tuple[int, float]]:
+    def read_back(self, directory: Path) -> list[tuple[int, float]]:
         lines = (directory / "lines.txt").read_text().splitlines()
         return [(int(step), float(loss)) for step, loss in map(str.split, lines)]

@@ -112,7 +112,7 @@ class RowsRuntime(Runtime):
     @torch.no_grad()
     def _refresh(self) -> None:
         for name, part in self.parts.items():
-            self.weights[name].copy_(self.axes.part(name, part.whole(part.tensors)))
+            self.weights[name].copy_(self.axes.part(name, part.gather_rows(part.tensors)))
             self.weights[name].grad = None
 
     # --- steps -------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class RowsRuntime(Runtime):
         for index, batch in enumerate(microbatches):
             with forward_context.frame(self._frame(batch, index, collected)) as frame:
                 frame.coefficient = coefficient
-                losses.append(self.axes.loss(self.axes.own_tokens(batch)).detach())
+                losses.append(self.axes.loss(self.axes.split_tokens(batch)).detach())
                 with forward_context.backward():
                     self.axes.backward(coefficient)
         speaks = self.axes.speaks
@@ -135,12 +135,12 @@ class RowsRuntime(Runtime):
         tallied, (value,) = self.tally.finish(tokens, self.norm.measure())
         self.norm.value, self.emitted = value, tallied.by_path
         finite = math.isfinite(tallied.loss_sum) and math.isfinite(value)
-        own_tokens = int(count_tokens([self.axes.own_tokens(batch) for batch in microbatches], self.device)) * speaks
+        own_tokens = int(count_tokens([self.axes.split_tokens(batch) for batch in microbatches], self.device)) * speaks
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics, tallied.own_loss_sum, int(own_tokens))
 
     def _frame(self, batch: Batch, index: int, collected: Collected | None) -> Frame:
-        frame = frame_of(self.axes.own_tokens(batch), index, self.seed, collected)
-        frame.over_sequence = self.axes.over_sequence
+        frame = frame_of(self.axes.split_tokens(batch), index, self.seed, collected)
+        frame.over_sequence = self.axes.reduce_over_sequence
         return frame
 
     def _divisor(self, tokens: int, microbatches: Sequence[Batch]) -> int:
@@ -155,7 +155,7 @@ class RowsRuntime(Runtime):
             if gradient is None:
                 gradient = torch.zeros_like(weight, dtype=self.precision.grad_dtype)
             gradient = self.axes.gradient(name, gradient.to(self.precision.reduce_dtype), part.place.shape)
-            pieces = part.reduced(gradient)
+            pieces = part.reduce_rows(gradient)
             for tensor, piece in zip(part.tensors, pieces, strict=True):
                 tensor.grad = piece.to(self.precision.grad_dtype) / self.precision.scale
 
@@ -195,7 +195,7 @@ class RowsRuntime(Runtime):
         losses = []
         for index, batch in enumerate(microbatches):
             with forward_context.frame(self._frame(batch, index, None)):
-                losses.append(self.axes.loss(self.axes.own_tokens(batch)))
+                losses.append(self.axes.loss(self.axes.split_tokens(batch)))
         self.model.train()
         return losses if self.axes.speaks else []
 
