@@ -304,7 +304,7 @@ def registered(place: Place) -> str:
 
     trainer = Trainer.of(small(FP32), place.device)
     shards = list(trainer.runtime.shards())
-    file = PackedFiles(trainer.runtime.registry).of_rank(Mesh.of({}).rank({}))
+    file = PackedFiles(trainer.runtime.registry).get_rank_file(Mesh.of({}).rank({}))
     buffer = Staging()
     try:
         buffer.prepare(file)

@@ -17,7 +17,7 @@ def words(text: str) -> frozenset[str]:
 
 
 CHECKED = words("""
-planner dataloader track launch health testkit
+planner dataloader track launch health testkit ckpt-zarr
 """)
 PARTICIPLES = words("""
 begun bent born bought broken brought built caught chosen dealt done drawn driven fallen fed felt forgotten fought
@@ -46,7 +46,15 @@ never no not now once openly patiently there together twice when where whole why
 NOT_VERBS = PARTICIPLES | PREPOSITIONS | PRONOUNS | ADVERBS
 COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
 EVENTS = ("before_run", "before_step", "before_update", "after_step", "on_error")  # of a run: core calls these methods
-CORE = ("applied", "exported", "kept_numbers", "most_nodes")  # methods that core defines, not renamed yet
+CORE = (
+    "apart",
+    "applied",
+    "exported",
+    "kept_numbers",
+    "merged",
+    "most_nodes",
+    "resolved",
+)  # methods that core defines, not renamed yet
 NOT_YET = ("gangline_ckpt_zarr/save/", "gangline_testkit/checkpointer", "gangline_testkit/toys/files.py")  # files
 
 
@@ -64,7 +72,7 @@ def is_value(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     marks = [ast.unparse(mark) for mark in function.decorator_list]
     if any("property" in mark or "fixture" in mark or mark.endswith(".setter") for mark in marks):
         return True
-    return function.name == "of" and "classmethod" in marks
+    return "classmethod" in marks and (function.name == "of" or function.name.startswith("of_"))
 
 
 def misnamed(files: Iterable[Path]) -> list[str]:

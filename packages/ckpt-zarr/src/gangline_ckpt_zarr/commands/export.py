@@ -13,8 +13,8 @@ from gangline import UserError
 from gangline.checkpoint.base_weights import with_base
 from gangline.shard import Box
 from gangline_ckpt_zarr.commands import text
-from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
-from gangline_ckpt_zarr.format.grid import stored_dtype
+from gangline_ckpt_zarr.commands.where import PLACES, Copy, find_place, parser
+from gangline_ckpt_zarr.format.grid import map_dtype
 from gangline_ckpt_zarr.load.read_plan import Target
 from gangline_ckpt_zarr.load.reader import read_target
 from gangline_models.hugging_face.commands import add_output, write_model
@@ -31,9 +31,9 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     add_output(words)
     options = words.parse_args(list(argv))
-    copy = one(options.place).only(options.tier).copy()
+    copy = find_place(options.place).select_tier(options.tier).copy()
     run, base = _run(copy), copy.meta.document.get("base", {})
-    arrays, read, check = with_base(run, copy.held().shapes, partial(_arrays, copy), base, copy.store.url)
+    arrays, read, check = with_base(run, copy.check_sizes().shapes, partial(_arrays, copy), base, copy.store.url)
     count = write_model(options, run, copy.store.url, arrays, read, check)
     print(f"{options.out}: {text.place(copy.store.url)}, {count} tensors in {options.dtype}")
     return 0
@@ -65,4 +65,4 @@ def _arrays(copy: Copy, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple
 
 
 def _dtype(copy: Copy, name: str) -> np.dtype:
-    return np.dtype(stored_dtype(copy.meta.registry[name].dtype))
+    return np.dtype(map_dtype(copy.meta.registry[name].dtype))
