@@ -225,7 +225,7 @@ def test_rows_go_inside_a_node_first():
     comm, layer = comms.fold(active_fold(case.plan, mesh, FOLD)), construct(case.by_path["blocks.0.feed_forward"])
     rows = torch.zeros(B * 64, 128, requires_grad=True)
     dispatcher = TokenDispatcher(comm, rows, torch.full((64,), len(rows) // 64), layer.node.ranks_per_node)
-    dispatcher.returned(dispatcher.dispatched() * 1).sum().backward()
+    dispatcher.combine(dispatcher.dispatch() * 1).sum().backward()
     sizes = replace(case.sizes, tokens=len(rows) // 2)
     inside_nodes, between = layer.node.communication_volume(sizes)
     bytes_of = comms.traffic.bytes

@@ -121,7 +121,7 @@ def test_answers_are_those_of_transformers(here):
 class Mute(TextModel):
     """It is asked for its vocabulary alone."""
 
-    def scored(self, rows):
+    def score_rows(self, rows):
         raise AssertionError("it was asked how likely texts are")
 
 
@@ -162,7 +162,7 @@ def test_a_task_that_cannot_be_asked_is_refused_before_another_is(here, monkeypa
     from gangline_finetune.evaluate.run_model import RunModel
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(here / "cache"))
-    monkeypatch.setattr(RunModel, "scored", lambda *_: pytest.fail("it was asked how likely texts are"))
+    monkeypatch.setattr(RunModel, "score_rows", lambda *_: pytest.fail("it was asked how likely texts are"))
     long = (here / "write.yaml").read_text().replace("own_write", "own_long").replace("toks: 6", "toks: 64")
     (here / "long.yaml").write_text(long)
     assert main(["eval", str(here / "run"), "--tasks", str(here / "choice.yaml"), str(here / "long.yaml")]) == 2

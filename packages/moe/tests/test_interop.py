@@ -28,7 +28,7 @@ from gangline_models.hugging_face.names import theirs_of
 from gangline_models.hugging_face.read import load_pretrained
 from gangline_models.hugging_face.write import export
 from gangline_moe.config import MoeOptions
-from gangline_moe.interop import of_hugging_face, to_hugging_face
+from gangline_moe.interop import parse_config, to_hugging_face
 from gangline_moe.presets import DeepSeekV3, Mixtral8x7B, Qwen3_30B_A3B
 from gangline_moe.routers.config import Biased, ExpertChoice, Grouped, Sigmoid, Softmax
 from gangline_testkit.inputs import make_full_batch
@@ -147,7 +147,7 @@ NORMED = {**PLAIN, "architectures": ["Qwen3ForCausalLM"]}
 )
 def test_options_come_back_from_the_config_they_make(options, config):
     written = json.loads(json.dumps(to_hugging_face(options, config)))
-    back, rest = of_hugging_face(type(options), written)
+    back, rest = parse_config(type(options), written)
     kept = ("experts", "top_k", "hidden", "first", "shared")
     assert {name: getattr(back, name) for name in kept} == {name: getattr(options, name) for name in kept}
     assert back.every == options.every
@@ -207,10 +207,10 @@ def test_a_config_that_cannot_be_computed_is_refused():
     config = {"architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 6, "num_experts": 8}
     config |= {"num_experts_per_tok": 2, "moe_intermediate_size": 8}
     with pytest.raises(UserError, match="not evenly spaced"):
-        of_hugging_face(MoeOptions, config | {"mlp_only_layers": [1]})
+        parse_config(MoeOptions, config | {"mlp_only_layers": [1]})
     with pytest.raises(UserError, match="sliding_window=4096"):
-        of_hugging_face(MoeOptions, config | {"sliding_window": 4096})
-    assert of_hugging_face(MoeOptions, {"architectures": ["LlamaForCausalLM"]}) is None
+        parse_config(MoeOptions, config | {"sliding_window": 4096})
+    assert parse_config(MoeOptions, {"architectures": ["LlamaForCausalLM"]}) is None
 
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4}
@@ -230,8 +230,8 @@ SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4}
     ids=["mixtral", "qwen3-moe", "dots.llm1"],
 )
 def test_absent_fields_of_experts_are_those_of_transformers(config, theirs):
-    short, _ = of_hugging_face(MoeOptions, config | SIZES)
-    full, _ = of_hugging_face(MoeOptions, theirs(**config, **SIZES).to_dict() | config)
+    short, _ = parse_config(MoeOptions, config | SIZES)
+    full, _ = parse_config(MoeOptions, theirs(**config, **SIZES).to_dict() | config)
     assert short == full
 
 
@@ -251,13 +251,13 @@ def test_absent_fields_of_experts_are_those_of_transformers(config, theirs):
 def test_odd_field_of_experts_is_named(name, changes, words):
     config = CASES[name][1].to_dict() | {"architectures": [CASES[name][0].__name__]} | changes
     with pytest.raises(UserError) as refused:
-        of_hugging_face(MoeOptions, config)
+        parse_config(MoeOptions, config)
     assert words in str(refused.value)
 
 
 def test_missing_field_without_a_default_is_named():
     with pytest.raises(UserError, match="does not give num_experts_per_tok"):
-        of_hugging_face(MoeOptions, {"architectures": ["Dots1ForCausalLM"], "sliding_window": None})
+        parse_config(MoeOptions, {"architectures": ["Dots1ForCausalLM"], "sliding_window": None})
 
 
 def test_weights_of_other_experts_are_refused(tmp_path):

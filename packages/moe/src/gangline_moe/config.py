@@ -106,9 +106,9 @@ class MoeOptions(EditConfig):
 
     @classmethod
     def of_hugging_face(cls, config: dict[str, Any]) -> tuple[EditConfig, dict[str, Any]] | None:
-        from gangline_moe.interop import of_hugging_face
+        from gangline_moe.interop import parse_config
 
-        return of_hugging_face(cls, config)
+        return parse_config(cls, config)
 
     def check(self, run: Run) -> list[Problem]:
         found = list(self._problems(run))

@@ -46,7 +46,7 @@ NO_EXPERTS = {"num_local_experts": 0}
 LLAMA, QWEN_DENSE = "LlamaForCausalLM", "Qwen3ForCausalLM"
 
 
-def others_names(place: str, options: MoeOptions, qk_norm: bool, biased: Sequence[str] = ()) -> tuple[Name, ...]:
+def list_names(place: str, options: MoeOptions, qk_norm: bool, biased: Sequence[str] = ()) -> tuple[Name, ...]:
     """The names of a layer's arrays at `place` ("blocks.*.feed_forward"). biased: products of experts with a bias."""
     if biased:
         return _gpt_oss_names(place, options)
@@ -181,7 +181,7 @@ def _sigmoid_json(options: MoeOptions) -> dict[str, Any] | None:
     return more | {"norm_topk_prob": router.renormalise, "routed_scaling_factor": router.scale}
 
 
-def of_hugging_face(cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[str, Any]] | None:
+def parse_config(cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[str, Any]] | None:
     """The options that make the model of `config`, and the config.json of the model without experts; None: not ours.
 
     Raises UserError for windows of attention and for blocks with experts that `first` and `every` cannot name.
@@ -195,32 +195,34 @@ def of_hugging_face(cls: type[Options], config: dict[str, Any]) -> tuple[Options
         return _qwen_next(cls, config)
     if architecture not in (MIXTRAL, QWEN, DOTS):
         return None
-    layers = _given(config, "num_hidden_layers", LAYERS[architecture], PositiveInt)
+    layers = _read_field(config, "num_hidden_layers", LAYERS[architecture], PositiveInt)
     if config.get("sliding_window") is not None:
         what = f"a model of experts with sliding_window={config['sliding_window']}."
         raise UserError(what, "gangline reads windows of models without experts only.")
     silent = architecture == DOTS and "sliding_window" not in config
-    if silent and layers > _given(config, "max_window_layers", 62, NonNegativeInt):
+    if silent and layers > _read_field(config, "max_window_layers", 62, NonNegativeInt):
         what = "a dots.llm1 whose config.json does not give sliding_window."
         raise UserError(what, "transformers takes 4096, and gangline reads windows of models without experts only.")
     ranges = stated(cls)
-    top_k = _given(config, "num_experts_per_tok", TOP_K.get(architecture), ranges["top_k"])
+    top_k = _read_field(config, "num_experts_per_tok", TOP_K.get(architecture), ranges["top_k"])
     rest = {name: value for name, value in config.items() if name not in ROUTING}
     if architecture == MIXTRAL:
         named = "num_local_experts" if "num_local_experts" in config else "num_experts"
-        experts = _given(config, named, 8, ranges["experts"])
-        found = cls(experts=experts, top_k=top_k, hidden=_given(config, "intermediate_size", 14336, PositiveInt))
+        experts = _read_field(config, named, 8, ranges["experts"])
+        found = cls(experts=experts, top_k=top_k, hidden=_read_field(config, "intermediate_size", 14336, PositiveInt))
         absent = {"rms_norm_eps": 1e-5, "rope_theta": 1e6}  # what transformers takes for it, and not for a Llama
         return replace(found, router=Softmax()), {**absent, **rest, "architectures": [LLAMA]}
     rest["architectures"] = [QWEN_DENSE]
     if config.get("head_dim") is None and None not in map(config.get, ("hidden_size", "num_attention_heads")):
-        width, heads = (_given(config, name, None, PositiveInt) for name in ("hidden_size", "num_attention_heads"))
+        width, heads = (_read_field(config, name, None, PositiveInt) for name in ("hidden_size", "num_attention_heads"))
         rest["head_dim"] = width // heads  # not Qwen3's 128
     if architecture == QWEN:
-        experts = _given(config, "num_experts" if "num_experts" in config else "num_local_experts", 128, PositiveInt)
-        hidden = _given(config, "moe_intermediate_size", 768, PositiveInt)
+        experts = _read_field(
+            config, "num_experts" if "num_experts" in config else "num_local_experts", 128, PositiveInt
+        )
+        hidden = _read_field(config, "moe_intermediate_size", 768, PositiveInt)
         first, every = _sparse(config | {"num_hidden_layers": layers})
-        router = Softmax(renormalise=_given(config, "norm_topk_prob", False, bool))
+        router = Softmax(renormalise=_read_field(config, "norm_topk_prob", False, bool))
         return cls(experts=experts, top_k=top_k, hidden=hidden, first=first, every=every, router=router), rest
     rest = {name: value for name, value in rest.items() if name not in DOTS_ONLY and name not in DOTS_TRAINING}
     for name, values in DOTS_ONLY.items():
@@ -228,13 +230,13 @@ def of_hugging_face(cls: type[Options], config: dict[str, Any]) -> tuple[Options
             what = f"a dots.llm1 with {name}={config[name]}."
             raise UserError(what, f"gangline has only {name}={' or '.join(map(str, values))} there.")
     named = "num_local_experts" if "n_routed_experts" not in config and "num_local_experts" in config else EXPERTS
-    experts = _given(config, named, None, ranges["experts"])
+    experts = _read_field(config, named, None, ranges["experts"])
     absent = {"norm_topk_prob": False, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1}
     groups = {name: 1 for name in ("n_group", "topk_group") if config.get(name) is None}  # null in published files
-    scored = _scored(config | groups, experts, absent)
-    hidden = _given(config, "moe_intermediate_size", 1408, PositiveInt)
+    scored = _parse_sigmoid(config | groups, experts, absent)
+    hidden = _read_field(config, "moe_intermediate_size", 1408, PositiveInt)
     first, shared = (
-        0 if config.get(name) is None else _given(config, name, 0, NonNegativeInt)
+        0 if config.get(name) is None else _read_field(config, name, 0, NonNegativeInt)
         for name in ("first_k_dense_replace", "n_shared_experts")
     )
     return cls(experts=experts, top_k=top_k, hidden=hidden, first=first, shared=shared, router=scored), rest
@@ -244,28 +246,28 @@ def _gpt_oss(cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[
     """The same of a gpt-oss; what it has beside experts stays in its config.json."""
     rest = {name: value for name, value in config.items() if name not in ROUTING}
     named = "num_experts" if "num_experts" in config else "num_local_experts"
-    if not (experts := _given(config, named, 128, NonNegativeInt)):
+    if not (experts := _read_field(config, named, 128, NonNegativeInt)):
         return None
-    top_k = _given(config, "num_experts_per_tok", 4, PositiveInt)
-    hidden = _given(config, "intermediate_size", 2880, PositiveInt)
+    top_k = _read_field(config, "num_experts_per_tok", 4, PositiveInt)
+    hidden = _read_field(config, "intermediate_size", 2880, PositiveInt)
     return cls(experts=experts, top_k=top_k, hidden=hidden, router=Biased()), rest | NO_EXPERTS
 
 
 def _deepseek(cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[str, Any]] | None:
     """The same of a DeepSeek-V3; None where all its blocks are dense."""
-    layers = _given(config, "num_hidden_layers", 61, PositiveInt)
-    first = _given(config, "first_k_dense_replace", 3, NonNegativeInt)
+    layers = _read_field(config, "num_hidden_layers", 61, PositiveInt)
+    first = _read_field(config, "first_k_dense_replace", 3, NonNegativeInt)
     if first >= layers:
         return None
-    experts = _given(config, "num_local_experts" if "num_local_experts" in config else EXPERTS, 256, PositiveInt)
+    experts = _read_field(config, "num_local_experts" if "num_local_experts" in config else EXPERTS, 256, PositiveInt)
     absent = {"norm_topk_prob": True, "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4}
     found = cls(
         experts=experts,
-        top_k=_given(config, "num_experts_per_tok", 8, PositiveInt),
-        hidden=_given(config, "moe_intermediate_size", 2048, PositiveInt),
-        shared=_given(config, "n_shared_experts", 1, NonNegativeInt),
+        top_k=_read_field(config, "num_experts_per_tok", 8, PositiveInt),
+        hidden=_read_field(config, "moe_intermediate_size", 2048, PositiveInt),
+        shared=_read_field(config, "n_shared_experts", 1, NonNegativeInt),
         first=first,
-        router=_scored(config, experts, absent),
+        router=_parse_sigmoid(config, experts, absent),
     )
     rest = {name: value for name, value in config.items() if name not in ROUTING}
     return found, rest | {"first_k_dense_replace": layers}
@@ -273,39 +275,41 @@ def _deepseek(cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict
 
 def _qwen_next(cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[str, Any]] | None:
     """The same of a Qwen3-Next; None where no block of it has experts."""
-    layers = config | {"num_hidden_layers": _given(config, "num_hidden_layers", 48, PositiveInt)}
-    if not (experts := _given(config, "num_experts", 512, NonNegativeInt)) or not _sparse_blocks(layers):
+    layers = config | {"num_hidden_layers": _read_field(config, "num_hidden_layers", 48, PositiveInt)}
+    if not (experts := _read_field(config, "num_experts", 512, NonNegativeInt)) or not _sparse_blocks(layers):
         return None
-    hidden = _given(config, "moe_intermediate_size", 512, PositiveInt)
-    beside = _given(config, "shared_expert_intermediate_size", 512, NonNegativeInt)
+    hidden = _read_field(config, "moe_intermediate_size", 512, PositiveInt)
+    beside = _read_field(config, "shared_expert_intermediate_size", 512, NonNegativeInt)
     if beside % hidden or not beside:
         what = f"a Qwen3-Next with shared_expert_intermediate_size={beside}."
         raise UserError(what, f"gangline has shared experts as wide as the others, moe_intermediate_size={hidden}.")
     first, every = _sparse(layers)
     found = cls(
         experts=experts,
-        top_k=_given(config, "num_experts_per_tok", 10, PositiveInt),
+        top_k=_read_field(config, "num_experts_per_tok", 10, PositiveInt),
         hidden=hidden,
         shared=beside // hidden,
         shared_gate=True,
         first=first,
         every=every,
-        router=Softmax(renormalise=_given(config, "norm_topk_prob", True, bool)),
+        router=Softmax(renormalise=_read_field(config, "norm_topk_prob", True, bool)),
     )
     rest = {name: value for name, value in config.items() if name not in ROUTING}
     return found, rest | {"num_experts": 0}
 
 
-def _scored(config: dict[str, Any], experts: int, absent: dict[str, Any]) -> Sigmoid:
+def _parse_sigmoid(config: dict[str, Any], experts: int, absent: dict[str, Any]) -> Sigmoid:
     """Return the router of DeepSeek-V3's fields. absent: what transformers has for a field that is not there.
 
     Raises UserError for groups that do not divide the experts.
     """
     scores = {
-        "renormalise": _given(config, "norm_topk_prob", absent["norm_topk_prob"], bool),
-        "scale": _given(config, "routed_scaling_factor", absent["routed_scaling_factor"], stated(Sigmoid)["scale"]),
+        "renormalise": _read_field(config, "norm_topk_prob", absent["norm_topk_prob"], bool),
+        "scale": _read_field(
+            config, "routed_scaling_factor", absent["routed_scaling_factor"], stated(Sigmoid)["scale"]
+        ),
     }
-    groups, top = (_given(config, name, absent[name], PositiveInt) for name in ("n_group", "topk_group"))
+    groups, top = (_read_field(config, name, absent[name], PositiveInt) for name in ("n_group", "topk_group"))
     if groups == 1:
         return Sigmoid(**scores)
     if experts % groups or experts // groups < 2:
@@ -316,7 +320,7 @@ def _scored(config: dict[str, Any], experts: int, absent: dict[str, Any]) -> Sig
     return Grouped(**scores, groups=groups, top_groups=top)
 
 
-def _given(config: dict[str, Any], name: str, absent: Any, hint: Any) -> Any:
+def _read_field(config: dict[str, Any], name: str, absent: Any, hint: Any) -> Any:
     """The field, or `absent` where there is none. hint: its type and range.
 
     Raises UserError for null, for a value that does not fit, and for a missing field where `absent` is None.
@@ -342,7 +346,7 @@ def _sparse(config: dict[str, Any]) -> tuple[int, int]:
 
 
 def _sparse_blocks(config: dict[str, Any]) -> list[int]:
-    step = _given(config, "decoder_sparse_step", 1, PositiveInt)
+    step = _read_field(config, "decoder_sparse_step", 1, PositiveInt)
     kept = set(checked("mlp_only_layers", config.get("mlp_only_layers"), list[int] | None) or ())
     return [i for i in range(config["num_hidden_layers"]) if (i + 1) % step == 0 and i not in kept]
 
@@ -356,7 +360,7 @@ def weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
     if directory is None or holds_checkpoint(run):
         return []
     try:
-        found = of_hugging_face(type(options), read_config(directory))
+        found = parse_config(type(options), read_config(directory))
     except UserError as error:
         return [Problem(f"model.weights={directory} holds {error.what}", *error.details[:2])]
     if found is None:
@@ -365,8 +369,8 @@ def weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
     here = {name: getattr(options, name) for name in ("experts", "top_k", "shared", "shared_gate", "first", "every")}
     there = {name: getattr(found[0], name) for name in here} | {"hidden": found[0].hidden}
     here["hidden"] = hidden
-    here |= _computed(options)
-    there |= _computed(found[0])
+    here |= _describe_router(options)
+    there |= _describe_router(found[0])
     other = [f"moe.{n} is {there.get(n)} there and {v} here" for n, v in here.items() if v != there.get(n)]
     if not other:
         return []
@@ -374,7 +378,7 @@ def weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
     return [Problem(f"model.weights={directory} holds other experts.", "; ".join(other) + ".", mend)]
 
 
-def _computed(options: MoeOptions) -> dict[str, Any]:
+def _describe_router(options: MoeOptions) -> dict[str, Any]:
     """What the router computes, without what only training sees."""
     router = options.router
     names = [item.name for item in fields(router) if item.name in ("renormalise", "scale", "groups", "top_groups")]

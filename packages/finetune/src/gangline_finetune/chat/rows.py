@@ -80,7 +80,7 @@ def says(message: dict[str, Any]) -> bool:
     )
 
 
-def of_split(every: Sequence[Row], fraction: float, split: str) -> list[Row]:
+def select_split(every: Sequence[Row], fraction: float, split: str) -> list[Row]:
     """The rows of a split: held out is `fraction` of all, evenly spread, and one at the least where it is not 0."""
     count = len(every)
     kept = min(count, max(1, round(count * fraction))) if fraction else 0
