@@ -108,7 +108,7 @@ def test_explain_tells_what_adapters_send_and_hold(tp, targets):
     comms.traffic.bytes.clear()
     batch = make_full_batch(torch.zeros(case.micro_size, case.sequence_length, dtype=torch.int64))
     runtime.step([batch] * case.microbatches)
-    told = sum(sent.bytes for sent in traffic.of_rank(case, 0) if sent.axes == ("tp",))
+    told = sum(sent.bytes for sent in traffic.list_sent(case, 0) if sent.axes == ("tp",))
     handed = comms.traffic.bytes
     assert told == handed["tp", "all_gather"] + handed["tp", "reduce_scatter"] // 2 + handed["tp", "all_reduce"]
     held, optimizer = memory.state(case, 0), registry.build(run.optimizer, run, runtime)

@@ -79,7 +79,7 @@ def test_a_block_keeps_what_the_closed_form_says(family, precision):
         hidden = model.embed(batch).detach().requires_grad_()
         sizes = activations.sizes_of(case, gpu=False)
         found = bytes_kept([*model.parameters(), batch.position], lambda: model.blocks[index](hidden, batch))  # noqa: B023
-        told = activations.of_block(case, index, sizes) + of_angles([case.blocks[index]], sizes)
+        told = activations.count_block(case, index, sizes) + of_angles([case.blocks[index]], sizes)
         assert found - beyond_a_gpu(family, precision, case.blocks[index].attention) == told
 
 
@@ -112,4 +112,4 @@ def test_what_heads_share_is_counted_where_they_are_cut(words):
     sent = trace(run, case, 0).sent
     rings = {"all_gather": 1, "all_reduce": 1, "reduce_scatter": Fraction(1, 2)}
     found = sum(int(nbytes * rings[operation]) for (_, operation), nbytes in sent.items())
-    assert sum(each.bytes for each in traffic.of_rank(case, 0)) == found
+    assert sum(each.bytes for each in traffic.list_sent(case, 0)) == found

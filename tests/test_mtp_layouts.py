@@ -19,7 +19,7 @@ from gangline.model.flops import parameter_count
 from gangline_basics.explain.activations import of_angles
 from gangline_parallel_megatron_style.cost import activations, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.explain.of_run import case_of, explained
+from gangline_parallel_megatron_style.explain.of_run import case_of, explain_run
 from gangline_parallel_megatron_style.explain.trace import trace
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 from gangline_testkit import StrategySuite, bytes_kept
@@ -162,7 +162,7 @@ def test_what_a_step_sends_to_the_byte(words):
     case = case_of(run := compose_one([*WIDE.split(), *words.split()]))
     rank = case.pp - 1  # which has the head
     real, told, calls = trace(run, case, rank), Counter[str](), Counter[str]()
-    for sent in traffic.of_rank(case, rank):
+    for sent in traffic.list_sent(case, rank):
         axis = "data" if sent.purpose in ("gradients", "weights") else sent.axes[0]
         told[axis] += sent.bytes
         calls[axis] += sent.calls
@@ -197,7 +197,7 @@ def test_a_step_computes_what_one_process_does(words):
     alone = compose_one(
         [*WIDE.split(), *(word for word in words.split() if word.startswith(("model.", "run.", "moe")))]
     )
-    case, found = case_of(run), explained(run)
+    case, found = case_of(run), explain_run(run)
     one = alone.parallel.explain(alone, Mesh.of({})).ranks[0].flops
     every = sum(rank.flops for rank in found.ranks) * case.mesh.world // case.pp
     if "sequence_parallel=false" in words:
@@ -225,5 +225,5 @@ def test_the_closed_forms_tell_the_peak(words):
     shape = "model=llama3-8b model.layers=2 precision=bf16 mtp=on run.device=cuda launch.processes=8"
     batch = "batch.micro_size=1 batch.sequence_length=4096 batch.global_size=16"
     case = case_of(run := compose_one([*shape.split(), *batch.split(), *words.split()]))
-    found = explained(run).ranks[case.pp - 1].memory
+    found = explain_run(run).ranks[case.pp - 1].memory
     assert trace(run, case, case.pp - 1).peak == pytest.approx(found, rel=0.03)

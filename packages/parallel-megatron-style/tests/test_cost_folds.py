@@ -79,7 +79,7 @@ def case_of(
 
 
 def sent(case: Case) -> dict[tuple[str, str], tuple[int, int]]:
-    return {(sent.axes[0], sent.purpose): (sent.calls, sent.bytes) for sent in traffic.of_rank(case, 0)}
+    return {(sent.axes[0], sent.purpose): (sent.calls, sent.bytes) for sent in traffic.list_sent(case, 0)}
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
@@ -137,7 +137,7 @@ def test_bytes_of_a_stack_on_a_fold(zero, dp_shard):
     case, without = (case_of(dp_shard=dp_shard, zero=zero, lanes=lanes) for lanes in (LANES, 0))
     own, beside = STACK // 2, dp_shard // 2
     parts = beside if zero else 1
-    (stack,) = [array for array in case.held(0) if array.group.kind.fold]
+    (stack,) = [array for array in case.list_held(0) if array.group.kind.fold]
     assert (stack.size, stack.part) == (own, own // beside)
     more = memory.state(case, 0)
     more.subtract(memory.state(without, 0))
@@ -195,7 +195,7 @@ def test_links_of_a_fold_and_of_what_is_beside_it(size, per_node, fold, beside, 
         dp_shard=16,
         topology=Topology(gpus_per_node=per_node, nodes_per_rack=16 // per_node if per_node < 8 else 1),
     )
-    found = {(sent.axes[0], sent.purpose): links(case, sent) for sent in traffic.of_rank(case, 0)}
+    found = {(sent.axes[0], sent.purpose): links(case, sent) for sent in traffic.list_sent(case, 0)}
     assert found["lane", "forth and back"] == fold
     assert found["lane", "nearby"] == nearby
     assert found[f"{BESIDE}lane", "gradients"] == beside

@@ -34,7 +34,7 @@ from gangline_parallel_megatron_style.pipeline import record
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.stage import Stage
 from gangline_parallel_megatron_style.step_context import StepContext, local_frame
-from gangline_parallel_megatron_style.write import everywhere, whole_sequences
+from gangline_parallel_megatron_style.write import broadcast_logits, gather_sequences
 
 
 class ComposedRuntime(Runtime, RankStages):
@@ -58,7 +58,9 @@ class ComposedRuntime(Runtime, RankStages):
         )
         self._norm, self._tokens_cut = self._grad_norm.measured, made.tokens_cut
         self._groups = GroupSchedule(made.storage, made.stages, made.prefetch)
-        self.stages = [Stage(segments, self._groups.before, self._groups.after) for segments in made.stages]
+        self.stages = [
+            Stage(segments, self._groups.begin_segment, self._groups.end_segment) for segments in made.stages
+        ]
         self._executor = made.executor(self)
         self._context = self._begin((), None)
 
@@ -83,7 +85,7 @@ class ComposedRuntime(Runtime, RankStages):
         self._emitted = tallied.by_path
         finite = math.isfinite(tallied.loss_sum) and math.isfinite(self._norm.value)
         if self.made.records and microbatches:
-            tallied.metrics.update(self._recorded(len(microbatches)))
+            tallied.metrics.update(self._read_record(len(microbatches)))
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics, tallied.own_loss_sum, int(counted))
 
     def run_microbatches(self, microbatches: Sequence[Batch], tokens: int | None = None) -> list[Tensor]:
@@ -98,7 +100,7 @@ class ComposedRuntime(Runtime, RankStages):
             self._context.tokens = tokens
         return self._executor.step(len(microbatches)) if microbatches else []
 
-    def _recorded(self, microbatches: int) -> dict[str, float | list[float]]:
+    def _read_record(self, microbatches: int) -> dict[str, float | list[float]]:
         coordinate = self.mesh.coordinate(self.rank)
         first = all(index == 0 for axis, index in coordinate.items() if axis != "pp")
         schedule = self._executor.schedule(microbatches)
@@ -121,7 +123,7 @@ class ComposedRuntime(Runtime, RankStages):
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None
     ) -> list[Written]:
         self.storage.refresh()
-        with writing(self.made.model), whole_sequences(self.made, self.stages):
+        with writing(self.made.model), gather_sequences(self.made, self.stages):
             self._tokens_cut = 1
             try:
                 return decode(self._next, prompts, sampling, cached=self.made.cached, device=self.device, stop=stop)
@@ -132,7 +134,7 @@ class ComposedRuntime(Runtime, RankStages):
     def _next(self, batch: Batch) -> Tensor:
         """(B, V), on every rank: the logits of what follows each row's last token."""
         self._context = StepContext([batch], [frame_of(batch, 0, self.made.seed, None)], None)
-        return everywhere(self.made, self._executor.evaluate(1))
+        return broadcast_logits(self.made, self._executor.evaluate(1))
 
     @torch.no_grad()
     def _losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:

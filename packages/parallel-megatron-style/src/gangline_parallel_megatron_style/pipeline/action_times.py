@@ -10,7 +10,7 @@ from gangline_parallel_megatron_style.pipeline.actions import KINDS
 UNIFORM = ActionTimes()
 
 
-def per_stage(times: ActionTimes | Sequence[ActionTimes], stages: int) -> list[ActionTimes]:
+def expand_times(times: ActionTimes | Sequence[ActionTimes], stages: int) -> list[ActionTimes]:
     """The times of each stage, from those of every stage or a list.
 
     Raises ValueError where the list does not fit, and for an action that takes no time: in the order of their ends an

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule, padded
+from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule, pad_schedule
 
 
 def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
@@ -31,4 +31,4 @@ def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
             actions.append(PipelineAction("B", *nth(number, True)))
         return actions
 
-    return padded(ranks, microbatches, chunks, "loop", order)
+    return pad_schedule(ranks, microbatches, chunks, "loop", order)

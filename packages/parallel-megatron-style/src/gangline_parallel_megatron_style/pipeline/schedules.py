@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from gangline_basics.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Placement, Schedule
-from gangline_parallel_megatron_style.pipeline.classic import gpipe, one_f_one_b, zb_h1
+from gangline_parallel_megatron_style.pipeline.classic import gpipe, schedule_1f1b, zb_h1
 from gangline_parallel_megatron_style.pipeline.dualpipe_v import dualpipe_v
 from gangline_parallel_megatron_style.pipeline.interleaved import interleaved_1f1b
 from gangline_parallel_megatron_style.pipeline.zb_v import zb_v
@@ -48,7 +48,7 @@ SCHEDULES: dict[str, ScheduleType] = {
     "1f1b": ScheduleType(
         summary="a backward after each forward; least memory of one chunk a rank",
         chunks=1,
-        generate=lambda p, m, v, k: one_f_one_b(p, m),
+        generate=lambda p, m, v, k: schedule_1f1b(p, m),
         idle=lambda p, k: (p - 1) * (k.F + k.of("B")),
         exact=lambda p, m: True,
         activations=lambda p, m, v, rank: min(m, p - rank),
