@@ -18,7 +18,7 @@ from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.flops import parameter_count
 from gangline.model.tree import Node, nodes, parameter_shapes, replaced
-from gangline_basics.explain.activations import of_angles
+from gangline_basics.explain.activations import count_angles
 from gangline_basics.model.decoder_nodes import AttentionNode
 from gangline_models.delta_nodes import GatedAttentionNode
 from gangline_parallel_megatron_style.cost import activations, traffic
@@ -79,7 +79,7 @@ def test_a_block_keeps_what_the_closed_form_says(family, precision):
         hidden = model.embed(batch).detach().requires_grad_()
         sizes = activations.sizes_of(case, gpu=False)
         found = bytes_kept([*model.parameters(), batch.position], lambda: model.blocks[index](hidden, batch))  # noqa: B023
-        told = activations.count_block(case, index, sizes) + of_angles([case.blocks[index]], sizes)
+        told = activations.count_block(case, index, sizes) + count_angles([case.blocks[index]], sizes)
         assert found - beyond_a_gpu(family, precision, case.blocks[index].attention) == told
 
 

@@ -105,7 +105,7 @@ def test_a_layer_keeps_what_its_node_says(precision, ep, options):
     sizes = ActivationSizes(
         local=LocalSizes(tokens=B * T, inner_tokens=B * T, itemsize=nbytes, master_itemsize=4, ranks={FOLD: ep})
     )
-    found, told = kept(node, precision, ep), activations.of_node(node, sizes)
+    found, told = kept(node, precision, ep), activations.count_node(node, sizes)
     assert told <= found <= told + 4 * B * 4 * EXPERTS  # terms of the loss: a few numbers of each sequence and expert
 
 

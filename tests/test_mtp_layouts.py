@@ -16,7 +16,7 @@ from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
 from gangline.model.flops import parameter_count
-from gangline_basics.explain.activations import of_angles
+from gangline_basics.explain.activations import count_angles
 from gangline_parallel_megatron_style.cost import activations, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.of_run import case_of, explain_run
@@ -120,7 +120,7 @@ def test_the_head_keeps_what_the_closed_form_says(words, depth):
     told = activations.head(case, sizes)
     rows = 8 if "chunk" in words else 32
     in_backward = rows * 37 * 4 * (2 if "chunk" in words else 1) + 2 * rows * 37 * 4  # logits, or their gradient alone
-    angles = of_angles([case.blocks[1]], sizes)
+    angles = count_angles([case.blocks[1]], sizes)
     assert found == told["activations"] + told["logits"] - in_backward + angles
 
 

@@ -16,7 +16,7 @@ HUNDRED_THOUSAND = "parallel=ddp launch.processes=98304 batch.global_size=98304 
 def plan_with(**numbers: float):
     case, cluster = complete_words(HUNDRED_THOUSAND.split()), load_cluster("h100_ib")
     said = {name.replace("__", "."): Quantity(value, "a test") for name, value in numbers.items()}
-    cluster = cluster.with_numbers({"storage.bandwidth": Quantity(1e6, "a test: saves take seconds"), **said})
+    cluster = cluster.replace_numbers({"storage.bandwidth": Quantity(1e6, "a test: saves take seconds"), **said})
     return forecast(explain(case, case.run, cluster), cluster)
 
 

@@ -42,7 +42,7 @@ def say(tmp_path, monkeypatch, capsys):
 
 def plan_of(words: str, **numbers: float):
     case = complete_words(words.split())
-    cluster = load_cluster("h100_ib").with_numbers(
+    cluster = load_cluster("h100_ib").replace_numbers(
         {name.replace("__", "."): Quantity(value, "a test") for name, value in numbers.items()}
     )
     return forecast(explain(case, case.run, cluster), cluster, tokens=1e12)
@@ -145,7 +145,7 @@ def test_two_datacentres_of_the_guide_add_gradients_over_the_fibre():
     blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
     said = next(block for block in blocks if "nodes_per_datacentre" in block["network"])
     numbers = {name: Quantity(float(of["value"]), of["source"]) for name, of in said["numbers"].items()}
-    cluster = load_cluster("h100_ib").with_numbers(numbers)
+    cluster = load_cluster("h100_ib").replace_numbers(numbers)
     cluster = replace(cluster, topology=replace(cluster.topology, nodes_per_datacentre=512))
     words = "parallel=hsdp parallel.dp_shard=4096 parallel.dp_replicate=2 model=llama3-8b launch.processes=8192"
     case = complete_words([*words.split(), "batch.global_size=8192", "batch.sequence_length=8192", "precision=bf16"])

@@ -27,7 +27,7 @@ WORDS = (
 @pytest.fixture(scope="module")
 def plan():
     case, cluster = complete_words(WORDS.split()), load_cluster("h100_ib")
-    cluster = cluster.with_numbers({"memory.bytes": Quantity(2e7, "a test")})  # of which small models fill much
+    cluster = cluster.replace_numbers({"memory.bytes": Quantity(2e7, "a test")})  # of which small models fill much
     return forecast(explain(case, case.run, cluster), cluster)
 
 

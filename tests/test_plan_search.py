@@ -54,7 +54,7 @@ def test_nothing_is_passed_over_that_is_faster_or_fits(words, cluster):
 def test_alternatives_come_one_by_one_in_the_order_of_their_bounds(words, bandwidth):
     """Those that recompute are bounded when their turn may have come."""
     case = complete_words([*WORDS.split(), "batch.sequence_length=4096", *words.split()])
-    slow = load_cluster("h100_ib").with_numbers({"link.cluster.bandwidth": Quantity(bandwidth, "a test")})
+    slow = load_cluster("h100_ib").replace_numbers({"link.cluster.bandwidth": Quantity(bandwidth, "a test")})
     every, found = sort_by_bound(case, slow), list(fastest_first(case, slow))
     assert len(every) > 100
     assert [(one.least, one.words) for one in found] == [(one.least, one.words) for one in every]
@@ -67,7 +67,7 @@ def test_no_layout_is_faster_than_its_bound_whatever_hides_its_transfers(bandwid
     words = (
         f"parallel=3d launch.processes=32 {SIZES} batch.global_size=64 run.compile={compiled} {MODEL} model.layers=16"
     )
-    slow = load_cluster("h100_ib").with_numbers({"link.cluster.bandwidth": Quantity(bandwidth, "a test")})
+    slow = load_cluster("h100_ib").replace_numbers({"link.cluster.bandwidth": Quantity(bandwidth, "a test")})
     chance, case = random.Random(0), complete_words(words.split())
     compared, chunked = 0, 0
     for one in chance.sample(sort_by_bound(case, slow), 60):
@@ -84,7 +84,7 @@ def test_no_layout_is_faster_than_its_bound_where_ranks_share_cores(node):
     """And a stage that fills a node has what it would have where nothing is shared."""
     plain = load_cluster("h100_ib")
     plain = replace(plain, topology=replace(plain.topology, gpus_per_node=node))
-    shares = plain.with_numbers({"node.alone": Quantity(3.0, "a test")})
+    shares = plain.replace_numbers({"node.alone": Quantity(3.0, "a test")})
     same, faster = 0, 0
     for one in random.Random(0).sample(sort_by_bound(complete_words(WORDS.split()), shares), 60):
         plan = plan_alternative(one, shares)
@@ -155,7 +155,7 @@ def test_a_search_without_a_strategy_gives_lines_that_name_one(capsys):
 
 
 def test_what_does_not_fit_says_what_it_lacks():
-    small = load_cluster("h100_ib").with_numbers({"memory.bytes": Quantity(25e6, "a test")})
+    small = load_cluster("h100_ib").replace_numbers({"memory.bytes": Quantity(25e6, "a test")})
     found = search(complete_words(WORDS.split()), small, shown=4)
     assert len(found.fit) == len(found.large) == 4
     assert all(one.plan.memory <= 25e6 for one in found.fit)
@@ -164,7 +164,7 @@ def test_what_does_not_fit_says_what_it_lacks():
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_where_nothing_fits_it_is_a_mistake_that_says_what_would_mend_it(flags, tmp_path, capsys):
-    small = load_cluster("h100_ib").with_numbers({"memory.bytes": Quantity(1e6, "a test")})
+    small = load_cluster("h100_ib").replace_numbers({"memory.bytes": Quantity(1e6, "a test")})
     save_cluster(small, tmp_path / "small.yaml")
     words = [*WORDS.split(), "parallel.tp=2", "batch.micro_size=2", f"cluster={tmp_path / 'small.yaml'}"]
     assert main(["plan", "search", *words, f"--svg={tmp_path / 'none.svg'}", *flags]) == 2
@@ -182,7 +182,7 @@ def test_where_nothing_fits_it_is_a_mistake_that_says_what_would_mend_it(flags, 
 
 
 def test_a_strategy_that_cuts_no_model_is_not_told_that_ranks_mend_it(capsys, tmp_path):
-    small = load_cluster("h100_ib").with_numbers({"memory.bytes": Quantity(1e6, "a test")})
+    small = load_cluster("h100_ib").replace_numbers({"memory.bytes": Quantity(1e6, "a test")})
     save_cluster(small, tmp_path / "small.yaml")
     words = ["parallel=single", "launch.processes=1", *MODEL.split(), f"cluster={tmp_path / 'small.yaml'}"]
     assert main(["plan", "search", *words]) == 2
@@ -193,7 +193,7 @@ def test_what_a_plan_chooses_is_hardly_slower_than_the_fastest_that_fits():
     """Where the layout that would train does not fit."""
     case, small = complete_words([*WORDS.split(), "batch.micro_size=2"]), load_cluster("h100_ib")
     would = forecast(explain(case, case.run, small), small)
-    small = small.with_numbers({"memory.bytes": Quantity(0.9 * would.memory, "a test")})
+    small = small.replace_numbers({"memory.bytes": Quantity(0.9 * would.memory, "a test")})
     plan, words = choose_plan(case, small, None)
     assert plan.fits
     assert any(word.startswith("parallel.") for word in words)

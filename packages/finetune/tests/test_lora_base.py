@@ -67,12 +67,12 @@ def test_a_product_with_codes_is_that_with_their_values_and_keeps_no_weights():
     assert not kept
     y.backward(torch.ones_like(y))
     plain, bias = x.detach().clone().requires_grad_(), b.detach().clone().requires_grad_()
-    wanted = torch.nn.functional.linear(plain, codes.decoded(), bias)
+    wanted = torch.nn.functional.linear(plain, codes.dequantise(), bias)
     wanted.backward(torch.ones_like(wanted))
     assert torch.equal(y, wanted)
     torch.testing.assert_close(x.grad, plain.grad)
     torch.testing.assert_close(b.grad, bias.grad)
-    torch.testing.assert_close(x.detach() @ codes.decoded().t(), y.detach() - b.detach(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(x.detach() @ codes.dequantise().t(), y.detach() - b.detach(), rtol=1e-4, atol=1e-4)
 
 
 def rounded(base: Path, to: Path, kind: str) -> Path:

@@ -15,7 +15,7 @@ from gangline.mesh import Mesh
 from gangline.model.local_sizes import CommVolume, LocalSizes
 from gangline.model.tree import Node, Shape
 from gangline.plan import Cut, Fold
-from gangline_basics.explain.activations import norm_bytes, of_node
+from gangline_basics.explain.activations import count_node, norm_bytes
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.decoder_nodes import NormNode
 from gangline_parallel_megatron_style.config import ThreeD
@@ -154,14 +154,14 @@ def test_a_node_says_what_its_module_keeps_and_its_children_are_asked(tp):
     case = case_of(tp=tp, dp_shard=2, sequence_parallel=True)
     sizes, stream = activations.sizes_of(case), 16 // tp
     norm = norm_bytes(sizes, stream, 32)
-    assert of_node(case.by_path["blocks.1.feed_forward"], sizes) == stream * 100 + 16 * 2 + 4 + norm
+    assert count_node(case.by_path["blocks.1.feed_forward"], sizes) == stream * 100 + 16 * 2 + 4 + norm
 
 
 def test_a_node_that_says_nothing_is_guessed_by_its_shapes():
     case = case_of(dp_shard=2)
     silent = SilentNode(dim=32, norm=NormNode(dim=32))
     guessed = 16 * (WIDTH + 32) * 2 + norm_bytes(activations.sizes_of(case), 16, 32)
-    assert of_node(silent, activations.sizes_of(case)) == guessed
+    assert count_node(silent, activations.sizes_of(case)) == guessed
 
 
 @pytest.mark.parametrize(("sequence_parallel", "times"), [(True, 1), (False, 2)])

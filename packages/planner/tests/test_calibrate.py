@@ -172,7 +172,7 @@ def test_the_way_of_a_result_is_not_shortened_by_idle_cores():
 
 def test_a_run_of_fewer_ranks_than_were_measured_at_once_has_the_cores_of_the_others():
     numbers = {"node.alone": Quantity(3.0, "a test")}
-    eight = load_cluster("h100_ib").with_numbers(numbers)  # eight ranks a node
+    eight = load_cluster("h100_ib").replace_numbers(numbers)  # eight ranks a node
     words = "parallel=ddp batch.micro_size=1 launch.processes="
     seconds = {}
     for processes in (1, 4, 8, 16):

@@ -77,11 +77,11 @@ def _load_run(words: Sequence[str]) -> tuple[Run, GivenNodes | None]:
     """A run of `train`'s words; or one that lies in a directory, with the nodes that its newest start was given."""
     from gangline.config.compose import compose_one
     from gangline.run.directory import RunDirectory
-    from gangline_basics.cluster.given import given_nodes
+    from gangline_basics.cluster.given import read_nodes
 
     if len(words) != 1 or not Path(words[0], "config.yaml").exists():
         return compose_one(words), None
-    run, given = RunDirectory.open(words[0]).run(), given_nodes(words[0])
+    run, given = RunDirectory.open(words[0]).run(), read_nodes(words[0])
     if given is not None:
         run.launch = replace(run.launch, processes=given.processes)
     return run, given

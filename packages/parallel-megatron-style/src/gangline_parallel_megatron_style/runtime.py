@@ -24,7 +24,7 @@ from gangline.shard import Registry, Shard
 from gangline_basics.parallel.matrices import Matrices
 from gangline_basics.parallel.metrics import Tally
 from gangline_basics.parallel.microbatch import count_tokens, frame_of
-from gangline_basics.parallel.sample_losses import check_share, evaluated, in_global_order
+from gangline_basics.parallel.sample_losses import check_share, gather_in_order, sum_evaluated
 from gangline_basics.sampling.decode import decode
 from gangline_basics.sampling.on_ranks import writing
 from gangline_parallel_megatron_style.components import Components
@@ -111,13 +111,13 @@ class ComposedRuntime(Runtime, RankStages):
         counts = self._counts_loss and self.mesh.coordinate(self.rank)["pp"] == 0
         tokens = count_tokens(self._context.batches if counts else (), self.device)[0]
         self._context = self._begin((), None)
-        return evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.world, self.device)
+        return sum_evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.world, self.device)
 
     def score(self, batches: Sequence[Batch], each: int = 1) -> Tensor:
         check_share(batches, self.world, self.device)
         losses = self._losses(batches)
         self._context = self._begin((), None)
-        return in_global_order(losses, len(batches), self.data_coordinate, self.world, self.device, each)
+        return gather_in_order(losses, len(batches), self.data_coordinate, self.world, self.device, each)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None

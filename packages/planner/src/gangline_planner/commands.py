@@ -9,7 +9,7 @@ from pathlib import Path
 from gangline import UserError
 from gangline.cli.flags import Flags
 from gangline.cli.verbs import run_verb
-from gangline_basics.cluster.file import Cluster, Quantity, load_cluster, shipped
+from gangline_basics.cluster.file import Cluster, Quantity, list_shipped, load_cluster
 from gangline_basics.figure import write_figure
 
 VERBS = {
@@ -96,12 +96,12 @@ def _plan(argv: Sequence[str]) -> int:
     cluster, words = cluster_of(asked.words)
     case = complete_words(words)
     if asked.price:
-        cluster = cluster.with_numbers({"price.hour": Quantity(asked.price, "--price")})
+        cluster = cluster.replace_numbers({"price.hour": Quantity(asked.price, "--price")})
     if asked.mtbf:
         for name in ("storage.bandwidth", "restart.seconds"):
             cluster[name]  # which says what lacks
         hours = Quantity(asked.mtbf * case.world, f"--mtbf {asked.mtbf:g} of the whole run")
-        cluster = cluster.with_numbers({"failure.hours": hours})
+        cluster = cluster.replace_numbers({"failure.hours": hours})
     plan, assumed = choose_plan(case, cluster, asked.tokens)
     bought = plan.plan_budget(asked.budget) if asked.budget else None
     if bought is not None and not asked.tokens:
@@ -113,7 +113,7 @@ def _plan(argv: Sequence[str]) -> int:
     course = simulate_goodput(plan)
     if asked.json:
         budget = {"budget_dollars": asked.budget, "budget_tokens": bought.tokens} if bought else {}
-        error = dict(accuracy()) if cluster.name in shipped() else None
+        error = dict(accuracy()) if cluster.name in list_shipped() else None
         added = {"simulated": course.data() if course else None, "assumed": list(assumed), "expected_error": error}
         print(json.dumps({**plan.data(), **budget, **added}, indent=1))
     else:
@@ -186,6 +186,6 @@ def cluster_of(words: Sequence[str]) -> tuple[Cluster, list[str]]:
         raise UserError(
             "a plan is for a cluster, and the words name none." if not names else "the words name two clusters.",
             "How long a step takes depends on the machine.",
-            f"cluster=NAME, one of {', '.join(shipped())}; or cluster=FILE.yaml",
+            f"cluster=NAME, one of {', '.join(list_shipped())}; or cluster=FILE.yaml",
         )
     return load_cluster(names[0]), [word for word in words if not word.startswith("cluster=")]

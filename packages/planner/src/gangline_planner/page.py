@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from gangline.config import Run
 from gangline.plugin.registry import installed
-from gangline_basics.cluster.file import shipped
+from gangline_basics.cluster.file import list_shipped
 from gangline_planner.accuracy import describe_expected_error
 from gangline_planner.forecast import Forecast
 from gangline_planner.pictures.terminal import memory_bars, step_bar, timeline
@@ -67,7 +67,7 @@ def _step(plan: Forecast) -> Iterable[str]:
         yield f"  {'checkpoint stall':16} {plan.save_stall:9.4f} s  on average, beside the step"
     each = plan.tokens_per_second / plan.world
     yield f"{number(plan.tokens_per_second)} tokens/s, {each:.4g} a rank; MFU {plan.mfu:.1%} of the 16-bit peak"
-    if plan.cluster.name in shipped():
+    if plan.cluster.name in list_shipped():
         yield describe_expected_error()
 
 

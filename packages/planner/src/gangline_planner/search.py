@@ -9,7 +9,7 @@ from heapq import nsmallest
 from typing import TYPE_CHECKING, Any
 
 from gangline import UserError
-from gangline_basics.cluster.file import Cluster, shipped
+from gangline_basics.cluster.file import Cluster, list_shipped
 from gangline_planner.accuracy import describe_expected_error
 from gangline_planner.alternatives import name_of
 from gangline_planner.assumed import Planned, check_run
@@ -157,7 +157,7 @@ def text(found: SearchResult, words: Sequence[str], case: Planned) -> str:
     for one in found.fit:
         typed = " ".join([*words, *merge_words(case, one.words)])
         lines.append(f"{one.plan.step.seconds:9.4g} {one.plan.mfu:6.1%} {one.plan.memory / 1e9:7.1f}  train {typed}")
-    if found.fit and found.fit[0].plan.cluster.name in shipped():
+    if found.fit and found.fit[0].plan.cluster.name in list_shipped():
         lines.append(describe_expected_error())
     if found.others:
         lines.append(f"{found.others} more layouts can be no faster than these, whatever they do")

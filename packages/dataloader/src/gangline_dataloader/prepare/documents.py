@@ -10,8 +10,8 @@ from io import BytesIO
 from typing import Any, BinaryIO, cast
 
 from gangline import UserError
-from gangline_basics.data.chat_rows import messages_of, tools_of, without_nulls
-from gangline_basics.data.compressed import decompressed
+from gangline_basics.data.chat_rows import drop_nulls, messages_of, tools_of
+from gangline_basics.data.compressed import open_decompressed
 from gangline_basics.data.formats import binary_bytes, replace_invalid, utf8_bytes
 from gangline_dataloader.prepare.inputs import Input
 
@@ -42,7 +42,7 @@ def documents(file: Input, field: str, chat: bool = False) -> Iterator[TextDocum
     if chat and file.kind == "text":
         raise UserError(f"{file.path} holds no conversations.", "They are rows of JSONL or Parquet.")
     source = partial(_remote, file.path) if "://" in file.path else None
-    with decompressed(file.path, ending=file.compression, source=source) as stream:
+    with open_decompressed(file.path, ending=file.compression, source=source) as stream:
         if file.kind == "parquet":
             yield from _rows(file, stream, field, chat)
         elif file.kind == "jsonl":
@@ -101,7 +101,7 @@ def _rows(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iterator[Tex
             for row in _decode_rows(batch, f"{file.path}, row {{}},", number):
                 number += 1
                 where, name = f"{file.path}, row {number},", f"{file.name}:{number}"
-                yield _document(without_nulls(row) if chat else row, field, chat, where, name)
+                yield _document(drop_nulls(row) if chat else row, field, chat, where, name)
     except pyarrow.ArrowException as error:
         raise UserError(f"{file.path} is damaged after row {number}.", str(error)) from error
 

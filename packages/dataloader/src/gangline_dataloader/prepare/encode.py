@@ -105,7 +105,7 @@ class DocumentEncoder:
         """What the assistant said is learnt. The end of text, behind it, is not the assistant's."""
         assert self._chats is not None, "conversations are read where there is a template"
         try:
-            found = render_chat(self._chats.template.with_tools(tools), messages)
+            found = render_chat(self._chats.template.bind_tools(tools), messages)
         except TemplateRefusal as error:
             return Dropped(f"chat: {error}"[:80])
         if not found.answers:

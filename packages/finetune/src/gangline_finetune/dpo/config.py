@@ -44,7 +44,7 @@ class PreferencesConfig(TemplatedConfig):
         pair = pair_of(row, where)
         first, sides, tools = len(pair.prompt), (pair.chosen, pair.rejected), tools_of(row, f"data.path: {where}")
         return lambda template: [
-            render_chat(template.with_tools(tools), [*pair.prompt, *side], first) for side in sides
+            render_chat(template.bind_tools(tools), [*pair.prompt, *side], first) for side in sides
         ]
 
 

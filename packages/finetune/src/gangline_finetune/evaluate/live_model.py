@@ -57,7 +57,7 @@ class LiveWriter(Writer):
 
     def _write(self, starts: list[list[int]], how: dict[str, Any], stop: list[str]) -> list[Written]:
         sampling = Sampling(**{**how, "ends": frozenset(how["ends"])})
-        return self.runtime.generate(starts, sampling, stop=self.done(stop))
+        return self.runtime.generate(starts, sampling, stop=self.find_stop(stop))
 
     # --- who asks, and who answers ----------------------------------------------------------------------------------
 

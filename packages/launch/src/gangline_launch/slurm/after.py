@@ -14,7 +14,7 @@ from pathlib import Path
 from gangline import UserError
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import RunEnding, decide_ending, read_ending
-from gangline_basics.launch.exclusion import excluded
+from gangline_basics.launch.exclusion import list_excluded
 from gangline_launch import job as jobs
 from gangline_launch.slurm import commands, requeues
 from gangline_launch.slurm.commands import SlurmError, retry_while_away
@@ -70,7 +70,7 @@ def restart_job(path: Path, job: str, ending: RunEnding | None, code: int) -> No
     if not isinstance(config, SlurmLaunch):
         raise UserError("the run has another launcher by now than launch=slurm.")
     before = requeues.read(path)
-    named = {*excluded(path, config.excluded_hours), *(ending.exclude if ending else ())}
+    named = {*list_excluded(path, config.excluded_hours), *(ending.exclude if ending else ())}
     new = tuple(sorted(named - requeues.read_excluded_nodes(before)))
     step = requeues.steps_done(path)
     then, why = decide(ending, code, step, before, config.futile_requeues, new)

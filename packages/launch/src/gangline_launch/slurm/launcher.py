@@ -14,7 +14,7 @@ from gangline import UserError
 from gangline.launch.base import Launcher
 from gangline.run.ending import clear_ending, read_ending, write_ending
 from gangline.storage.files import write_whole
-from gangline_basics.launch.exclusion import excluded
+from gangline_basics.launch.exclusion import list_excluded
 from gangline_launch import clocks, job as jobs, storage
 from gangline_launch.follow import EXIT_FAILURE, follow, follow_all
 from gangline_launch.give_back import give_back, keep_job_on_error
@@ -81,7 +81,7 @@ class SlurmLauncher(Launcher):
         path = jobs.folder(above) / script.FILE
         write_whole(path, script.render(self.config, self.run, above, len(tasks)))
         path.chmod(0o755)
-        out = [excluded(run_dir, self.config.excluded_hours) for run_dir in run_dirs]
+        out = [list_excluded(run_dir, self.config.excluded_hours) for run_dir in run_dirs]
         names = sorted({name for each in out for name in each})
         if names:
             print(f"train: without {', '.join(names)}, as an order in the run asks (launch.excluded_hours)", flush=True)

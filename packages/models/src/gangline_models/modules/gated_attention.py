@@ -19,7 +19,7 @@ from gangline.batch import Batch
 from gangline.model.build import construct
 from gangline_basics.model.attention import plain
 from gangline_basics.model.kept_tokens import KeyValues
-from gangline_basics.model.rope import rotated
+from gangline_basics.model.rope import rotate_pair
 from gangline_basics.model.rope_rates import frequencies
 from gangline_models.delta_nodes import GatedAttentionNode
 
@@ -46,7 +46,7 @@ class GatedAttention(nn.Module):
         k_BTKC, v_BTKC = (y.unflatten(-1, (-1, self.head_dim)) for y in (self.wk(x_BTD), self.wv(x_BTD)))
         q, k = self.q_norm(q_BTHC).transpose(1, 2), self.k_norm(k_BTKC).transpose(1, 2)
         if self.rates:
-            q, k = rotated(q, k, batch.position, self.rates, self.magnitude)
+            q, k = rotate_pair(q, k, batch.position, self.rates, self.magnitude)
         attention = self.attention
         if batch.cache is not None:
             attention = batch.cache.of(self, partial(KeyValues, self.attention, self.call)).attend

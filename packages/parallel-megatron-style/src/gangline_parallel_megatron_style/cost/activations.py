@@ -6,7 +6,13 @@ from __future__ import annotations
 
 from gangline.config import Recompute
 from gangline.model.tree import Node
-from gangline_basics.explain.activations import ActivationSizes, of_angles, of_head, of_node, recomputed_attention
+from gangline_basics.explain.activations import (
+    ActivationSizes,
+    count_angles,
+    count_head,
+    count_node,
+    count_recomputed_attention,
+)
 from gangline_parallel_megatron_style.cost.case import Case
 
 
@@ -28,7 +34,7 @@ def count_whole_block(case: Case, block: int | str, sizes: ActivationSizes) -> i
     """Kept by a block where nothing of it is recomputed."""
     key = ("whole_block", sizes.gpu, _kind(case, block)[0])
     if key not in case.known:
-        case.known[key] = of_node(*_locate(case, block, sizes))
+        case.known[key] = count_node(*_locate(case, block, sizes))
     return int(case.known[key])
 
 
@@ -48,7 +54,7 @@ def _count_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
         return whole
     if case.recompute is Recompute.full:
         return min(whole, sizes.tokens * case.width * sizes.itemsize)
-    return whole - recomputed_attention(_locate(case, block, sizes)[0], sizes)
+    return whole - count_recomputed_attention(_locate(case, block, sizes)[0], sizes)
 
 
 def angles(case: Case, sizes: ActivationSizes, stage: int | None = None) -> int:
@@ -57,11 +63,11 @@ def angles(case: Case, sizes: ActivationSizes, stage: int | None = None) -> int:
     kinds = frozenset(case.model.kinds[index] for index in of)
     key = ("angles", sizes.gpu, kinds)
     if key not in case.known:
-        case.known[key] = of_angles([case.blocks[kind] for kind in kinds], sizes)
+        case.known[key] = count_angles([case.blocks[kind] for kind in kinds], sizes)
     return int(case.known[key])
 
 
 def head(case: Case, sizes: ActivationSizes) -> dict[str, int]:
     """The last norm's input and output; logits with their log-sum-exp; and what the loss's backward pass takes."""
     kept = {path: count_block(case, path, sizes) for path in case.head_blocks}
-    return of_head(case.plan, case.width, sizes, case.by_path[case.plan.head], kept)
+    return count_head(case.plan, case.width, sizes, case.by_path[case.plan.head], kept)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from gangline_basics.explain.activations import ActivationSizes, of_further_loss
+from gangline_basics.explain.activations import ActivationSizes, count_further_loss
 from gangline_parallel_megatron_style.cost import activations, memory
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array
@@ -36,7 +36,7 @@ def logits_left(case: Case) -> int:
 
 def moments(case: Case, arrays: list[Array], sizes: ActivationSizes, buffers: int) -> Iterator[Counter[str]]:
     """What is there beside what `peak_memory.moments` adds. arrays: the head's own; buffers: bytes that travel."""
-    blocks, each = list(case.head_blocks), of_further_loss(case.plan, sizes)
+    blocks, each = list(case.head_blocks), count_further_loss(case.plan, sizes)
     in_backward = activations.head(case, sizes)["logits"] - (len(blocks) + 1) * each
     shared, freed = Shared(case), 0
     cut = [array for array in arrays if memory.cuts_gradients(case, array.group)]

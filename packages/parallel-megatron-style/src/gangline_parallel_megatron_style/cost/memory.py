@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from gangline.shard import itemsize
-from gangline_basics.parallel.owners import most_matrix_bytes
+from gangline_basics.parallel.owners import count_most_matrix_bytes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
 
@@ -53,7 +53,7 @@ def _count_matrices(case: Case, rank: int) -> int:
     if key not in case.known:
         names = [array.name for array in case.list_held(rank) if array.matrix and array.trained]
         ranks = case.mesh.group(case.mesh.rank({"pp": rank}), tuple(axis for axis in case.mesh.axes if axis != "pp"))
-        case.known[key] = most_matrix_bytes(case.optimizer, case.registry, names, ranks, case.bytes.master)
+        case.known[key] = count_most_matrix_bytes(case.optimizer, case.registry, names, ranks, case.bytes.master)
     found: int = case.known[key]
     return found
 

@@ -11,7 +11,7 @@ from gangline.config import Recompute
 from gangline.model.linear_nodes import EmbeddingNode
 from gangline.model.tree import Node, WrapNode, nodes
 from gangline.shard import model_array
-from gangline_basics.explain.activations import beside_head
+from gangline_basics.explain.activations import list_beside_head
 from gangline_basics.model.decoder_nodes import HeadNode
 from gangline_parallel_megatron_style.cost import memory
 from gangline_parallel_megatron_style.cost.case import Case
@@ -156,7 +156,7 @@ def home(case: Case, array: Array) -> int:
 def _ends(case: Case, stage: int, hidden: int) -> list[Sent]:
     """The embedding and the loss, whose vocabulary is cut; those beside the head, too."""
     n, last, found = case.tp, stage == case.last_stage, list[Sent]()
-    beside = beside_head(case.by_path[case.plan.head], case.plan.head) if last else []
+    beside = list_beside_head(case.by_path[case.plan.head], case.plan.head) if last else []
     lookups = [case.plan.embed] * (stage == 0) + [at for at, node in beside if isinstance(node, EmbeddingNode)]
     losses = [case.plan.head] * last + [at for at, node in beside if isinstance(node, HeadNode)]
     for path in lookups:

@@ -10,7 +10,7 @@ from gangline.config import Recompute
 from gangline.explain.work import StageWork, work_of
 from gangline.model.flops import computes_frozen
 from gangline.model.tree import Node, nodes
-from gangline_basics.explain.activations import of_node
+from gangline_basics.explain.activations import count_node
 from gangline_basics.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.cost import activations
 from gangline_parallel_megatron_style.cost.case import Case
@@ -106,7 +106,7 @@ def stage_work(case: Case, gpu: bool = True) -> list[StageWork]:
             node = case.by_path[path]
             ulysses = case.config.context == "ulysses"
             work = work_of(node, path, case.plan, case.sizes, sequence_length=case.sequence_length, ulysses=ulysses)
-            work = replace(work, kept=of_node(node, sizes, path))
+            work = replace(work, kept=count_node(node, sizes, path))
             known[key] = work.recomputed(case.recompute is not Recompute.full) if recomputed else work
             for inside in case.head_blocks if path == case.plan.head else ():
                 if case.is_recomputed(inside):

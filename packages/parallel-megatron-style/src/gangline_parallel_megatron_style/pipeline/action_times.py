@@ -19,6 +19,6 @@ def expand_times(times: ActionTimes | Sequence[ActionTimes], stages: int) -> lis
     each = [times] * stages if isinstance(times, ActionTimes) else list(times)
     if len(each) != stages:
         raise ValueError(f"times of {len(each)} stages for a schedule of {stages}")
-    if any(time.of(kind) <= 0 for time in each for kind in KINDS):
+    if any(time.get_time(kind) <= 0 for time in each for kind in KINDS):
         raise ValueError("every action of a schedule takes some time")
     return each

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule, pad_schedule
 
 
-def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
+def schedule_interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
     """Microbatches in groups of p: a group passes all chunks of a rank before the next one begins.
 
     Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM,

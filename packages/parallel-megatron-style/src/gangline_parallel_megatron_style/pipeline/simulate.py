@@ -60,7 +60,7 @@ def simulate(
                 end, where = done[need]
                 at = max(at, end if where == rank else end + latency)
         for action in turn:
-            start, at = at, at + each[schedule.stage(rank, action.chunk)].of(action.kind)
+            start, at = at, at + each[schedule.stage(rank, action.chunk)].get_time(action.kind)
             spans[rank].append((start, at))
         free[rank] = at
         for given in filter(None, (result(schedule, rank, action) for action in turn)):

@@ -71,7 +71,7 @@ def zb_v(ranks: int, microbatches: int, times: ActionTimes | Sequence[ActionTime
     Activations (of one chunk): at most 2p, as much as 1F1B's p of two chunks each.
     """
     each = expand_times(times, 2 * ranks)
-    slack = SAME_TIME * max(time.of(kind) for time in each for kind, _ in PREFERENCE)
+    slack = SAME_TIME * max(time.get_time(kind) for time in each for kind, _ in PREFERENCE)
     states = [_Rank(ranks, microbatches, rank) for rank in range(ranks)]
     ends: Ends = {}
     events = [(0.0, rank) for rank in range(ranks)]  # when a rank has a reason to choose again
@@ -86,7 +86,7 @@ def zb_v(ranks: int, microbatches: int, times: ActionTimes | Sequence[ActionTime
                 continue
             stage = state.stages[action.chunk]
             state.begin(action)
-            state.free = now - slack + each[stage].of(action.kind)
+            state.free = now - slack + each[stage].get_time(action.kind)
             heapq.heappush(events, (state.free, rank))
             if action.kind != "W":
                 ends[action.kind, stage, action.microbatch] = state.free

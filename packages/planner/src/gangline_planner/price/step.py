@@ -125,7 +125,7 @@ class Pieces:
             back.append(back[-1] + time.I)
         most = 0.0
         for rank, wait, update in zip(explained.ranks, self.waits, self.updates, strict=True):
-            busy = explained.microbatches * sum(self.times[s].F + self.times[s].of("B") for s in rank.stages)
+            busy = explained.microbatches * sum(self.times[s].F + self.times[s].get_time("B") for s in rank.stages)
             most = max(most, ready[min(rank.stages)] + busy + wait.end + wait.update + update)
             last = rank.turns[-1][-1]
             if last.kind != "W":
@@ -135,7 +135,7 @@ class Pieces:
 
     def computing(self, action: StepAction) -> float:
         """The share of an action in which its rank computes."""
-        time, whole = self.stages[action.stage], self.times[action.stage].of(action.kind)
+        time, whole = self.stages[action.stage], self.times[action.stage].get_time(action.kind)
         if action.kind == "F":
             own = time.forward
         elif action.kind == "W":
@@ -147,7 +147,8 @@ class Pieces:
     def busiest(self, explained: Explained) -> float:
         """Seconds in which the busiest rank computes and waits inside its actions."""
         each = (
-            sum(self.times[stage].F + self.times[stage].of("B") for stage in rank.stages) for rank in explained.ranks
+            sum(self.times[stage].F + self.times[stage].get_time("B") for stage in rank.stages)
+            for rank in explained.ranks
         )
         return explained.microbatches * max(each)
 

@@ -23,8 +23,8 @@ from gangline_basics.parallel.matrices import Matrices
 from gangline_basics.parallel.metrics import Tally
 from gangline_basics.parallel.microbatch import count_tokens, frame_of
 from gangline_basics.parallel.prepare import bind_folds, finish_blocks, set_products
-from gangline_basics.parallel.sample_losses import check_share, evaluated, in_global_order
-from gangline_basics.parallel.storage import kept_dtype
+from gangline_basics.parallel.sample_losses import check_share, gather_in_order, sum_evaluated
+from gangline_basics.parallel.storage import choose_kept_dtype
 from gangline_testkit.toys.axes import Axes
 from gangline_testkit.toys.plugin import Rows
 from gangline_testkit.toys.rows_storage import RowsOf, layout_of
@@ -60,7 +60,7 @@ class RowsRuntime(Runtime):
         for name in self.used:
             comm = comms.fold_rest(folds[cuts[name].axis]) if name in on_fold else self.comm  # type: ignore[union-attr]
             self.parts[name] = RowsOf(
-                name, self.registry, self.rank, comm, kept_dtype(plan, name, precision), name not in self.frozen
+                name, self.registry, self.rank, comm, choose_kept_dtype(plan, name, precision), name not in self.frozen
             )
         self.trained = {name: part for name, part in self.parts.items() if part.trained}
         self._materialise(model)
@@ -87,7 +87,7 @@ class RowsRuntime(Runtime):
         self.frozen = {name for name, aliases in self.used.items() if not given[aliases[0]].requires_grad}
         kept = model.state_dict().keys()
         self.buffers = {name: torch.empty_like(b, device="cpu") for name, b in model.named_buffers() if name in kept}
-        dtypes = {name: dtype_name(kept_dtype(self.plan, name, self.precision)) for name in self.used}
+        dtypes = {name: dtype_name(choose_kept_dtype(self.plan, name, self.precision)) for name in self.used}
         shapes = {name: (tuple(given[aliases[0]].shape), dtypes[name]) for name, aliases in self.used.items()}
         return shapes | {n: (tuple(b.shape), dtype_name(b.dtype)) for n, b in self.buffers.items()}
 
@@ -95,7 +95,7 @@ class RowsRuntime(Runtime):
         self.weights: dict[str, nn.Parameter] = {}
         for name, aliases in self.used.items():
             full = self.plan.computes_as_kept(name)
-            dtype = kept_dtype(self.plan, name, self.precision) if full else self.precision.compute_dtype
+            dtype = choose_kept_dtype(self.plan, name, self.precision) if full else self.precision.compute_dtype
             part = self.parts[name]
             own = self.axes.part(name, torch.empty(part.place.shape, dtype=dtype))
             weight = nn.Parameter(own.clone(), requires_grad=part.trained)
@@ -170,7 +170,7 @@ class RowsRuntime(Runtime):
                     squares[numbers[box.slices[:-1]].reshape(-1)] = norm.row_squares(tensor.grad)  # type: ignore[arg-type]
             every.append(squares)
         flat = self.axes.world.all_reduce(torch.cat(every))
-        return norm.ordered_norm(flat.split([len(squares) for squares in every]))
+        return norm.compute_norm(flat.split([len(squares) for squares in every]))
 
     def clip(self, max_norm: float | None) -> float:
         return self.norm.clip(max_norm)
@@ -181,12 +181,12 @@ class RowsRuntime(Runtime):
     def evaluate(self, microbatches: Sequence[Batch]) -> tuple[float, int]:
         losses = self._losses(microbatches)
         tokens = count_tokens(microbatches if self.axes.first else (), self.device)[0]
-        return evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.axes.world, self.device)
+        return sum_evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.axes.world, self.device)
 
     def score(self, batches: Sequence[Batch], each: int = 1) -> Tensor:
         check_share(batches, self.axes.world, self.device)
         losses = self._losses(batches)
-        return in_global_order(losses, len(batches), self.data_coordinate, self.axes.world, self.device, each)
+        return gather_in_order(losses, len(batches), self.data_coordinate, self.axes.world, self.device, each)
 
     @torch.no_grad()
     def _losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:
