@@ -151,7 +151,7 @@ class Heard:
     def __init__(self, *others: str) -> None:
         self.others_ = others
 
-    def others(self):
+    def list_others(self):
         return self.others_
 
     def waiting(self):

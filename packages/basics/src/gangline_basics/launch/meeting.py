@@ -154,7 +154,7 @@ class JobMeeting:
         self.own = name
         self.store.set(f"{_NAMES}/{self._me}", name)
 
-    def others(self) -> set[str]:
+    def list_others(self) -> set[str]:
         """The names of the nodes that are heard of, without this one."""
         state = self.backend.read()
         since = datetime.now(UTC) - timedelta(seconds=self.lost_seconds)
