@@ -60,7 +60,7 @@ def llama() -> None:
     print(f"  both registries                     {time.perf_counter() - began:8.3f} s")
     rank = world // 2 + 77
     files = PackedFiles(registry)
-    seconds, file = _timed(lambda: files.of_rank(rank))
+    seconds, file = _timed(lambda: files.get_rank_file(rank))
     print(f"  one rank's file, planned            {seconds:8.3f} s  ({len(file.runs)} boxes, {file.size / 1e6:.0f} MB)")
     seconds, content = _timed(lambda: packed.write(registry, files, {"step": 0, "attempt": 1}, "0badcafe"))
     print(f"  zarr.json, written                  {seconds:8.3f} s  ({len(content):,} bytes)")
@@ -79,7 +79,7 @@ def read_by(meta: Meta, wanted: Registry, rank: int) -> tuple[int, int]:
     for name in wanted:
         for box, _ in wanted.of_rank(name, rank):
             for writer, stored in meeting(meta.registry, name, box):
-                run = meta.files.of_rank(writer).by_box[name, stored.offset]
+                run = meta.files.get_rank_file(writer).by_box[name, stored.offset]
                 chunks += sum(count for _, count in run.meeting(box))
                 writers.add(writer)
     return chunks, len(writers)
@@ -90,7 +90,7 @@ def dry_run() -> None:
     registry = registry_of(PRESETS["llama3-8b"], MODERATE)
     files, seconds, sizes, boxes = PackedFiles(registry), [], [], 0
     for rank in range(registry.mesh.world):
-        took, file = _timed(partial(files.of_rank, rank))
+        took, file = _timed(partial(files.get_rank_file, rank))
         seconds.append(took)
         sizes.append(file.size)
         boxes += len(file.runs)

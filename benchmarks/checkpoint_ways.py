@@ -84,7 +84,7 @@ class FromStaging:
 
     def __init__(self, state: State) -> None:
         self.registry, self.files = state.registry, PackedFiles(state.registry)
-        self.file = self.files.of_rank(rank.index)
+        self.file = self.files.get_rank_file(rank.index)
         self.staging, self.writer = Staging(), WriterClient()
         self.writer.start([self.staging.fd])
         self.staging.fill(self.file, state.shards)

@@ -32,7 +32,7 @@ from gangline.plugin import registry
 from gangline.runtime import Job, Runtime
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
-from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.inputs import make_full_batch
 
 SHAPE = {"vocab_size": 2048, "dim": 256, "layers": 4, "heads": 8, "kv_heads": 4, "hidden": 704}
 MODEL = ["model=decoder", *(f"model.{name}={value}" for name, value in SHAPE.items())]
@@ -115,7 +115,7 @@ def timed(ways: dict[str, Step], rounds: int) -> dict[str, float]:
 
 def lora(rounds: int) -> None:
     tokens = torch.randint(SHAPE["vocab_size"], (4, 257))
-    batch = whole_sequences(tokens[:, :-1].contiguous())
+    batch = make_full_batch(tokens[:, :-1].contiguous())
     size = ["batch.global_size=4", "batch.sequence_length=256"]
     found = timed(
         {

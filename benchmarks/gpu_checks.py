@@ -23,7 +23,7 @@ from gangline_basics.optimizer.muon import orthogonalise
 from gangline_moe.products import PlainProducts
 from gangline_parallel_megatron_style.context import blocks
 from gangline_parallel_megatron_style.precision.fp8 import RECIPES, Fp8Precision
-from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.pool import pool
 
 FP64, FP32, BF16 = "precision=fp64", "precision=fp32", "precision=bf16"
@@ -232,7 +232,7 @@ def captured(place: Place) -> str:
     tree, plan = compose_model(small(BF16))
     model = whole_model(tree, plan, seed=1, device=place.device, dtype=torch.bfloat16)
     block = model.get_submodule("blocks.0")
-    batch = whole_sequences(torch.zeros(2, 32, dtype=torch.int64)).to(place.device)
+    batch = make_full_batch(torch.zeros(2, 32, dtype=torch.int64)).to(place.device)
     x = torch.randn(2, 32, 64, device=place.device, dtype=torch.bfloat16, requires_grad=True)
 
     def pass_through(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -304,7 +304,7 @@ def registered(place: Place) -> str:
 
     trainer = Trainer.of(small(FP32), place.device)
     shards = list(trainer.runtime.shards())
-    file = PackedFiles(trainer.runtime.registry).of_rank(Mesh.of({}).rank({}))
+    file = PackedFiles(trainer.runtime.registry).get_rank_file(Mesh.of({}).rank({}))
     buffer = Staging()
     try:
         buffer.prepare(file)

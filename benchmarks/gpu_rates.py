@@ -255,7 +255,7 @@ def saving(place: Place) -> str:
 
     trainer = Trainer.of(of_8b(place), place.device, drawn=False)
     shards, buffer = list(trainer.runtime.shards()), Staging()
-    file = PackedFiles(trainer.runtime.registry).of_rank(Mesh.of({}).rank({}))
+    file = PackedFiles(trainer.runtime.registry).get_rank_file(Mesh.of({}).rank({}))
     try:
         seconds = place.seconds(lambda: buffer.fill(file, shards), 3)
     finally:

@@ -167,7 +167,7 @@ def dispatched(mebibytes: int, rounds: int) -> tuple[list[tuple[float, float]], 
 
     def ours(comm: Comm) -> None:
         dispatcher = TokenDispatcher(comm, rows_AD, counts)
-        dispatcher.returned(dispatcher.dispatched())
+        dispatcher.combine(dispatcher.dispatch())
 
     def bare() -> None:
         arrived = rows_AD.new_empty(sum(of), width)

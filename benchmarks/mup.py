@@ -16,7 +16,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from gangline_testkit.sessions import lines, trained
+from gangline_testkit.sessions import lines, train_session
 
 LINEARS = (
     "attention.wq", "attention.wk", "attention.wv", "attention.wo",
@@ -60,7 +60,7 @@ def loss(width: int, power: int, options: argparse.Namespace, mup: bool) -> floa
         words += ["mup=on", f"mup.base_dim={base}", f"optimizer.rates={{{rates}}}"]
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
-        if trained(run, *RUN, *words) != 0:
+        if train_session(run, *RUN, *words) != 0:
             return math.inf
         late = [float(record["loss"]) for record in lines(run, "metrics.jsonl")[-options.steps // 5 :]]
     mean = sum(late) / len(late)

@@ -26,7 +26,7 @@ from statistics import median, quantiles
 from gangline.record import read_records
 from gangline_basics.cluster.file import load_cluster
 from gangline_planner.compare import compare
-from gangline_testkit.real_runs import own_environment, small_text
+from gangline_testkit.real_runs import copy_environment, small_text
 
 WIDE = "model.dim=256 model.layers=4 model.heads=4 model.kv_heads=4 model.hidden=1024"
 NARROW = "model.dim=128 model.layers=8 model.heads=4 model.kv_heads=4 model.hidden=512"
@@ -72,7 +72,7 @@ class Row:
 
 def ran(*words: str) -> None:
     """Raises RuntimeError with what it said where it fails."""
-    variables = {**own_environment(), "OMP_NUM_THREADS": "1"}
+    variables = {**copy_environment(), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=variables, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from gangline import UserError
 from gangline.explain.explained import Explained
 from gangline.explain.work import StageWork
-from gangline_basics.cluster.file import SHIPPED, Cluster, Quantity, load_cluster, shipped
+from gangline_basics.cluster.file import SHIPPED, Cluster, Quantity, list_shipped, load_cluster
 from gangline_planner import accuracy
 from gangline_planner.price.step import Pieces, estimate, step_time
 from published import calibrated
@@ -121,7 +121,7 @@ def numbers(fit: Mapping[tuple[str, str], float], cluster: Cluster) -> dict[str,
 
 def fitted(fit: Fit, name: str) -> Cluster:
     cluster = load_cluster(name)
-    return cluster.with_numbers({key: Quantity(value, SOURCE) for key, value in numbers(fit, cluster).items()})
+    return cluster.replace_numbers({key: Quantity(value, SOURCE) for key, value in numbers(fit, cluster).items()})
 
 
 def errors(fit: Fit, points: list[Point]) -> list[float]:
@@ -223,7 +223,7 @@ def as_written(value: float) -> str:
 
 def write(fit: Fit) -> None:
     """Into the files, in place; of machines that no row is of, those of the generation that they are taken for."""
-    for name in shipped():
+    for name in list_shipped():
         path = SHIPPED / f"{name}.yaml"
         text = path.read_text()
         source = "as fitted for H100, not measured on this machine" if name in ("mi300x_roce", "v5p") else SOURCE

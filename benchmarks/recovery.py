@@ -26,7 +26,7 @@ from pathlib import Path
 
 from gangline_health.pulses import PulseReader, Seen, find
 from gangline_testkit.ports import free_port
-from gangline_testkit.real_runs import SMALL, own_environment, small_text
+from gangline_testkit.real_runs import SMALL, copy_environment, small_text
 
 SECONDS = 240.0
 HOSTS_SECONDS = 15.0  # torchrun's first agent is to hold the store; the loss of that one ends its job
@@ -95,7 +95,7 @@ def recover(commands: list[list[str]], victims: Callable[[list[int], Path], list
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out")
         words = [f"data.path={small_text(Path(folder, 'corpus'))}", *SMALL, *LAYOUT, f"run.dir={out}"]
-        environment = {**own_environment(), "OMP_NUM_THREADS": "1"}
+        environment = {**copy_environment(), "OMP_NUM_THREADS": "1"}
         agents: list[subprocess.Popen[bytes]] = []
         try:
             for number, command in enumerate(commands, 1):

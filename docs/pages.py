@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline_testkit import warm
-from gangline_testkit.real_runs import own_environment
+from gangline_testkit.real_runs import copy_environment
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")])
@@ -186,7 +186,7 @@ class Reader:
         self.directory = directory / "here"
         self.directory.mkdir()
         shutil.copytree(ROOT / "configs", self.directory / "configs")
-        kept = own_environment()
+        kept = copy_environment()
         tools, site = _with_pip(directory) if real_pip else _with_links(directory)
         search = [str(tools), str(Path(sys.executable).parent), kept.get("PATH", "")]
         alike = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # the pages show a machine without a GPU

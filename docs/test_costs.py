@@ -6,7 +6,7 @@ import costs
 import pytest
 
 from gangline_basics.cluster.file import load_cluster
-from gangline_planner.table import MODELS, WORLDS, below, table_row
+from gangline_planner.table import MODELS, WORLDS, list_assumptions, table_row
 
 
 @pytest.mark.parametrize("world", [8, 64])
@@ -16,7 +16,7 @@ def test_a_row_is_what_a_plan_says_today(world):
 
 def test_the_page_has_all_rows_and_says_where_its_prices_are_from():
     page = costs.PAGE.read_text()
-    assert all(line in page for line in below(load_cluster(costs.CLUSTER)))
+    assert all(line in page for line in list_assumptions(load_cluster(costs.CLUSTER)))
     for model in MODELS:
         for world in WORLDS:
             assert f"| {model} | {world:,} |" in page

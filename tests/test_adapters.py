@@ -18,7 +18,7 @@ from gangline_parallel_megatron_style.cost import memory, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
 from gangline_testkit import StrategySuite
-from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.runs import small_run
 from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
 
@@ -35,12 +35,12 @@ class Layouts(StrategySuite):
 
 
 def holds(on: str, *settings: str, more: tuple[str, ...] = SMALL) -> None:
-    layout, scenario = Layout.on(on), Scenario((*more, *settings), "ragged", torch.float64, steps=2)
+    layout, scenario = Layout.from_words(on), Scenario((*more, *settings), "ragged", torch.float64, steps=2)
     suite = Layouts()
     job = suite.job(layout, scenario)
     assert not (problems := job.run.parallel.check(job.run)), "\n".join(map(str, problems))
     suite.compare(layout, scenario, FLOAT64)
-    names = suite.trained(job)[0].names
+    names = suite.train_job(job)[0].names
     assert names
     assert all(".lora_" in name for name in names)
 
@@ -106,9 +106,9 @@ def test_explain_tells_what_adapters_send_and_hold(tp, targets):
     job = Job(Composed(run, case.tree, case.plan), mesh, comms, precision, finish)
     runtime = registry.build(run.parallel, job)
     comms.traffic.bytes.clear()
-    batch = whole_sequences(torch.zeros(case.micro_size, case.sequence_length, dtype=torch.int64))
+    batch = make_full_batch(torch.zeros(case.micro_size, case.sequence_length, dtype=torch.int64))
     runtime.step([batch] * case.microbatches)
-    told = sum(sent.bytes for sent in traffic.of_rank(case, 0) if sent.axes == ("tp",))
+    told = sum(sent.bytes for sent in traffic.list_sent(case, 0) if sent.axes == ("tp",))
     handed = comms.traffic.bytes
     assert told == handed["tp", "all_gather"] + handed["tp", "reduce_scatter"] // 2 + handed["tp", "all_reduce"]
     held, optimizer = memory.state(case, 0), registry.build(run.optimizer, run, runtime)

@@ -72,5 +72,7 @@ def test_resume_of_a_store_whose_shard_was_exchanged_is_refused(runs):
     np.save(runs.directory / "other.npy", np.full_like(tokens, ord("Z")))
     os.utime(runs.directory / "other.npy", ns=(before.st_atime_ns, before.st_mtime_ns))
     (runs.directory / "other.npy").replace(shard)
-    assert "shard-00000.npy is not the file that the manifest says" in runs.refused("resume=exchanged", "run.steps=4")
+    assert "shard-00000.npy is not the file that the manifest says" in runs.expect_refusal(
+        "resume=exchanged", "run.steps=4"
+    )
     assert len(runs.records("exchanged")) == 2

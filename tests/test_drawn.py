@@ -52,7 +52,7 @@ class Drawings(RealRuns):
         run_dir = next(word.partition("=")[2] for word in words if word.startswith(("run.dir=", "resume=")))
         if until is not None:
             deadline = time.monotonic() + self.seconds
-            while process.poll() is None and not self._reached(run_dir, until) and time.monotonic() < deadline:
+            while process.poll() is None and not self._has_reached(run_dir, until) and time.monotonic() < deadline:
                 time.sleep(0.01)
             if process.poll() is None:
                 kill(process)

@@ -72,7 +72,7 @@ def holds(family: str, on: str, *settings: str) -> None:
     """Loss, gradients, norm, weights and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
     suite = Layouts()
     suite.family = family
-    layout, scenario = Layout.on(on), Scenario(settings, batches="documents", steps=2)
+    layout, scenario = Layout.from_words(on), Scenario(settings, batches="documents", steps=2)
     job = suite.job(layout, scenario)
     problems = [*job.run.parallel.check(job.run), *job.run.model.check(job.run)]
     assert not problems, "\n".join(map(str, problems))
@@ -88,7 +88,7 @@ def allowed(family: str, on: str) -> str:
         return on
     suite = Layouts()
     suite.family = family
-    run = suite.job(Layout.on(on), Scenario()).run
+    run = suite.job(Layout.from_words(on), Scenario()).run
     assert any(RING_LACKS[family] in str(problem) for problem in run.parallel.check(run))
     return f"{on} context=ulysses"
 
@@ -104,7 +104,7 @@ def test_a_layout_changes_nothing(family):
 def test_tokens_that_must_stay_together_are_refused_by_name(family, context):
     suite = Layouts()
     suite.family = family
-    run = suite.job(Layout.on(f"cp=2 context={context}"), Scenario()).run
+    run = suite.job(Layout.from_words(f"cp=2 context={context}"), Scenario()).run
     assert any("blocks.0.attention" in str(problem) for problem in run.parallel.check(run))
 
 
@@ -122,7 +122,7 @@ def test_experts_that_would_compute_another_activation_are_refused():
     suite = Layouts()
     suite.family = "gemma3"
     with pytest.raises(UserError, match="moe has no experts with gelu_tanh"):
-        suite.job(Layout.on("tp=1"), Scenario(("moe=on",)))
+        suite.job(Layout.from_words("tp=1"), Scenario(("moe=on",)))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.flops import parameter_count
 from gangline.model.tree import Node, nodes, parameter_shapes, replaced
-from gangline_basics.explain.activations import of_angles
+from gangline_basics.explain.activations import count_angles
 from gangline_basics.model.decoder_nodes import AttentionNode
 from gangline_models.delta_nodes import GatedAttentionNode
 from gangline_parallel_megatron_style.cost import activations, traffic
@@ -26,7 +26,7 @@ from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.of_run import case_of
 from gangline_parallel_megatron_style.explain.trace import trace
 from gangline_testkit import bytes_kept
-from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.runs import SMALL, content
 
 B, T = 2, 16
@@ -74,12 +74,12 @@ def without_sinks(case: Case) -> Case:
 def test_a_block_keeps_what_the_closed_form_says(family, precision):
     case = without_sinks(Case.of(run_of(family, precision), Mesh.of({})))
     model = built(case, precision)
-    batch = whole_sequences(torch.arange(B * T).view(B, T) % 61)
+    batch = make_full_batch(torch.arange(B * T).view(B, T) % 61)
     for index in (0, 1) if family == "qwen3_next" else (1,):  # the first block of others may have a window
         hidden = model.embed(batch).detach().requires_grad_()
         sizes = activations.sizes_of(case, gpu=False)
         found = bytes_kept([*model.parameters(), batch.position], lambda: model.blocks[index](hidden, batch))  # noqa: B023
-        told = activations.of_block(case, index, sizes) + of_angles([case.blocks[index]], sizes)
+        told = activations.count_block(case, index, sizes) + count_angles([case.blocks[index]], sizes)
         assert found - beyond_a_gpu(family, precision, case.blocks[index].attention) == told
 
 
@@ -112,4 +112,4 @@ def test_what_heads_share_is_counted_where_they_are_cut(words):
     sent = trace(run, case, 0).sent
     rings = {"all_gather": 1, "all_reduce": 1, "reduce_scatter": Fraction(1, 2)}
     found = sum(int(nbytes * rings[operation]) for (_, operation), nbytes in sent.items())
-    assert sum(each.bytes for each in traffic.of_rank(case, 0)) == found
+    assert sum(each.bytes for each in traffic.list_sent(case, 0)) == found

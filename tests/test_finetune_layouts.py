@@ -115,7 +115,7 @@ def test_a_loss_over_tokens_beside_one_over_pairs_is_refused(runs):
     """Of a pair one target counts: the others would weigh nothing."""
     router = ("moe=on", "moe/router=softmax")
     for what in ("z_loss", "sequence_loss", "step_loss"):
-        said = runs.refused("run.dir=no", *KINDS["preferences"], *router, f"moe.router.{what}=0.01")
+        said = runs.expect_refusal("run.dir=no", *KINDS["preferences"], *router, f"moe.router.{what}=0.01")
         assert "dpo=on cannot be had beside the loss that blocks.0.feed_forward.router adds" in said, said
     runs.train("run.dir=experts", *KINDS["preferences"], "moe=on", "moe.router.sequence_loss=0", "run.steps=1")
 
@@ -237,7 +237,7 @@ def test_checkpoints_without_the_base_go_from_layout_to_layout(runs):
 
 
 def test_a_base_that_tp_would_cut_inside_a_block_is_refused(runs):
-    said = runs.refused("run.dir=no", *KINDS["chat"], "lora.base=8bit", "parallel=tp", "launch.processes=2")
+    said = runs.expect_refusal("run.dir=no", *KINDS["chat"], "lora.base=8bit", "parallel=tp", "launch.processes=2")
     assert "does not divide" in said, said
     assert "scales" in said, said
     assert "Weights kept in 8 bits (8bit)" in said, said

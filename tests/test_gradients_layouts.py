@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gangline_testkit.gradients_ranks import lived
+from gangline_testkit.gradients_ranks import run_training
 from gangline_testkit.install import as_installed
 from gangline_testkit.pool import pool
 
@@ -44,7 +44,7 @@ def _setting(word: str) -> tuple[str, str]:
 
 def lived_with(folder: Path, run_dir: Path, *settings: str):
     with as_installed("gangline-powersgd", "gangline_powersgd", path=folder):
-        return lived(run_dir, *settings)
+        return run_training(run_dir, *settings)
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, *(pytest.param(each, marks=pytest.mark.nightly) for each in MORE)])

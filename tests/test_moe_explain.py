@@ -40,7 +40,7 @@ from gangline_parallel_megatron_style.cost.activations import ActivationSizes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import links
 from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
-from gangline_parallel_megatron_style.explain.of_run import case_of, explained
+from gangline_parallel_megatron_style.explain.of_run import case_of, explain_run
 from gangline_parallel_megatron_style.explain.trace import Allocations, Traced, trace
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 
@@ -105,7 +105,7 @@ def test_a_layer_keeps_what_its_node_says(precision, ep, options):
     sizes = ActivationSizes(
         local=LocalSizes(tokens=B * T, inner_tokens=B * T, itemsize=nbytes, master_itemsize=4, ranks={FOLD: ep})
     )
-    found, told = kept(node, precision, ep), activations.of_node(node, sizes)
+    found, told = kept(node, precision, ep), activations.count_node(node, sizes)
     assert told <= found <= told + 4 * B * 4 * EXPERTS  # terms of the loss: a few numbers of each sequence and expert
 
 
@@ -154,7 +154,7 @@ def test_what_a_step_sends(words):
     case = case_of(run := compose_one([*SMALL.split(), *words.split()]))
     for rank in range(case.pp):
         real, told, calls = trace(run, case, rank), Counter[str](), 0
-        for sent in traffic.of_rank(case, rank):
+        for sent in traffic.list_sent(case, rank):
             told["data" if sent.purpose in ("gradients", "weights") else sent.axes[0]] += sent.bytes
             calls += sent.calls if sent.axes == (FOLD,) else 0
         found = moved(real, case)
@@ -177,7 +177,7 @@ def test_what_lies_on_a_rank(words):
         runtime = registry.build(run.parallel, job)
         optimizer = registry.build(run.optimizer, run, runtime)
         buffers, told = runtime.storage.param_buffers, memory.state(case, pp)
-        numbers = sum(array.size for array in case.held(pp))
+        numbers = sum(array.size for array in case.list_held(pp))
         assert sum(x.numel() for buffer in buffers for x in buffer.parameters.values()) == numbers
         states = sum(shard.local.nbytes for shard in optimizer.shards())
         assert told["optimizer state"] == pytest.approx(states, rel=0.03)
@@ -211,7 +211,7 @@ PIPELINE = "parallel=3d parallel.tp=8 parallel.pp=2 parallel.dp_shard=4 launch.p
 )
 def test_the_peak_is_what_the_closed_form_says(words):
     run = compose_one([*SHAPE.split(), "moe=on", *words.split()])
-    found = explained(run)
+    found = explain_run(run)
     peak = trace(run, case_of(run), found.fullest).peak
     assert peak == pytest.approx(found.ranks[found.fullest].memory, rel=0.03)
 
@@ -225,7 +225,7 @@ def test_rows_go_inside_a_node_first():
     comm, layer = comms.fold(active_fold(case.plan, mesh, FOLD)), construct(case.by_path["blocks.0.feed_forward"])
     rows = torch.zeros(B * 64, 128, requires_grad=True)
     dispatcher = TokenDispatcher(comm, rows, torch.full((64,), len(rows) // 64), layer.node.ranks_per_node)
-    dispatcher.returned(dispatcher.dispatched() * 1).sum().backward()
+    dispatcher.combine(dispatcher.dispatch() * 1).sum().backward()
     sizes = replace(case.sizes, tokens=len(rows) // 2)
     inside_nodes, between = layer.node.communication_volume(sizes)
     bytes_of = comms.traffic.bytes
@@ -251,7 +251,7 @@ def test_the_page_says_what_is_assumed(capsys):
 def test_what_does_not_fit_is_told():
     words = "parallel=fsdp launch.processes=8 moe.experts=8 moe/router=grouped moe.router.groups=8"
     with pytest.raises(UserError, match="into groups of two and more"):
-        explained(compose_one([*SMALL.split(), *words.split()]))
+        explain_run(compose_one([*SMALL.split(), *words.split()]))
 
 
 def test_it_needs_no_torch():
@@ -272,7 +272,7 @@ def test_a_layout_with_experts_sends_what_the_closed_forms_say_and_knows_every_p
     assert found.unknown == ()
     for rank, explained_rank in enumerate(found.ranks):
         ours, closed = Counter[tuple](), Counter[tuple]()
-        for sums, every in ((ours, explained_rank.transfers), (closed, traffic.of_rank(case, rank))):
+        for sums, every in ((ours, explained_rank.transfers), (closed, traffic.list_sent(case, rank))):
             for sent in every:
                 sums[sent.axes, sent.purpose, "calls"] += sent.calls
                 sums[sent.axes, sent.purpose, "bytes"] += sent.bytes

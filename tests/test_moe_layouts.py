@@ -34,15 +34,15 @@ class Layouts(StrategySuite):
 
 def holds(on: str, *settings: str, steps: int = 2, bound: float = FLOAT64) -> None:
     """Loss, gradients, norm, weights and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
-    suite, layout = Layouts(), Layout.on(on)
+    suite, layout = Layouts(), Layout.from_words(on)
     scenario = Scenario((*SMALL, *settings), steps=steps)
     job = suite.job(layout, scenario)
     problems = [*job.run.parallel.check(job.run), *job.run.edits["moe"].check(job.run)]
     assert not problems, "\n".join(map(str, problems))
     suite.compare(layout, scenario, bound)
-    got = suite.trained(job)
+    got = suite.train_job(job)
     for of_rank in got:
-        for one, want in zip(of_rank.steps, suite.expected(job, got[0].coordinate[1])[1], strict=True):
+        for one, want in zip(of_rank.steps, suite.train_reference(job, got[0].coordinate[1])[1], strict=True):
             assert one.metrics.keys() == want.metrics.keys()
             for name, value in want.metrics.items():
                 assert one.metrics[name] == pytest.approx(value, rel=1e-10, abs=1e-12), name
@@ -89,7 +89,7 @@ def test_an_exchange_travels_beside_the_work_of_another_microbatch(overlap, side
     layout = Layout(4, tuple(f"parallel.{option}" for option in options))
     suite = Layouts()
     job = suite.job(layout, Scenario((*SMALL, "moe.ep=2", *MANY, *EVERYTHING)))
-    for said in suite.on_ranks(waits, job):
+    for said in suite.run_on_ranks(waits, job):
         between = [(first, second) for first, second in pairwise(said) if first[0] == "waits"]
         assert any(first[1] != second[1] for first, second in between) == side_by_side
 

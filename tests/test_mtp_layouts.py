@@ -16,14 +16,14 @@ from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
 from gangline.model.flops import parameter_count
-from gangline_basics.explain.activations import of_angles
+from gangline_basics.explain.activations import count_angles
 from gangline_parallel_megatron_style.cost import activations, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.explain.of_run import case_of, explained
+from gangline_parallel_megatron_style.explain.of_run import case_of, explain_run
 from gangline_parallel_megatron_style.explain.trace import trace
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 from gangline_testkit import StrategySuite, bytes_kept
-from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
 
 SMALL = ("mtp=on", "mtp.depth=2", "batch.sequence_length=16", "run.deterministic=false")
@@ -39,15 +39,15 @@ class Layouts(StrategySuite):
 
 def holds(on: str, *settings: str, kind: str = "documents", steps: int = 2, bound: float = FLOAT64) -> None:
     """Loss, gradients, norm, weights, metrics and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
-    suite, layout = Layouts(), Layout.on(on)
+    suite, layout = Layouts(), Layout.from_words(on)
     scenario = Scenario((*SMALL, *settings), kind, steps=steps)
     job = suite.job(layout, scenario)
     problems = [*job.run.parallel.check(job.run), *(p for edit in job.run.edits.values() for p in edit.check(job.run))]
     assert not problems, "\n".join(map(str, problems))
     suite.compare(layout, scenario, bound)
-    got = suite.trained(job)
+    got = suite.train_job(job)
     for of_rank in got:
-        for one, want in zip(of_rank.steps, suite.expected(job, got[0].coordinate[1])[1], strict=True):
+        for one, want in zip(of_rank.steps, suite.train_reference(job, got[0].coordinate[1])[1], strict=True):
             assert one.metrics.keys() == want.metrics.keys()
             assert one.metrics["mtp_loss"] > 0
             for name, value in want.metrics.items():
@@ -113,14 +113,14 @@ def test_the_head_keeps_what_the_closed_form_says(words, depth):
     model = construct(case.tree).to_empty(device="cpu")
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
-    batch = whole_sequences(torch.arange(32).view(2, 16) % 37)
+    batch = make_full_batch(torch.arange(32).view(2, 16) % 37)
     hidden = model.embed(batch).detach().requires_grad_()
     known = [*model.parameters(), batch.position, batch.targets]
     found, sizes = bytes_kept(known, lambda: model.head(hidden, batch)), activations.sizes_of(case, gpu=False)
     told = activations.head(case, sizes)
     rows = 8 if "chunk" in words else 32
     in_backward = rows * 37 * 4 * (2 if "chunk" in words else 1) + 2 * rows * 37 * 4  # logits, or their gradient alone
-    angles = of_angles([case.blocks[1]], sizes)
+    angles = count_angles([case.blocks[1]], sizes)
     assert found == told["activations"] + told["logits"] - in_backward + angles
 
 
@@ -162,7 +162,7 @@ def test_what_a_step_sends_to_the_byte(words):
     case = case_of(run := compose_one([*WIDE.split(), *words.split()]))
     rank = case.pp - 1  # which has the head
     real, told, calls = trace(run, case, rank), Counter[str](), Counter[str]()
-    for sent in traffic.of_rank(case, rank):
+    for sent in traffic.list_sent(case, rank):
         axis = "data" if sent.purpose in ("gradients", "weights") else sent.axes[0]
         told[axis] += sent.bytes
         calls[axis] += sent.calls
@@ -197,7 +197,7 @@ def test_a_step_computes_what_one_process_does(words):
     alone = compose_one(
         [*WIDE.split(), *(word for word in words.split() if word.startswith(("model.", "run.", "moe")))]
     )
-    case, found = case_of(run), explained(run)
+    case, found = case_of(run), explain_run(run)
     one = alone.parallel.explain(alone, Mesh.of({})).ranks[0].flops
     every = sum(rank.flops for rank in found.ranks) * case.mesh.world // case.pp
     if "sequence_parallel=false" in words:
@@ -225,5 +225,5 @@ def test_the_closed_forms_tell_the_peak(words):
     shape = "model=llama3-8b model.layers=2 precision=bf16 mtp=on run.device=cuda launch.processes=8"
     batch = "batch.micro_size=1 batch.sequence_length=4096 batch.global_size=16"
     case = case_of(run := compose_one([*shape.split(), *batch.split(), *words.split()]))
-    found = explained(run).ranks[case.pp - 1].memory
+    found = explain_run(run).ranks[case.pp - 1].memory
     assert trace(run, case, case.pp - 1).peak == pytest.approx(found, rel=0.03)

@@ -6,24 +6,24 @@ import pytest
 
 from gangline.plugin.registry import installed
 from gangline_basics.cluster.file import Quantity, load_cluster
-from gangline_planner.assumed import explain, planned
-from gangline_planner.failures import COURSES, MOST, as_text, simulated
+from gangline_planner.assumed import complete_words, explain
+from gangline_planner.failures import COURSES, MOST, as_text, simulate_goodput
 from gangline_planner.forecast import forecast
 
 HUNDRED_THOUSAND = "parallel=ddp launch.processes=98304 batch.global_size=98304 batch.micro_size=1 precision=bf16"
 
 
 def plan_with(**numbers: float):
-    case, cluster = planned(HUNDRED_THOUSAND.split()), load_cluster("h100_ib")
+    case, cluster = complete_words(HUNDRED_THOUSAND.split()), load_cluster("h100_ib")
     said = {name.replace("__", "."): Quantity(value, "a test") for name, value in numbers.items()}
-    cluster = cluster.with_numbers({"storage.bandwidth": Quantity(1e6, "a test: saves take seconds"), **said})
+    cluster = cluster.replace_numbers({"storage.bandwidth": Quantity(1e6, "a test: saves take seconds"), **said})
     return forecast(explain(case, case.run, cluster), cluster)
 
 
 def test_a_hundred_thousand_gpus_over_thirty_days_are_simulated_beside_the_closed_form():
     """A failure every half an hour, and ten minutes to come back."""
     plan = plan_with()
-    found = simulated(plan)
+    found = simulate_goodput(plan)
     assert found.by == "simulator=events"
     assert found.days == 30
     assert found.failures == pytest.approx(30 * 24 * 3600 / plan.reliability.mtbf_seconds, rel=0.1)
@@ -38,7 +38,7 @@ def test_a_hundred_thousand_gpus_over_thirty_days_are_simulated_beside_the_close
 def test_failures_that_are_too_many_to_play_are_left_to_the_closed_form():
     plan = plan_with(failure__hours=1.0)
     assert 30 * 86400 / plan.reliability.mtbf_seconds * COURSES > MOST
-    assert simulated(plan) is None
+    assert simulate_goodput(plan) is None
     assert plan.goodput == 0.0  # four failures in the second in which one comes back from none
 
 
@@ -47,5 +47,5 @@ def test_without_a_simulator_there_is_the_closed_form_alone(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setenv("GANGLINE_PLUGINS", "planner")
         installed.cache_clear()
-        assert simulated(plan) is None
+        assert simulate_goodput(plan) is None
     installed.cache_clear()

@@ -16,8 +16,8 @@ import yaml
 from gangline.cli.main import main
 from gangline.model.tree import Node, replaced
 from gangline_basics.cluster.file import SHIPPED, Quantity, load_cluster
-from gangline_planner.assumed import explain, planned
-from gangline_planner.choose import chosen
+from gangline_planner.assumed import complete_words, explain
+from gangline_planner.choose import choose_plan
 from gangline_planner.forecast import forecast
 from gangline_planner.page import text
 from gangline_planner.price.transfers import transfer_seconds
@@ -41,8 +41,8 @@ def say(tmp_path, monkeypatch, capsys):
 
 
 def plan_of(words: str, **numbers: float):
-    case = planned(words.split())
-    cluster = load_cluster("h100_ib").with_numbers(
+    case = complete_words(words.split())
+    cluster = load_cluster("h100_ib").replace_numbers(
         {name.replace("__", "."): Quantity(value, "a test") for name, value in numbers.items()}
     )
     return forecast(explain(case, case.run, cluster), cluster, tokens=1e12)
@@ -76,7 +76,7 @@ SIZES = {"precision": "bf16", "batch.sequence_length": "8192", "batch.global_siz
 @pytest.mark.parametrize("named", [(), *((name,) for name in SIZES), tuple(SIZES)])
 def test_plan_assumes_each_unset_word_on_its_own(named):
     given = [f"{name}={SIZES[name]}" for name in named]
-    case = planned(["parallel=fsdp", "model=llama3-8b", "launch.processes=64", *given])
+    case = complete_words(["parallel=fsdp", "model=llama3-8b", "launch.processes=64", *given])
     micro = () if {"batch.sequence_length", "batch.global_size"} <= set(named) else ("batch.micro_size=1",)
     assert {*given, *case.assumed} == {*(f"{name}={value}" for name, value in SIZES.items()), *micro}
     assert (case.run.batch.sequence_length, case.run.batch.global_size) == (8192, 512)
@@ -95,7 +95,7 @@ def test_plan_assumes_each_unset_word_on_its_own(named):
     ],
 )
 def test_plan_assumes_a_batch_of_4m_tokens(words, sizes):
-    batch = planned(words.split()).run.batch
+    batch = complete_words(words.split()).run.batch
     assert (batch.sequence_length, batch.global_size, batch.micro_size) == sizes
 
 
@@ -145,10 +145,10 @@ def test_two_datacentres_of_the_guide_add_gradients_over_the_fibre():
     blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
     said = next(block for block in blocks if "nodes_per_datacentre" in block["network"])
     numbers = {name: Quantity(float(of["value"]), of["source"]) for name, of in said["numbers"].items()}
-    cluster = load_cluster("h100_ib").with_numbers(numbers)
+    cluster = load_cluster("h100_ib").replace_numbers(numbers)
     cluster = replace(cluster, topology=replace(cluster.topology, nodes_per_datacentre=512))
     words = "parallel=hsdp parallel.dp_shard=4096 parallel.dp_replicate=2 model=llama3-8b launch.processes=8192"
-    case = planned([*words.split(), "batch.global_size=8192", "batch.sequence_length=8192", "precision=bf16"])
+    case = complete_words([*words.split(), "batch.global_size=8192", "batch.sequence_length=8192", "precision=bf16"])
     found = explain(case, case.run, cluster)
     (sent,) = [sent for sent in found.ranks[0].transfers if sent.tier == "fibre"]
     assert sent.axes == ("dp_replicate",)
@@ -217,8 +217,8 @@ def test_data_that_come_slower_than_steps_are_waited_for():
 
 
 def test_a_layout_that_fits_is_the_one_that_would_train():
-    case = planned(SMALL.rsplit(" ", 1)[0].split())
-    plan, assumed = chosen(case, load_cluster("h100_ib"), None)
+    case = complete_words(SMALL.rsplit(" ", 1)[0].split())
+    plan, assumed = choose_plan(case, load_cluster("h100_ib"), None)
     assert assumed == ()
     assert dict(plan.explained.mesh.sizes) == {"pp": 2, "dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 2}
 
@@ -260,7 +260,7 @@ def test_a_cluster_file_of_another_version(tmp_path, say):
 
 
 def test_a_node_of_which_no_cost_is_known_is_named_with_the_least_that_it_takes():
-    case, cluster = planned(SMALL.rsplit(" ", 1)[0].split()), load_cluster("h100_ib")
+    case, cluster = complete_words(SMALL.rsplit(" ", 1)[0].split()), load_cluster("h100_ib")
     found = explain(case, case.run, cluster)
     assert found.unknown == ()
     strange = replace(found.work[0], unknown=("blocks.0.oracle",), unknown_flops=10**15)
@@ -277,7 +277,7 @@ def test_a_node_that_says_nothing_is_named():
     class Silent(Node):
         module: ClassVar[str] = "nowhere:Silent"
 
-    case, cluster = planned(["parallel=single", "launch.processes=1"]), load_cluster("h100_ib")
+    case, cluster = complete_words(["parallel=single", "launch.processes=1"]), load_cluster("h100_ib")
     assert explain(case, case.run, cluster).unknown == ()
     tree, rules = case.model
     tree = replaced(tree, "blocks.0.feed_forward", Silent())

@@ -10,12 +10,12 @@ import pytest
 from gangline.cli.main import main
 from gangline_basics.cluster.file import Quantity, load_cluster
 from gangline_basics.figure import render
-from gangline_planner.assumed import explain, planned
+from gangline_planner.assumed import complete_words, explain
 from gangline_planner.forecast import forecast
 from gangline_planner.pictures.colours import letters
 from gangline_planner.pictures.front import front_figure
 from gangline_planner.pictures.plan import plan_figure
-from gangline_planner.pictures.terminal import WIDE, memory_bars, plane, stacked, step_bar, timeline
+from gangline_planner.pictures.terminal import WIDE, draw_bar, memory_bars, plane, step_bar, timeline
 from gangline_testkit import readable, tips_of, words_of
 
 WORDS = (
@@ -26,8 +26,8 @@ WORDS = (
 
 @pytest.fixture(scope="module")
 def plan():
-    case, cluster = planned(WORDS.split()), load_cluster("h100_ib")
-    cluster = cluster.with_numbers({"memory.bytes": Quantity(2e7, "a test")})  # of which small models fill much
+    case, cluster = complete_words(WORDS.split()), load_cluster("h100_ib")
+    cluster = cluster.replace_numbers({"memory.bytes": Quantity(2e7, "a test")})  # of which small models fill much
     return forecast(explain(case, case.run, cluster), cluster)
 
 
@@ -76,7 +76,7 @@ def test_a_stacked_bar_is_as_long_as_its_parts_and_no_part_moves_another():
     parts = {"one": 1.0, "two": 2.0, "none": 0.0, "half": 0.5}
     named = letters(parts)
     assert len(set(named.values())) == 4
-    bar = stacked(parts, named, 7.0, wide=70)
+    bar = draw_bar(parts, named, 7.0, wide=70)
     assert Counter(bar) == {named["one"]: 10, named["two"]: 20, named["half"]: 5}
 
 

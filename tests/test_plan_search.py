@@ -12,9 +12,9 @@ from gangline import UserError
 from gangline.cli.main import main
 from gangline.config.compose import compose_one
 from gangline_basics.cluster.file import Quantity, load_cluster, save_cluster
-from gangline_planner.assumed import explain, planned, refused, strategy
-from gangline_planner.bounds import bounded, fastest_first
-from gangline_planner.choose import NEAR, chosen, planned_as
+from gangline_planner.assumed import check_run, complete_words, explain, strategy
+from gangline_planner.bounds import fastest_first, sort_by_bound
+from gangline_planner.choose import NEAR, choose_plan, plan_alternative
 from gangline_planner.forecast import forecast
 from gangline_planner.price.step import Pieces
 from gangline_planner.search import search
@@ -33,16 +33,18 @@ WORDS = f"parallel=3d launch.processes=8 {SIZES} {MODEL}"
     ],
 )
 def test_nothing_is_passed_over_that_is_faster_or_fits(words, cluster):
-    case, machine = planned(words.split()), load_cluster(cluster)
+    case, machine = complete_words(words.split()), load_cluster(cluster)
     found = search(case, machine, shown=3)
-    every = [(one, plan) for one in bounded(case, machine) if (plan := planned_as(one, machine)) is not None]
+    every = [
+        (one, plan) for one in sort_by_bound(case, machine) if (plan := plan_alternative(one, machine)) is not None
+    ]
     assert len(every) > 30
     for one, plan in every:
         assert one.least <= plan.step.seconds, one.words
         assert one.bytes <= plan.memory, one.words
         least = Pieces.of(plan.explained, machine).least(plan.explained, machine)
         assert least <= plan.step.seconds * (1 + 1e-9), one.words
-    allowed = sorted(plan.step.seconds for one, plan in every if refused(one.run) is None)
+    allowed = sorted(plan.step.seconds for one, plan in every if check_run(one.run) is None)
     assert [one.plan.step.seconds for one in found.fit] == pytest.approx(allowed[:3])
     assert found.large == ()
 
@@ -51,9 +53,9 @@ def test_nothing_is_passed_over_that_is_faster_or_fits(words, cluster):
 @pytest.mark.parametrize("words", ["", "moe=on moe.experts=4", "run.recompute=none"])
 def test_alternatives_come_one_by_one_in_the_order_of_their_bounds(words, bandwidth):
     """Those that recompute are bounded when their turn may have come."""
-    case = planned([*WORDS.split(), "batch.sequence_length=4096", *words.split()])
-    slow = load_cluster("h100_ib").with_numbers({"link.cluster.bandwidth": Quantity(bandwidth, "a test")})
-    every, found = bounded(case, slow), list(fastest_first(case, slow))
+    case = complete_words([*WORDS.split(), "batch.sequence_length=4096", *words.split()])
+    slow = load_cluster("h100_ib").replace_numbers({"link.cluster.bandwidth": Quantity(bandwidth, "a test")})
+    every, found = sort_by_bound(case, slow), list(fastest_first(case, slow))
     assert len(every) > 100
     assert [(one.least, one.words) for one in found] == [(one.least, one.words) for one in every]
     assert all(one.floor <= one.least for one in every)
@@ -65,11 +67,11 @@ def test_no_layout_is_faster_than_its_bound_whatever_hides_its_transfers(bandwid
     words = (
         f"parallel=3d launch.processes=32 {SIZES} batch.global_size=64 run.compile={compiled} {MODEL} model.layers=16"
     )
-    slow = load_cluster("h100_ib").with_numbers({"link.cluster.bandwidth": Quantity(bandwidth, "a test")})
-    chance, case = random.Random(0), planned(words.split())
+    slow = load_cluster("h100_ib").replace_numbers({"link.cluster.bandwidth": Quantity(bandwidth, "a test")})
+    chance, case = random.Random(0), complete_words(words.split())
     compared, chunked = 0, 0
-    for one in chance.sample(bounded(case, slow), 60):
-        plan = planned_as(one, slow)
+    for one in chance.sample(sort_by_bound(case, slow), 60):
+        plan = plan_alternative(one, slow)
         if plan is not None:
             assert one.least <= plan.step.seconds, one.words
             compared, chunked = compared + 1, chunked + (len(plan.explained.ranks[0].stages) > 1)
@@ -82,10 +84,10 @@ def test_no_layout_is_faster_than_its_bound_where_ranks_share_cores(node):
     """And a stage that fills a node has what it would have where nothing is shared."""
     plain = load_cluster("h100_ib")
     plain = replace(plain, topology=replace(plain.topology, gpus_per_node=node))
-    shares = plain.with_numbers({"node.alone": Quantity(3.0, "a test")})
+    shares = plain.replace_numbers({"node.alone": Quantity(3.0, "a test")})
     same, faster = 0, 0
-    for one in random.Random(0).sample(bounded(planned(WORDS.split()), shares), 60):
-        plan = planned_as(one, shares)
+    for one in random.Random(0).sample(sort_by_bound(complete_words(WORDS.split()), shares), 60):
+        plan = plan_alternative(one, shares)
         if plan is None:
             continue
         explained = plan.explained
@@ -103,7 +105,7 @@ def test_no_layout_is_faster_than_its_bound_where_ranks_share_cores(node):
 
 
 def test_every_dimension_is_searched():
-    tried = [one.words for one in bounded(planned([*WORDS.split(), "moe=on"]), load_cluster("h100_ib"))]
+    tried = [one.words for one in sort_by_bound(complete_words([*WORDS.split(), "moe=on"]), load_cluster("h100_ib"))]
     names = {word.partition("=")[0] for words in tried for word in words}
     axes = {f"parallel.{name}" for name in ("tp", "pp", "cp", "dp_shard", "zero", "schedule", "chunks")}
     assert axes | {"moe.ep", "batch.micro_size", "run.recompute"} <= names
@@ -112,14 +114,14 @@ def test_every_dimension_is_searched():
 @pytest.mark.parametrize("words", ["", "lora=on", "model.layers=1"])
 def test_layouts_that_do_not_divide_the_model_are_passed_over(words):
     """The model that a run has by default has 6 heads, which 4 ranks do not share."""
-    case = planned(f"parallel=3d launch.processes=8 {SIZES} parallel.zero=1 {words}".split())
+    case = complete_words(f"parallel=3d launch.processes=8 {SIZES} parallel.zero=1 {words}".split())
     found = search(case, load_cluster("h100_ib"))
     assert found.fit
     assert {one.plan.explained.mesh.size("tp") for one in found.every} <= {1, 2}
 
 
 def test_where_no_layout_can_be_the_search_says_why():
-    case = planned(["parallel=3d", "launch.processes=8", *SIZES.split(), "parallel.tp=4"])
+    case = complete_words(["parallel=3d", "launch.processes=8", *SIZES.split(), "parallel.tp=4"])
     with pytest.raises(UserError, match="tp") as refusal:
         search(case, load_cluster("h100_ib"))
     assert refusal.value.details
@@ -153,8 +155,8 @@ def test_a_search_without_a_strategy_gives_lines_that_name_one(capsys):
 
 
 def test_what_does_not_fit_says_what_it_lacks():
-    small = load_cluster("h100_ib").with_numbers({"memory.bytes": Quantity(25e6, "a test")})
-    found = search(planned(WORDS.split()), small, shown=4)
+    small = load_cluster("h100_ib").replace_numbers({"memory.bytes": Quantity(25e6, "a test")})
+    found = search(complete_words(WORDS.split()), small, shown=4)
     assert len(found.fit) == len(found.large) == 4
     assert all(one.plan.memory <= 25e6 for one in found.fit)
     assert [one.lacks for one in found.large] == sorted(one.plan.memory - 25e6 for one in found.large)
@@ -162,7 +164,7 @@ def test_what_does_not_fit_says_what_it_lacks():
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_where_nothing_fits_it_is_a_mistake_that_says_what_would_mend_it(flags, tmp_path, capsys):
-    small = load_cluster("h100_ib").with_numbers({"memory.bytes": Quantity(1e6, "a test")})
+    small = load_cluster("h100_ib").replace_numbers({"memory.bytes": Quantity(1e6, "a test")})
     save_cluster(small, tmp_path / "small.yaml")
     words = [*WORDS.split(), "parallel.tp=2", "batch.micro_size=2", f"cluster={tmp_path / 'small.yaml'}"]
     assert main(["plan", "search", *words, f"--svg={tmp_path / 'none.svg'}", *flags]) == 2
@@ -180,7 +182,7 @@ def test_where_nothing_fits_it_is_a_mistake_that_says_what_would_mend_it(flags, 
 
 
 def test_a_strategy_that_cuts_no_model_is_not_told_that_ranks_mend_it(capsys, tmp_path):
-    small = load_cluster("h100_ib").with_numbers({"memory.bytes": Quantity(1e6, "a test")})
+    small = load_cluster("h100_ib").replace_numbers({"memory.bytes": Quantity(1e6, "a test")})
     save_cluster(small, tmp_path / "small.yaml")
     words = ["parallel=single", "launch.processes=1", *MODEL.split(), f"cluster={tmp_path / 'small.yaml'}"]
     assert main(["plan", "search", *words]) == 2
@@ -189,17 +191,17 @@ def test_a_strategy_that_cuts_no_model_is_not_told_that_ranks_mend_it(capsys, tm
 
 def test_what_a_plan_chooses_is_hardly_slower_than_the_fastest_that_fits():
     """Where the layout that would train does not fit."""
-    case, small = planned([*WORDS.split(), "batch.micro_size=2"]), load_cluster("h100_ib")
+    case, small = complete_words([*WORDS.split(), "batch.micro_size=2"]), load_cluster("h100_ib")
     would = forecast(explain(case, case.run, small), small)
-    small = small.with_numbers({"memory.bytes": Quantity(0.9 * would.memory, "a test")})
-    plan, words = chosen(case, small, None)
+    small = small.replace_numbers({"memory.bytes": Quantity(0.9 * would.memory, "a test")})
+    plan, words = choose_plan(case, small, None)
     assert plan.fits
     assert any(word.startswith("parallel.") for word in words)
     assert plan.step.seconds <= (1 + NEAR) * search(case, small, shown=1).fit[0].plan.step.seconds
 
 
 def test_of_those_on_the_front_none_is_better_in_both():
-    front = search(planned(WORDS.split()), load_cluster("h100_ib")).pareto
+    front = search(complete_words(WORDS.split()), load_cluster("h100_ib")).pareto
     seconds, memory = [one.plan.step.seconds for one in front], [one.plan.memory for one in front]
     assert seconds == sorted(seconds)
     assert memory == sorted(memory, reverse=True)
@@ -214,5 +216,5 @@ def test_each_row_is_a_line_that_passes_check(capsys):
     assert front[-1]["memory_bytes"] == min(row["memory_bytes"] for row in [*rows, *front])
     for row in rows:
         run = compose_one([*WORDS.split(), "parallel.tp=2", *row["words"]])
-        assert refused(run) is None
+        assert check_run(run) is None
         assert row["mesh"]["tp"] == 2

@@ -30,7 +30,7 @@ def test_what_fits_on_no_layout_says_so_and_what_has_no_price_too():
 
 def test_where_failures_leave_no_progress_that_is_said_and_not_that_nothing_fits():
     often = {"failure.hours": Quantity(1e-3, "a test")}
-    row = table_row("8B", 64, load_cluster("h100_ib").with_numbers(often))
+    row = table_row("8B", 64, load_cluster("h100_ib").replace_numbers(often))
     assert row.plan.fits
     assert "failures leave no time to train" in row.text
     assert row.text.count("|") == HEAD.count("|")

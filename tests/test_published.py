@@ -203,7 +203,7 @@ def test_out_of_memory_is_told_right_on_either_side_of_a_measured_peak(room, fit
     ]
     for change in layouts:
         case = judgeable(LLAMA_B200 | change)
-        limit = case.cluster.with_numbers({"memory.bytes": Quantity(case.memory * room, "a test")})
+        limit = case.cluster.replace_numbers({"memory.bytes": Quantity(case.memory * room, "a test")})
         assert forecast(case.explained, limit).fits is fits
 
 

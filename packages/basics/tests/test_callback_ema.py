@@ -15,7 +15,7 @@ from gangline.train.report import Clock
 from gangline_basics.sampling.command import main as sample_command
 from gangline_basics.sampling.sampler import load_model, sample
 from gangline_testkit.runs import small_run
-from gangline_testkit.sessions import lines, session, trained, trained_on
+from gangline_testkit.sessions import lines, session, train_on_ranks, train_session
 
 EMA = ("callback=ema", "callback.ema.decays=[0.5,0.9]", "run.deterministic=true", "batch.micro_size=1")
 
@@ -56,19 +56,19 @@ def test_an_average_is_that_of_the_weights_after_each_applied_step(tmp_path):
 def straight(tmp_path_factory):
     """A run of one process, which adds as two data ranks would."""
     out = tmp_path_factory.mktemp("straight") / "out"
-    trained(out, *EMA, "run.steps=6", "validate.every=1", "parallel.groups=2")
+    train_session(out, *EMA, "run.steps=6", "validate.every=1", "parallel.groups=2")
     return out
 
 
 def test_it_is_bit_identical_under_another_layout(straight, tmp_path):
-    trained_on(2, tmp_path / "ddp", *EMA, "run.steps=6", "parallel=ddp")
+    train_on_ranks(2, tmp_path / "ddp", *EMA, "run.steps=6", "parallel=ddp")
     same_bits(held(session(tmp_path / "ddp", *EMA)), held(session(straight, *EMA)))
 
 
 def test_it_may_begin_later_and_take_other_decays(tmp_path):
     """Each average counts its own updates; a new one begins with the weights as they are."""
-    trained(tmp_path / "out", "run.steps=2")
-    trained(tmp_path / "out", "callback=ema", "callback.ema.decays=[0.5]", "run.steps=4")
+    train_session(tmp_path / "out", "run.steps=2")
+    train_session(tmp_path / "out", "callback=ema", "callback.ema.decays=[0.5]", "run.steps=4")
     late = session(tmp_path / "out", "callback=ema", "callback.ema.decays=[0.5,0.9]", "run.steps=6")
     assert late.callbacks["ema"].state() == {"updates": {"0.5": 2, "0.9": 0}}
     assert ["lacks arrays of callback=ema" in note for note in late.notes] == [True]
@@ -81,7 +81,7 @@ def test_its_loss_is_validated_beside_the_runs(straight, tmp_path):
     assert {frozenset(record["validation_losses"]) for record in records} == {frozenset(("ema/0.5", "ema/0.9"))}
     assert records[0]["validation_losses"]["ema/0.9"] == records[0]["validation_loss"], "of one step it is the weights"
     assert records[-1]["validation_losses"]["ema/0.9"] != records[-1]["validation_loss"]
-    trained(tmp_path / "out", *EMA, "callback.ema.validate=false", "run.steps=1", "validate.every=1")
+    train_session(tmp_path / "out", *EMA, "callback.ema.validate=false", "run.steps=1", "validate.every=1")
     assert lines(tmp_path / "out", "metrics.jsonl")[0]["validation_losses"] == {}
 
 

@@ -15,7 +15,7 @@ from gangline.train.callbacks import each
 from gangline.train.loop import step
 from gangline.train.report import Clock
 from gangline_testkit.runs import small_run
-from gangline_testkit.sessions import session, trained, trained_on
+from gangline_testkit.sessions import session, train_on_ranks, train_session
 
 PHASES = {"data", "forward_backward", "optimizer"}
 
@@ -35,7 +35,7 @@ def inside(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
 
 def test_chosen_steps_of_chosen_ranks_are_traced_with_their_phases(tmp_path):
     words = ("callback=profile", "callback.profile.steps=[4,2,5]", "callback.profile.ranks=[1]", "run.steps=6")
-    trained_on(2, tmp_path / "out", *words, "parallel=ddp")
+    train_on_ranks(2, tmp_path / "out", *words, "parallel=ddp")
     names = ["step-00000002.rank-00001.pt.trace.json.gz", "steps-00000004-00000005.rank-00001.pt.trace.json.gz"]
     assert sorted(path.name for path in (tmp_path / "out" / "profile").iterdir()) == names
     for name, steps in zip(names, ([2], [4, 5]), strict=True):
@@ -72,8 +72,8 @@ def test_what_was_begun_is_written_where_a_run_goes_back_or_breaks(tmp_path):
 
 def test_a_run_that_goes_on_inside_a_row_traces_the_rest_of_it(tmp_path):
     words = ("callback=profile", "callback.profile.steps=[3,4,5,6]", "checkpoint.every=2")
-    trained(tmp_path / "out", *words, "run.steps=4", "callback.profile.steps=[3,4]")
-    trained(tmp_path / "out", *words, "run.steps=6")
+    train_session(tmp_path / "out", *words, "run.steps=4", "callback.profile.steps=[3,4]")
+    train_session(tmp_path / "out", *words, "run.steps=6")
     found = {path.name[:23]: ranges(path) for path in (tmp_path / "out" / "profile").iterdir()}
     assert sorted(found) == ["steps-00000003-00000004", "steps-00000005-00000006"]
     steps = {key for key in found["steps-00000005-00000006"] if key.startswith("ProfilerStep")}

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 
 from gangline.errors import UserError
 from gangline_basics.data.chat import ChatTemplate, TemplateRefusal, template_of
-from gangline_basics.data.chat_rows import messages_of, tools_of, without_nulls
+from gangline_basics.data.chat_rows import drop_nulls, messages_of, tools_of
 
 ASKED = [{"role": "user", "content": "b < a?"}]
 
@@ -95,13 +95,13 @@ def test_marked_answers_are_found_in_the_text():
         "{% else %}{{ m.content }}\n\n{% endif %}{% endfor %}"
     )
     template, said = of(source), [*ASKED, {"role": "assistant", "content": "no"}]
-    text, answers = template.marked([*said, *said])
+    text, answers = template.render_marked([*said, *said])
     assert template.marks
     assert text == template.render([*said, *said])
     assert [text[start:stop] for start, stop in answers] == ["no.", "no."]
     assert not of("{# {% generation %} #}x").marks
     with pytest.raises(TemplateRefusal, match="marks"):
-        of("{% set x %}{% generation %} a{% endgeneration %}{% endset %}{{ x | trim }}").marked(ASKED)
+        of("{% set x %}{% generation %} a{% endgeneration %}{% endset %}{{ x | trim }}").render_marked(ASKED)
 
 
 def test_files_beside_a_tokenizer_that_are_spoilt_are_refused(tokenizer):
@@ -136,8 +136,8 @@ def test_tools_are_rendered_as_by_transformers(tokenizer):
     theirs = transformers.AutoTokenizer.from_pretrained(path.parent)
     wanted = theirs.apply_chat_template(ASKED, tools=[TOOL], tokenize=False)
     template = template_of(str(path))
-    assert template.with_tools([TOOL]).render(ASKED) == wanted
-    assert template.with_tools(None).render(ASKED) == template.render(ASKED) == ASKED[0]["content"]
+    assert template.bind_tools([TOOL]).render(ASKED) == wanted
+    assert template.bind_tools(None).render(ASKED) == template.render(ASKED) == ASKED[0]["content"]
 
 
 def test_tools_of_a_row_are_objects_or_json():
@@ -153,7 +153,7 @@ def test_tools_of_a_row_are_objects_or_json():
 def test_a_call_of_tools_may_have_no_words():
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "count"}]}
     assert messages_of([call], "row 1") == [{**call, "content": ""}]
-    assert without_nulls({"a": [{"b": None, "c": 1}], "d": None}) == {"a": [{"c": 1}]}
+    assert drop_nulls({"a": [{"b": None, "c": 1}], "d": None}) == {"a": [{"c": 1}]}
     for silent in ({"role": "assistant", "content": None}, {"role": "assistant", "tool_calls": None}):
         with pytest.raises(UserError, match="whose content is no text"):
             messages_of([silent], "row 1")

@@ -11,10 +11,10 @@ from hypothesis import given, strategies as st
 from gangline import UserError
 from gangline.explain.topology import Topology
 from gangline.mesh import Mesh
-from gangline_basics.cluster.file import SHIPPED, load_cluster, save_cluster, shipped
+from gangline_basics.cluster.file import SHIPPED, list_shipped, load_cluster, save_cluster
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", list_shipped())
 def test_shipped_files_are_whole_and_name_their_sources(name):
     found = load_cluster(name)
     assert found["peak.bf16"] > 1e13
@@ -155,7 +155,9 @@ def test_no_price_is_invented():
 
 
 def test_every_shipped_price_says_who_asks_it_and_when():
-    priced = [load_cluster(name).numbers["price.hour"] for name in shipped() if load_cluster(name).get("price.hour")]
+    priced = [
+        load_cluster(name).numbers["price.hour"] for name in list_shipped() if load_cluster(name).get("price.hour")
+    ]
     assert priced
     for price in priced:
         assert re.search(r"20\d\d", price.source), price.source

@@ -143,7 +143,7 @@ class TestJsonLines(TrackerSuite):
     choice = "track=jsonl"
     can = {"keeps", "resumes"}
 
-    def recorded(self, directory: Path) -> list[tuple[int, float]]:
+    def read_back(self, directory: Path) -> list[tuple[int, float]]:
         return [(record["step"], record["loss"]) for record in read_records(directory / "metrics.jsonl")]
 
 
@@ -151,7 +151,7 @@ class TestTensorboard(TrackerSuite):
     choice = "track=tensorboard"
     can = {"keeps", "resumes"}
 
-    def recorded(self, directory: Path) -> list[tuple[int, float]]:
+    def read_back(self, directory: Path) -> list[tuple[int, float]]:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         events = EventAccumulator(str(directory / "tensorboard"), {"scalars": 0})

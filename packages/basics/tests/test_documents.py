@@ -164,7 +164,7 @@ def test_a_kernel_that_lacks_what_is_asked_of_it_is_left_alone(monkeypatch):
     with FakeTensorMode(allow_non_fake_inputs=True):
         q = torch.empty(1, 2, 6, 16, dtype=torch.bfloat16, device="cuda")
     document = torch.tensor([[0, 0, 1, 1, 1, 2]])
-    assert documents.within_documents(q, q, q, document, AttentionCall(), Recall()) is None
+    assert documents.attend_documents(q, q, q, document, AttentionCall(), Recall()) is None
     documents._kernel.cache_clear()
 
 

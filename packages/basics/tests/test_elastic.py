@@ -220,7 +220,7 @@ def test_everything_is_killed_and_the_same_command_goes_on(runs):
     assert [record["step"] for record in runs.records("out")] == list(range(1, 61))
     ended = runs.train(*words)
     assert "the run has ended: step 60 is done" in ended
-    said = runs.refused(*words, "optimizer.learning_rate=0.5")
+    said = runs.expect_refusal(*words, "optimizer.learning_rate=0.5")
     assert "already holds another run: optimizer.learning_rate is 0.003 there, and 0.5 here" in said
 
 
@@ -354,4 +354,4 @@ def test_a_node_is_excluded_where_the_others_are_enough(runs, strangers, nodes, 
     ],
 )
 def test_what_is_refused(runs, words, said):
-    assert said in runs.refused(*ELASTIC, *words)
+    assert said in runs.expect_refusal(*ELASTIC, *words)

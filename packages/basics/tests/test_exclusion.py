@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 from gangline.run import attempts
 from gangline.run.attempts import Attempt, stamp
 from gangline_basics.launch.config import ElasticLaunch
-from gangline_basics.launch.exclusion import Exclusion, excluded, stays_away
+from gangline_basics.launch.exclusion import Exclusion, list_excluded, stays_away
 from gangline_basics.launch.meeting import JobMeeting, meet_in
 
 NOW = datetime(2030, 1, 10, tzinfo=UTC)
@@ -46,10 +46,10 @@ def test_an_exclusion_ends(tmp_path):
     exclude(tmp_path, "a", "b", days=3)
     exclude(tmp_path, "c", days=1)
     exclude(tmp_path, "a", days=0)  # found again since it came back
-    assert excluded(tmp_path, None, NOW) == ["a", "b", "c"]
-    assert excluded(tmp_path, 48, NOW) == ["a", "c"]
-    assert excluded(tmp_path, 1, NOW) == ["a"]
-    assert excluded(tmp_path, 1, NOW + timedelta(hours=2)) == []
+    assert list_excluded(tmp_path, None, NOW) == ["a", "b", "c"]
+    assert list_excluded(tmp_path, 48, NOW) == ["a", "c"]
+    assert list_excluded(tmp_path, 1, NOW) == ["a"]
+    assert list_excluded(tmp_path, 1, NOW + timedelta(hours=2)) == []
 
 
 @pytest.fixture
@@ -81,9 +81,9 @@ def meet(tmp_path):
 
 def test_nodes_know_each_other_by_name(meet):
     meetings = meet("abc")
-    assert meetings["a"].others() == {"b", "c"}
+    assert meetings["a"].list_others() == {"b", "c"}
     meetings["b"].leave()
-    assert meetings["a"].others() == {"c"}
+    assert meetings["a"].list_others() == {"c"}
     meetings["c"].check_open()
     meetings["a"].handler.shutdown()
     with pytest.raises(RendezvousClosedError):
@@ -94,9 +94,9 @@ def test_a_node_whose_agent_was_lost_is_known_by_its_successor(meet, tmp_path):
     """Its ranks are gone: those of the others come to no step boundary any more, and are not waited for."""
     meetings = meet("abc")
     for meeting in meetings.values():
-        meeting.met()
+        meeting.record_members()
     meetings["b"].handler._stop_heartbeats()
-    assert meetings["a"].replaced() == set()
+    assert meetings["a"].list_replaced() == set()
 
     def join(name: str, address: str) -> JobMeeting:
         found = meet_in(tmp_path, "job", address, ElasticLaunch(nodes="2:3", gather_seconds=60.0, lost_seconds=60.0))
@@ -113,7 +113,7 @@ def test_a_node_whose_agent_was_lost_is_known_by_its_successor(meet, tmp_path):
     waiting: list[threading.Thread] = []
     new = [join("d", "127.0.0.8"), join("b", "127.0.0.9")]
     deadline = time.monotonic() + 60
-    while not (found := meetings["a"].replaced()) and time.monotonic() < deadline:
+    while not (found := meetings["a"].list_replaced()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert found == {"b"}, "d is new, and nobody's successor"
     meetings["a"].handler.shutdown()
@@ -129,13 +129,13 @@ def test_of_two_that_are_excluded_one_stays_until_the_other_is_needed(meet, tmp_
     nodes = {name: Exclusion(name, tmp_path, meetings[name], 2, None, 0.0, said.append) for name in "abc"}
     for name in "ac":
         nodes[name].wait()
-        meetings[name].met()
+        meetings[name].record_members()
     assert said == ["train: a is excluded by an order; it stays, for too few other nodes are there"]
     waits = threading.Thread(target=nodes["b"].wait)
     waits.start()
     waits.join(2)
     assert waits.is_alive()
-    assert meetings["c"].others() == {"a"}
+    assert meetings["c"].list_others() == {"a"}
     meetings["c"].leave()
     waits.join(60)
     assert not waits.is_alive()
@@ -151,7 +151,7 @@ class Heard:
     def __init__(self, *others: str) -> None:
         self.others_ = others
 
-    def others(self):
+    def list_others(self):
         return self.others_
 
     def waiting(self):
@@ -163,7 +163,7 @@ def test_exclusion_by_machine_names_all_its_nodes(tmp_path, machines, out):
     """A pod that is made again has another number, or the same one on another machine."""
     exclude(tmp_path, "b/2", "a/7")
     exclusion = Exclusion("b/5", tmp_path, Heard("a/0", "b/2", "c/3"), 2, None, 0.0, print, machines)
-    assert exclusion._out() == out
+    assert exclusion._list_excluded() == out
 
 
 def test_a_node_between_two_starts_is_not_missed(meet, tmp_path):
@@ -180,7 +180,7 @@ def test_a_node_between_two_starts_is_not_missed(meet, tmp_path):
     waits.join(2)
     assert waits.is_alive(), said
     for name in "ac":
-        meetings[name].met()  # and they are lost
+        meetings[name].record_members()  # and they are lost
     waits.join(60)
     assert not waits.is_alive()
 
@@ -195,7 +195,7 @@ def test_of_two_that_wait_the_one_comes_back_that_was_excluded_first(meet, tmp_p
     for thread in threads.values():
         thread.start()
     deadline = time.monotonic() + 60
-    while meetings["a"].others() != {"b"} or meetings["a"].waiting() != {"v", "w"}:
+    while meetings["a"].list_others() != {"b"} or meetings["a"].waiting() != {"v", "w"}:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     meetings["b"].leave()

@@ -34,13 +34,13 @@ def server(monkeypatch: pytest.MonkeyPatch):
 def test_a_server_that_has_closed_its_connections_and_is_not_gone_yet_is_waited_for(server) -> None:
     process = server("exec >&-; sleep 0.3; kill -9 $$")
     assert process.stdout.read() == b""
-    assert forkserver.lost() == -signal.SIGKILL
+    assert forkserver.read_exit() == -signal.SIGKILL
 
 
 def test_one_that_lives_is_not_lost(server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forkserver, "_ENDS_SECONDS", 0.1)
     server("exec sleep 60")
-    assert forkserver.lost() == 0
+    assert forkserver.read_exit() == 0
 
 
 WARM = [sys.executable, "-c", "from gangline_basics.launch import forkserver; forkserver.warm(); forkserver.drop()"]

@@ -45,7 +45,7 @@ def test_blocks_of_unlike_widths_are_each_kept_in_their_own_blocks(hidden, block
     assert set(coded) == set(paths)
     for path, module in coded.items():
         weight = wanted[f"{path}.weight"]
-        worst = (module.matrix.decoded() - weight).abs().max() / weight.abs().max()
+        worst = (module.matrix.dequantise() - weight).abs().max() / weight.abs().max()
         assert float(worst) <= 0.5001 / 127, path
     for made, weight in model.state_dict().items():
         if made in wanted and made.rpartition(".")[0] not in coded:

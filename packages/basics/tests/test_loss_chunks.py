@@ -14,7 +14,7 @@ from gangline.model.forward_context import Frame, frame
 from gangline.model.init import whole_model
 from gangline_basics.model.config import Tiny
 from gangline_basics.model.loss import CrossEntropy
-from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.inputs import make_full_batch
 
 B, T, D, V = 2, 9, 6, 37
 
@@ -78,7 +78,7 @@ def test_a_run_says_how_many_tokens():
         tree, plan = compose_model(run)
         model = whole_model(tree, plan, seed=1, dtype=torch.float64)
         with Largest() as largest:
-            model(whole_sequences(torch.arange(32).view(2, 16))).backward()
+            model(make_full_batch(torch.arange(32).view(2, 16))).backward()
         losses.append([p.grad for p in model.parameters()])
         assert (largest.numbers < 32 * 256) == (chunk is not None)
         logits.append(run.parallel.explain(run, Mesh.of({})).ranks[0].bytes["logits"])

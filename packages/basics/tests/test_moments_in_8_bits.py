@@ -13,7 +13,7 @@ from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry
 from gangline_basics.optimizer.adamw8bit import scales_layout
 from gangline_basics.optimizer.codes import decode, encode, levels
-from gangline_testkit.sessions import session, trained
+from gangline_testkit.sessions import session, train_session
 
 
 def dynamic_tree(signed: bool) -> list[float]:
@@ -163,7 +163,7 @@ def test_scales_lie_beside_their_blocks():
 def test_moments_go_on_in_other_blocks(tmp_path, block):
     """Each number by the nearest level of its new block."""
     words = ("optimizer=adamw8bit", "optimizer.fewest=1", "checkpoint.every=2", "run.steps=2")
-    assert trained(tmp_path / "run", *words, "optimizer.block=12") == 0
+    assert train_session(tmp_path / "run", *words, "optimizer.block=12") == 0
     before, after = (session(tmp_path / "run", *words, f"optimizer.block={size}").optimizer for size in (12, block))
     kept, found = ({shard.name: shard.local for shard in each.shards()} for each in (before, after))
     for name, codes in found.items():

@@ -13,7 +13,7 @@ from gangline.runtime import Sampling
 from gangline_basics.model import packed as packing
 from gangline_basics.model.columns import lay_out_by_columns
 from gangline_basics.model.config import Tiny
-from gangline_basics.model.packed import available, packed
+from gangline_basics.model.packed import available, pack_weights
 from gangline_basics.sampling.sampler import WORTH_PACKING, generate
 
 SHAPE = {"dim": 24, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "hidden": 40, "init_std": 0.5}
@@ -59,7 +59,7 @@ def test_products_are_packed_inside_alone_and_only_what_is_float32():
     x = torch.randn(3, 2, 24)
     linear, head = model.blocks[0].attention.wq, model.head
     plain, logits = linear(x), head.logits(x)
-    with packed(model, 3), packed(wide, 3):
+    with pack_weights(model, 3), pack_weights(wide, 3):
         assert (linear.product is not F.linear) == available()
         assert wide.blocks[0].attention.wq.product is F.linear
         torch.testing.assert_close(linear(x), plain)
@@ -71,6 +71,6 @@ def test_products_are_packed_inside_alone_and_only_what_is_float32():
 def test_small_ones_stay_as_they_are(monkeypatch):
     model = model_of()
     monkeypatch.setattr(packing, "LEAST_BYTES", model.head.weight.nbytes)
-    with packed(model, 3):
+    with pack_weights(model, 3):
         assert model.blocks[0].attention.wq.product is F.linear
         assert (model.head.product is not F.linear) == available()

@@ -12,7 +12,7 @@ from gangline.model.init import whole_model
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
 from gangline_basics.model.recall import Recall
-from gangline_basics.model.rope import angles, rotated
+from gangline_basics.model.rope import angles, rotate_pair
 from gangline_basics.model.rope_rates import BandScaling, Rope, frequencies
 
 LLAMA = BandScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192)
@@ -21,7 +21,7 @@ LLAMA = BandScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, origi
 def test_each_pair_is_turned_by_position_times_its_rate():
     q = torch.randn(1, 1, 1, 8).double()
     position = torch.tensor([[5]])
-    turned, _ = rotated(q, q, position, frequencies(Rope(theta=100.0), 8))
+    turned, _ = rotate_pair(q, q, position, frequencies(Rope(theta=100.0), 8))
     for i in range(4):
         angle = 5 * 100.0 ** (-2 * i / 8)
         a, b = q[0, 0, 0, i], q[0, 0, 0, i + 4]
@@ -33,8 +33,8 @@ def test_products_depend_on_the_distance_alone():
     q, k = torch.randn(1, 1, 1, 16).double(), torch.randn(1, 1, 1, 16).double()
 
     def product(at_q: int, at_k: int) -> torch.Tensor:
-        q_turned, _ = rotated(q, q, torch.tensor([[at_q]]), frequencies(Rope(), 16))
-        k_turned, _ = rotated(k, k, torch.tensor([[at_k]]), frequencies(Rope(), 16))
+        q_turned, _ = rotate_pair(q, q, torch.tensor([[at_q]]), frequencies(Rope(), 16))
+        k_turned, _ = rotate_pair(k, k, torch.tensor([[at_k]]), frequencies(Rope(), 16))
         return (q_turned * k_turned).sum()
 
     torch.testing.assert_close(product(3, 1), product(1003, 1001), rtol=1e-11, atol=0)
@@ -80,8 +80,8 @@ def test_angles_are_exact_to_their_dtype():
 def test_half_precision_is_rotated_in_float32():
     q = torch.randn(1, 2, 512, 16)
     position, rates = torch.arange(512)[None], frequencies(Rope(), 16)
-    exact, _ = rotated(q.bfloat16().double(), q.double(), position, rates)
-    ours, _ = rotated(q.bfloat16(), q.bfloat16(), position, rates)
+    exact, _ = rotate_pair(q.bfloat16().double(), q.double(), position, rates)
+    ours, _ = rotate_pair(q.bfloat16(), q.bfloat16(), position, rates)
     assert ours.dtype == torch.bfloat16
     assert torch.equal(ours, exact.bfloat16()) or (ours - exact).abs().max() <= exact.abs().max() * 2.0**-8
 

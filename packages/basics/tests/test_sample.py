@@ -32,9 +32,9 @@ from gangline_basics.data.config import TextConfig
 from gangline_basics.model.config import Tiny
 from gangline_basics.sampling.prompts import read_prompts
 from gangline_basics.sampling.sampler import Sampler, generate, sample
-from gangline_basics.sampling.text import codec_of, encode, ends_of, unstopped
+from gangline_basics.sampling.text import codec_of, cut_at_stop, encode, ends_of
 from gangline_testkit import warm
-from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.inputs import make_full_batch
 
 CONTEXT = 16
 MOMENT = torch.full((9,), 7.25)
@@ -83,7 +83,7 @@ def test_temperature_0_takes_the_likeliest(tmp_path):
     row = [1, 2, 3]
     with torch.no_grad():
         for _ in range(CONTEXT):
-            row.append(int(model.logits(whole_sequences(torch.tensor([row])))[0, -1].argmax()))
+            row.append(int(model.logits(make_full_batch(torch.tensor([row])))[0, -1].argmax()))
     assert written(model, [1, 2, 3], CONTEXT) == row[3:]
     assert written(model, [1, 2, 3], CONTEXT, cached=False) == row[3:]
     assert written(model, [1, 2, 3], CONTEXT, 5, temperature=0.9, top_k=1) == row[3:]
@@ -310,8 +310,8 @@ def test_stop_strings_may_name_special_tokens_and_prompts_be_tokens(tmp_path):
     )
     assert sampler.codec.decode([0, 8]) == "a"
     assert sampler.codec.decode_special([0, 8, 1]) == "a <x> b"
-    assert unstopped(sampler.codec, [0, 1, 8, 2], ["<x>", "c"]) == ([0, 1], " ")
-    assert unstopped(sampler.codec, [0, 1, 8, 2], ["x> c"]) == ([0, 1], " <")
+    assert cut_at_stop(sampler.codec, [0, 1, 8, 2], ["<x>", "c"]) == ([0, 1], " ")
+    assert cut_at_stop(sampler.codec, [0, 1, 8, 2], ["x> c"]) == ([0, 1], " <")
     with torch.no_grad():
         for weight in sampler.model.state_dict().values():
             weight.zero_()

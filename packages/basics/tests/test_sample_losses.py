@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from gangline.comm.solo import Solo
-from gangline_basics.parallel.sample_losses import in_global_order
+from gangline_basics.parallel.sample_losses import gather_in_order
 
 
 @pytest.mark.parametrize("each", [1, 2, 3])
 def test_each_loss_of_a_sample_has_its_place(each):
     losses = [torch.randn((each,) if each > 1 else ()) for _ in range(4)]
-    found = in_global_order(losses, 4, (1, 3), Solo("world"), torch.device("cpu"), each)
+    found = gather_in_order(losses, 4, (1, 3), Solo("world"), torch.device("cpu"), each)
     assert found.dtype == torch.float64
     assert found.shape == ((12,) if each == 1 else (12, each))
     assert torch.equal(found[4:8], -torch.stack(losses).double())
@@ -22,6 +22,6 @@ def test_each_loss_of_a_sample_has_its_place(each):
 
 @pytest.mark.parametrize("each", [1, 2])
 def test_a_rank_that_counts_nothing_adds_nothing(each):
-    found = in_global_order([], 4, (0, 2), Solo("world"), torch.device("cpu"), each)
+    found = gather_in_order([], 4, (0, 2), Solo("world"), torch.device("cpu"), each)
     assert found.shape == ((8,) if each == 1 else (8, 2))
     assert not found.any()

@@ -12,7 +12,7 @@ from gangline_basics.launch import semaphores
 MADE = """
 import multiprocessing, sys
 from gangline_basics.launch import semaphores
-semaphores.own()
+semaphores.name_semaphores()
 queue = multiprocessing.get_context("forkserver").SimpleQueue()
 print(queue._rlock._semlock.name, flush=True)
 sys.stdin.read()

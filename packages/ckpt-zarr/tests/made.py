@@ -55,7 +55,7 @@ def staged(registry: Registry, values: Values = whole, write_id: str = WRITE_ID)
             for box, primary in registry.of_rank(name, rank)
             if box.size
         ]
-        file = files.of_rank(rank)
+        file = files.get_rank_file(rank)
         staging.fill(file, shards)
         content = bytearray(file.size)
         if file.size:

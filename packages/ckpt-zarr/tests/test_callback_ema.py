@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 
 from gangline_basics.sampling.sampler import sample
-from gangline_testkit.sessions import session, trained, trained_on
+from gangline_testkit.sessions import session, train_on_ranks, train_session
 
 EMA = ("callback=ema", "callback.ema.decays=[0.5,0.9]", "checkpoint=zarr", "run.deterministic=true")
 ALIKE = ("batch.micro_size=1", "parallel.groups=2")  # adds as two data ranks do
 
 
 def test_a_run_goes_on_with_its_averages_bit_by_bit(tmp_path):
-    trained(tmp_path / "straight", *EMA, *ALIKE, "run.steps=4")
-    trained_on(2, tmp_path / "out", *EMA, "batch.micro_size=1", "parallel=ddp", "run.steps=2")
-    trained(tmp_path / "out", *EMA, *ALIKE, "run.steps=4")
+    train_session(tmp_path / "straight", *EMA, *ALIKE, "run.steps=4")
+    train_on_ranks(2, tmp_path / "out", *EMA, "batch.micro_size=1", "parallel=ddp", "run.steps=2")
+    train_session(tmp_path / "out", *EMA, *ALIKE, "run.steps=4")
     one, two = (
         {shard.name: shard.local for shard in session(tmp_path / name, *EMA).shards() if "callback/ema" in shard.name}
         for name in ("straight", "out")

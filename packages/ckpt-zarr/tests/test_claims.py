@@ -22,7 +22,7 @@ from gangline.errors import BadCheckpoint, UserError
 from gangline.shard import Box
 from gangline_ckpt_zarr.commands import show
 from gangline_ckpt_zarr.commands.listing import list_checkpoints
-from gangline_ckpt_zarr.commands.verify import checked
+from gangline_ckpt_zarr.commands.verify import check_copy
 from gangline_ckpt_zarr.commands.where import Copy
 from gangline_ckpt_zarr.format import packed
 from gangline_ckpt_zarr.format.nodes import NAME
@@ -79,12 +79,12 @@ def _looked_at(place: Path) -> str | None:
     found = Copy(PLACE, "disk", open_store(str(place)))
     (entry,) = list_checkpoints(open_store(str(place.parent)))
     state = entry.state(StoreTier("disk", open_store(str(place.parent))))
-    bad = checked(found)[0]
+    bad = check_copy(found)[0]
     assert bad or not state.startswith("damaged"), "verify sees what ls does, and more"
     try:
         with redirect_stdout(io.StringIO()):
             show.run([str(place)])
-        meta = found.held()
+        meta = found.check_sizes()
         for name, layout in meta.registry.layouts.items():
             plan_reads(meta, [Target(name, Box((0,) * len(layout.shape), layout.shape), None)])  # type: ignore[arg-type]
     except (BadCheckpoint, UserError):
@@ -165,7 +165,7 @@ def test_a_document_as_long_as_a_disk_is_not_read(place):
     try:
         with pytest.raises(BadCheckpoint, match="1,099,511,627,776 bytes"):
             StoreTier("disk", open_store(str(place.parent))).meta(CheckpointId(12))
-        assert len(checked(Copy(PLACE, "disk", open_store(str(place))))[0]) == 1
+        assert len(check_copy(Copy(PLACE, "disk", open_store(str(place))))[0]) == 1
     finally:
         (place / NAME).write_bytes(content)
 

@@ -17,8 +17,8 @@ from gangline.config.compose import compose_one
 from gangline.config.serial import to_dict
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry
-from gangline_ckpt_zarr.commands.where import one
-from gangline_ckpt_zarr.format.grid import stored_dtype
+from gangline_ckpt_zarr.commands.where import find_place
+from gangline_ckpt_zarr.format.grid import map_dtype
 from gangline_ckpt_zarr.load.read_plan import Target, plan_reads
 from gangline_ckpt_zarr.load.reader import ChunkReader
 
@@ -58,11 +58,11 @@ def three(tmp_path, config):
 
 
 def values(place, name: str) -> np.ndarray:
-    meta = one([str(place)]).copy().meta
+    meta = find_place([str(place)]).copy().meta
     layout = meta.registry[name]
-    whole = np.empty(layout.shape, stored_dtype(layout.dtype))
+    whole = np.empty(layout.shape, map_dtype(layout.dtype))
     for rank, items in plan_reads(meta, [Target(name, Box((0,) * len(layout.shape), layout.shape), whole)]).items():
-        ChunkReader(meta, meta.path(rank), one([str(place)]).copy().store).read(items)
+        ChunkReader(meta, meta.path(rank), find_place([str(place)]).copy().store).read(items)
     return whole
 
 
@@ -77,13 +77,13 @@ def test_the_mean_is_taken_in_float64_and_rounded_once(three, tmp_path, capsys):
     assert f"train from={three} run.dir={out}" in said
     made = out / "checkpoints" / "step-00000000"
     assert main(["ckpt", "verify", str(made)]) == 0
-    meta = one([str(made)]).copy().meta
+    meta = find_place([str(made)]).copy().meta
     names = [name for name in small() if name.startswith("model/")]
     assert list(meta.registry) == names, "weights alone"
     for name in names:
         layout = small()[name]
         total = sum(drawn(step)(name, layout).double() for step in (1, 2, 3)) / 3
-        wanted = total.to(getattr(torch, layout.dtype)).to(getattr(torch, stored_dtype(layout.dtype)))
+        wanted = total.to(getattr(torch, layout.dtype)).to(getattr(torch, map_dtype(layout.dtype)))
         assert np.array_equal(values(made, name), wanted.numpy()), name
     document = meta.document
     assert (document["step"], document["attempt"], document["cursor"], document["states"]) == (0, 1, 0, {})
@@ -91,7 +91,9 @@ def test_the_mean_is_taken_in_float64_and_rounded_once(three, tmp_path, capsys):
 
 def test_of_equal_ones_it_is_the_same(three, tmp_path):
     assert main(["ckpt", "average", str(three), STEPS[0], STEPS[0], "-o", str(tmp_path / "mean")]) == 0
-    assert one([str(tmp_path / "mean")]).ids() == one([str(tmp_path / "mean" / "checkpoints")]).ids() != []
+    assert (
+        find_place([str(tmp_path / "mean")]).ids() == find_place([str(tmp_path / "mean" / "checkpoints")]).ids() != []
+    )
     for name in ("model/columns", "model/half", "model/bias"):
         found = values(tmp_path / "mean" / "checkpoints" / "step-00000000", name)
         assert np.array_equal(found, values(three / "checkpoints" / STEPS[0], name))
@@ -118,7 +120,7 @@ def test_what_is_left_out_must_be_the_same_and_is_said_again(tmp_path, config, c
     assert "were trained on different bases" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
     assert main(["ckpt", "average", first, second, "-o", str(tmp_path / "mean")]) == 0
-    document = one([str(tmp_path / "mean" / "checkpoints" / "step-00000000")]).copy().meta.document
+    document = find_place([str(tmp_path / "mean" / "checkpoints" / "step-00000000")]).copy().meta.document
     assert document["base"] == {"fingerprint": "aa", "arrays": 7, "from": "b"}
     assert document["model"] == "all"
 

@@ -20,7 +20,7 @@ from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.model.tree import parameter_shapes
 from gangline.shard import Division, Layout, Registry
-from gangline_ckpt_zarr.commands.where import one
+from gangline_ckpt_zarr.commands.where import find_place
 from gangline_models.families.decoder import config_json
 from gangline_models.hugging_face.names import theirs_of
 from gangline_testkit import warm
@@ -119,7 +119,7 @@ def test_there_and_back_is_the_same(run, trained, tmp_path, capsys):
     command = capsys.readouterr().out.replace(" \\\n ", "").split()
     made = tmp_path / "new" / "checkpoints" / "step-00000000"
     assert main(["ckpt", "verify", str(made)]) == 0
-    document = one([str(made)]).copy().meta.document
+    document = find_place([str(made)]).copy().meta.document
     assert (document["step"], document["cursor"], document["tokens"]) == (0, 0, 0)
     assert main(["ckpt", "diff", place, str(made)]) == 1  # the optimizer's state is not there, all else is equal
     out = capsys.readouterr().out

@@ -21,9 +21,9 @@ from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry
 from gangline_ckpt_zarr.commands import copy
-from gangline_ckpt_zarr.commands.where import one
+from gangline_ckpt_zarr.commands.where import find_place
 from gangline_ckpt_zarr.format import native, zarr_json
-from gangline_ckpt_zarr.format.grid import stored_dtype
+from gangline_ckpt_zarr.format.grid import map_dtype
 from gangline_ckpt_zarr.format.native import NativeMeta
 from gangline_ckpt_zarr.load.read_plan import Target, plan_reads
 from gangline_ckpt_zarr.load.reader import ChunkReader
@@ -45,8 +45,8 @@ def files(place: Path) -> dict[str, bytes]:
 
 
 def read(place: str, name: str, box: Box) -> np.ndarray:
-    copy = one([place]).copy()
-    array = np.empty(box.shape, stored_dtype(copy.meta.registry[name].dtype))
+    copy = find_place([place]).copy()
+    array = np.empty(box.shape, map_dtype(copy.meta.registry[name].dtype))
     for rank, items in plan_reads(copy.meta, [Target(name, box, array)]).items():
         ChunkReader(copy.meta, copy.meta.path(rank), copy.store).read(items)
     return array
@@ -111,8 +111,8 @@ def test_what_a_broken_copy_left_is_in_nobody_s_way(source, tmp_path):
 
 @pytest.mark.parametrize("flags", [[], ["--open"]])
 def test_of_a_damaged_one_nothing_is_left(source, tmp_path, flags, capsys):
-    meta = one([str(source)]).copy().meta
-    path, run = source / meta.path(1), meta.files.of_rank(1).runs[-1]
+    meta = find_place([str(source)]).copy().meta
+    path, run = source / meta.path(1), meta.files.get_rank_file(1).runs[-1]
     content = bytearray(path.read_bytes())
     content[run.base] ^= 4
     path.write_bytes(content)
@@ -216,7 +216,7 @@ def test_of_many_chunks_a_shard_is_made(tmp_path, monkeypatch):
 def test_an_open_copy_of_an_open_copy(source, tmp_path):
     main(["ckpt", "copy", str(source), str(tmp_path / "open"), "--open"])
     assert main(["ckpt", "copy", str(tmp_path / "open"), "memory://copy/again"]) == 0
-    assert one(["memory://copy/again"]).copy().content == (tmp_path / "open" / "zarr.json").read_bytes()
+    assert find_place(["memory://copy/again"]).copy().content == (tmp_path / "open" / "zarr.json").read_bytes()
     assert holds("memory://copy/again", small())
 
 
@@ -355,12 +355,12 @@ def test_refs_of_an_open_copy_are_not_needed(source, tmp_path, capsys):
 def test_whatever_the_layout(tmp_path_factory, registry: Registry) -> None:
     place = tmp_path_factory.mktemp("any")
     meta = save(str(place / "a"), registry)
-    copy._openly(one([str(place / "a")]).copy(), open_store(str(place / "open")))
+    copy._copy_by_chunk(find_place([str(place / "a")]).copy(), open_store(str(place / "open")))
     made = zarr_json.read((place / "open" / "zarr.json").read_bytes(), "zarr.json")
     assert isinstance(made, NativeMeta)
     assert made.shapes == meta.shapes
-    chunks = sum(run.count for rank in range(registry.mesh.world) for run in meta.files.of_rank(rank).runs)
-    ranks = [rank for rank in range(made.registry.mesh.world) if made.files.of_rank(rank).runs]
-    assert sum(run.count for rank in ranks for run in made.files.of_rank(rank).runs) == chunks
+    chunks = sum(run.count for rank in range(registry.mesh.world) for run in meta.files.get_rank_file(rank).runs)
+    ranks = [rank for rank in range(made.registry.mesh.world) if made.files.get_rank_file(rank).runs]
+    assert sum(run.count for rank in ranks for run in made.files.get_rank_file(rank).runs) == chunks
     assert holds(str(place / "open"), registry)
     assert stock(str(place / "open"), registry)

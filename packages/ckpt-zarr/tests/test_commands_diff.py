@@ -17,7 +17,7 @@ from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry
 from gangline_ckpt_zarr.commands import diff
 from gangline_ckpt_zarr.commands.diff import Difference
-from gangline_ckpt_zarr.commands.where import one
+from gangline_ckpt_zarr.commands.where import find_place
 
 DOCUMENT = {"step": 12, "attempt": 1, "cursor": 48, "mesh": {"tp": 2}, "states": {"optimizer": {"count": 12}}}
 
@@ -104,7 +104,7 @@ def test_damage_is_no_difference(first, tmp_path, capsys):
     meta = save(str(tmp_path / "b"), small(), document=DOCUMENT)
     path = tmp_path / "b" / meta.path(0)
     content = bytearray(path.read_bytes())
-    content[meta.files.of_rank(0).runs[0].base] ^= 1
+    content[meta.files.get_rank_file(0).runs[0].base] ^= 1
     path.write_bytes(content)
     code, _, out = differing(capsys, first, tmp_path / "b")
     assert code == 1
@@ -152,7 +152,7 @@ def test_memory_is_a_few_chunks_whatever_the_array(tmp_path, monkeypatch, capsys
 def test_blocks_are_whole_chunks_and_tile_the_array(tmp_path):
     registry = Registry.of(Mesh.of({}), {"model/w": Layout((5000, 1000), "float32")})
     save(str(tmp_path), registry)
-    meta = one([str(tmp_path)]).copy().meta
+    meta = find_place([str(tmp_path)]).copy().meta
     boxes = list(diff._blocks(meta, "model/w"))
     chunk = meta.files.chunk("model/w")
     assert sum(box.size for box in boxes) == 5000 * 1000

@@ -15,7 +15,7 @@ from gangline.errors import UserError
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline_ckpt_zarr.commands import VERBS, text
-from gangline_ckpt_zarr.commands.where import one, places
+from gangline_ckpt_zarr.commands.where import find_place, places
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.stores.open import open_store
 
@@ -142,20 +142,20 @@ def test_every_way_to_name_one(run):
         [f"file://{inside}"],
         [str(run / "checkpoints"), "step-00000008"],
     ):
-        copy = one(words).copy()
+        copy = find_place(words).copy()
         assert (copy.name, copy.store.url) == ("step-00000008", inside)
-    assert one([str(run)]).copy().name == one([str(run / "checkpoints")]).copy().name == "step-00000012.2"
-    assert one([str(run.parent / "kept")]).copy().name == "step-00000004"
+    assert find_place([str(run)]).copy().name == find_place([str(run / "checkpoints")]).copy().name == "step-00000012.2"
+    assert find_place([str(run.parent / "kept")]).copy().name == "step-00000004"
     two = places([str(run), "step-00000004", "step-00000008"])
     assert [place.copy().name for place in two] == ["step-00000004", "step-00000008"]
 
 
 def test_a_relative_word_will_do(run, monkeypatch):
     monkeypatch.chdir(run)
-    assert one(["."]).copy().name == one(["checkpoints"]).copy().name == "step-00000012.2"
-    assert one(["./step-00000008"]).copy().name == "step-00000008"
+    assert find_place(["."]).copy().name == find_place(["checkpoints"]).copy().name == "step-00000012.2"
+    assert find_place(["./step-00000008"]).copy().name == "step-00000008"
     monkeypatch.chdir(run / "checkpoints")
-    assert one(["step-00000008"]).copy().name == "step-00000008"
+    assert find_place(["step-00000008"]).copy().name == "step-00000008"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_where_a_run_s_tiers_lie_may_come_from_the_environment(tmp_path, monkeyp
     monkeypatch.setenv("KEPT_IN", str(tmp_path / "kept"))
     run = run_dir(tmp_path / "a", path="'${oc.env:KEPT_IN}'")
     save(str(tmp_path / "kept" / "step-00000001"), small())
-    assert one([str(run)]).copy().store.url == str(tmp_path / "kept" / "step-00000001")
+    assert find_place([str(run)]).copy().store.url == str(tmp_path / "kept" / "step-00000001")
 
 
 def test_the_memory_tier_is_looked_at_too(tmp_path, monkeypatch, capsys):
@@ -204,8 +204,8 @@ def test_the_memory_tier_is_looked_at_too(tmp_path, monkeypatch, capsys):
         save(str(place / "step-00000001"), small())
     assert main(["ckpt", "ls", str(run)]) == 0
     assert rows(capsys.readouterr().out)["step-00000001"][4:] == ["disk, memory", "whole, newest"]
-    assert one([str(run)]).copy().store.url == f"{run}/checkpoints/step-00000001"
-    assert one([str(run)]).only("memory").copy().store.url == str(places.directory(run) / "step-00000001")
+    assert find_place([str(run)]).copy().store.url == f"{run}/checkpoints/step-00000001"
+    assert find_place([str(run)]).select_tier("memory").copy().store.url == str(places.directory(run) / "step-00000001")
     assert main(["ckpt", "verify", str(run), "--all"]) == 0
     assert "1 copy: all good" in capsys.readouterr().out
 
@@ -247,4 +247,4 @@ def test_ages(seconds, said):
 def test_no_such_directory_is_no_place(tmp_path):
     os.mkdir(tmp_path / "empty")
     with pytest.raises(UserError, match="no whole checkpoint"):
-        one([str(tmp_path / "empty")]).copy()
+        find_place([str(tmp_path / "empty")]).copy()

@@ -14,7 +14,7 @@ from made import run_dir, save, small, staged
 from gangline.cli.main import main
 from gangline.mesh import Mesh
 from gangline.shard import Layout, Registry
-from gangline_ckpt_zarr.commands.bad_chunks import BadChunks, FileScanner, merged
+from gangline_ckpt_zarr.commands.bad_chunks import BadChunks, FileScanner, merge_runs
 from gangline_ckpt_zarr.format.checksum import TRAILER
 from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.format.nodes import NAME
@@ -45,7 +45,7 @@ def verified(place: Path | str, capsys) -> tuple[int, str]:
 def test_what_is_good_is_said_to_be(made, capsys):
     place, meta = made
     code, out = verified(place, capsys)
-    count = sum(run.count for rank in range(4) for run in meta.files.of_rank(rank).runs)
+    count = sum(run.count for rank in range(4) for run in meta.files.get_rank_file(rank).runs)
     assert code == 0
     assert f"good ({count} chunks, " in out
     assert "1 copy: all good; " in out
@@ -56,7 +56,7 @@ def test_every_chunk_of_every_file_is_looked_at_and_named(made, capsys):
     draw = random.Random(0)
     for rank in range(meta.registry.mesh.world):
         path = place / meta.path(rank)
-        for run in meta.files.of_rank(rank).runs:
+        for run in meta.files.get_rank_file(rank).runs:
             for number in range(run.count):
                 content = bytearray(path.read_bytes())
                 content[run.base + number * run.stride + draw.randrange(run.nbytes + TRAILER)] ^= 1 << draw.randrange(8)
@@ -72,7 +72,7 @@ def test_every_chunk_of_every_file_is_looked_at_and_named(made, capsys):
 def test_padding_is_not_data(made, capsys):
     place, meta = made
     for rank in range(meta.registry.mesh.world):
-        file, path = meta.files.of_rank(rank), place / meta.path(rank)
+        file, path = meta.files.get_rank_file(rank), place / meta.path(rank)
         content = bytearray(b"\xff" * file.size)
         for run in file.runs:
             for start in range(run.base, run.end, run.stride):
@@ -86,14 +86,14 @@ def test_a_missing_file_is_named_with_all_that_lay_in_it(made, capsys):
     (place / meta.path(1)).unlink()
     code, out = verified(place, capsys)
     assert code == 1
-    for run in meta.files.of_rank(1).runs:
+    for run in meta.files.get_rank_file(1).runs:
         assert f"{run.name}[" in out or not run.box.shape
-    assert out.count("the file is missing") == len(meta.files.of_rank(1).runs)
+    assert out.count("the file is missing") == len(meta.files.get_rank_file(1).runs)
 
 
 def test_a_short_file_is_bad_from_where_it_ends(made, capsys):
     place, meta = made
-    path, file = place / meta.path(0), meta.files.of_rank(0)
+    path, file = place / meta.path(0), meta.files.get_rank_file(0)
     last = file.runs[-1]
     with path.open("r+b") as opened:
         opened.truncate(last.base + 1)
@@ -166,7 +166,7 @@ def test_windows_of_any_length_find_the_same(registry: Registry, length: int, da
     files = PackedFiles(registry)
     meta = PackedMeta({}, registry, files, "0badcafe")
     for rank, content in staged(registry).items():
-        file = files.of_rank(rank)
+        file = files.get_rank_file(rank)
         chunks = [(run, number) for run in file.runs for number in range(run.count)]
         if not chunks:
             continue
@@ -187,7 +187,7 @@ def test_what_cannot_be_read_is_bad_and_the_rest_is_not(tmp_path, monkeypatch) -
     registry = Registry.of(Mesh.of({}), {f"model/{n}": Layout((700,), "float32") for n in range(9)})
     store = open_store(str(tmp_path))
     meta = save(store, registry)
-    file, length = meta.files.of_rank(0), 8192
+    file, length = meta.files.get_rank_file(0), 8192
     monkeypatch.setattr(scan, "LOCAL", length)
     read = store.read_into
 
@@ -207,8 +207,8 @@ def test_what_cannot_be_read_is_bad_and_the_rest_is_not(tmp_path, monkeypatch) -
 
 def test_a_run_that_is_bad_throughout_is_one_line() -> None:
     registry = Registry.of(Mesh.of({}), {"model/w": Layout((5000, 1000), "float32")})
-    run = PackedFiles(registry).of_rank(0).runs[0]
+    run = PackedFiles(registry).get_rank_file(0).runs[0]
     assert run.count > 2
     every = [BadChunks(run, number, "x") for number in range(run.count)]
-    assert [(bad.number, bad.box) for bad in merged(every)] == [(None, ((0, 5000), (0, 1000)))]
-    assert list(merged(every[1:])) == every[1:]
+    assert [(bad.number, bad.box) for bad in merge_runs(every)] == [(None, ((0, 5000), (0, 1000)))]
+    assert list(merge_runs(every[1:])) == every[1:]

@@ -24,7 +24,7 @@ from gangline.checkpoint.base import SaveFailed, SaveHandle, SaveRequest, SaveSt
 from gangline.checkpoint.id import CheckpointId
 from gangline.mesh import Mesh
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer
-from gangline_ckpt_zarr.commands.verify import damaged
+from gangline_ckpt_zarr.commands.verify import find_damage
 from gangline_ckpt_zarr.save.writer.client import WriterClient
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.tiers.stored import StoreTier
@@ -365,7 +365,7 @@ def test_ranks_copy_each_its_own_file_and_one_object_makes_it_whole(tmp_path: Pa
     for id in StoreTier("durable", store).ids():
         meta = StoreTier("durable", store).meta(id)
         there = open_store(f"{place.url}/{id}")
-        assert [damaged(there, meta, rank, lambda size: None) for rank in range(2)] == [[], []]
+        assert [find_damage(there, meta, rank, lambda size: None) for rank in range(2)] == [[], []]
 
 
 def test_one_ranks_failure_is_told_by_all(tmp_path: Path, place: Place) -> None:
@@ -396,7 +396,7 @@ def check_after_a_kill(tmp_path: Path, url: str, environment: dict[str, str]) ->
     before = tier.ids()
     for id in before:
         there = open_store(f"{url}/{id}")
-        assert [damaged(there, tier.meta(id), number, lambda size: None) for number in range(2)] == [[], []]
+        assert [find_damage(there, tier.meta(id), number, lambda size: None) for number in range(2)] == [[], []]
     after = job_of(tmp_path, "after", f"checkpoint.durable={url}")
     assert pool(2).run(save_and_copy, after, environment, (2,)) == [["step-00000002"]] * 2
     assert tier.ids() == [*before, CheckpointId(2)]

@@ -39,7 +39,7 @@ def test_no_boundary_falls_inside_a_chunk(registry: Registry) -> None:
 def test_every_chunk_is_written_once_and_by_one_rank(registry: Registry) -> None:
     files, keys = PackedFiles(registry), []
     for rank in range(registry.mesh.world):
-        file, end = files.of_rank(rank), 0
+        file, end = files.get_rank_file(rank), 0
         for run in file.runs:
             assert run.base >= end
             assert run.stride >= run.nbytes + TRAILER
@@ -81,7 +81,7 @@ def test_stored_boxes_that_meet_a_wanted_one_are_found(registry: Registry, data)
             if not layout.shape or box.overlap(wanted) is not None
         )
         assert found == brute
-        assert overlap.covered(registry, name, wanted)
+        assert overlap.is_covered(registry, name, wanted)
 
 
 @MANY
@@ -89,7 +89,7 @@ def test_stored_boxes_that_meet_a_wanted_one_are_found(registry: Registry, data)
 def test_cells_that_meet_a_wanted_box_are_found(registry: Registry, data) -> None:
     files = PackedFiles(registry)
     for rank in range(registry.mesh.world):
-        for run in files.of_rank(rank).runs:
+        for run in files.get_rank_file(rank).runs:
             wanted = data.draw(boxes(registry[run.name].shape))
             found = {number for first, count in run.meeting(wanted) for number in range(first, first + count)}
             brute = {
@@ -112,12 +112,12 @@ def test_what_zarr_json_says_comes_back(registry: Registry) -> None:
     assert meta.document == document
     assert meta.registry.mesh == registry.mesh
     for rank in range(registry.mesh.world):
-        assert meta.files.of_rank(rank) == files.of_rank(rank)
+        assert meta.files.get_rank_file(rank) == files.get_rank_file(rank)
         for name in registry:
             assert meta.registry.of_rank(name, rank) == registry.of_rank(name, rank)
     kept = references(content, meta)["refs"]
     assert len(kept) == 1 + len(json.loads(content)["consolidated_metadata"]["metadata"]) + sum(
-        run.count for rank in range(registry.mesh.world) for run in files.of_rank(rank).runs
+        run.count for rank in range(registry.mesh.world) for run in files.get_rank_file(rank).runs
     )
 
 
@@ -146,7 +146,7 @@ def test_even_bounds_take_no_room() -> None:
     registry = Registry.of(Mesh.of({"dp_shard": 4096}), {"model/w": layout})
     content = json.dumps(cuts.to_json(registry))
     assert len(content) < 400
-    assert cuts.of_json(json.loads(content), {"model/w": ((3 * 4096, 5), "float32")}) == registry
+    assert cuts.parse_registry(json.loads(content), {"model/w": ((3 * 4096, 5), "float32")}) == registry
 
 
 @pytest.mark.parametrize("rows", [1, 1000, 50257, 1_000_003])

@@ -99,7 +99,7 @@ def test_what_may_have_been_added_is_not_added_again() -> None:
     store = ForgetfulStore()
     one = Agreement(PrefixedStore(store, "ckpt/1"), "save/1", 1, 2, 60.0, "newest")
     with pytest.raises(StoreLost):
-        one.done("written")
+        one.mark_done("written")
     assert store.kept["ckpt/1/save/1/written"] == b"1"
     one.heartbeat()
     one.fail("it is lost", late=True)

@@ -15,7 +15,7 @@ from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry
 from gangline_ckpt_zarr.format import packed
 from gangline_ckpt_zarr.format.checksum import TRAILER, seal, seal_start
-from gangline_ckpt_zarr.format.grid import stored_dtype
+from gangline_ckpt_zarr.format.grid import map_dtype
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.format.views import views
@@ -42,7 +42,7 @@ def values(name: str) -> np.ndarray:
     """What is stored; bfloat16 holds it exactly."""
     layout = REGISTRY[name]
     count = int(np.prod(layout.shape, dtype=np.int64))
-    return (np.arange(count) * 7 % 127).astype(stored_dtype(layout.dtype)).reshape(layout.shape)
+    return (np.arange(count) * 7 % 127).astype(map_dtype(layout.dtype)).reshape(layout.shape)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("run") / "step-00000012"
     store, files = LocalStore(place), PackedFiles(REGISTRY)
     for rank in range(REGISTRY.mesh.world):
-        file = files.of_rank(rank)
+        file = files.get_rank_file(rank)
         content = np.zeros(file.size, np.uint8)
         for run in file.runs:
             whole = values(run.name)

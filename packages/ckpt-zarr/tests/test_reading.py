@@ -106,7 +106,7 @@ def test_every_kind_of_damage_to_every_cell_is_named() -> None:
     filled(meta, files, targets())
     draw = random.Random(0)
     for rank, content in files.items():
-        for run in meta.files.of_rank(rank).runs:
+        for run in meta.files.get_rank_file(rank).runs:
             for number in range(run.count):
                 start = run.base + number * run.stride
                 place = start + draw.randrange(run.nbytes + TRAILER)
@@ -143,7 +143,7 @@ def test_batches_side_by_side_fill_the_same_and_name_the_first_damage(monkeypatc
             assert torch.equal(memory, whole("model/w", layout)[box.slices])
     target, memory = target_of("model/w", layout, Box((0, 0), layout.shape))
     items = plan_reads(meta, [target])[3]
-    (run,) = meta.files.of_rank(3).runs
+    (run,) = meta.files.get_rank_file(3).runs
     broken = bytearray(files[3])
     broken[run.base] ^= 1
     with pytest.raises(BadCheckpoint) as raised:
@@ -157,7 +157,7 @@ def test_bfloat16_keeps_every_bit() -> None:
     bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
     layout = Layout((1 << 16,), "bfloat16")
     registry = Registry.of(Mesh.of({}), {"model/x": layout})
-    file = PackedFiles(registry).of_rank(0)
+    file = PackedFiles(registry).get_rank_file(0)
     staging = Staging()
     staging.fill(file, [Shard("model/x", layout.shape, torch.bfloat16, (0,), bits.view(torch.bfloat16))])
     values = staging._bytes[: 4 << 16].view(torch.float32).clone()

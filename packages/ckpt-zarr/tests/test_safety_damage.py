@@ -77,7 +77,7 @@ def chunks(made: Made) -> Iterator[list[tuple[ChunkRun, int, Path]]]:
     (_, meta), *_ = checkpointer.metas(CheckpointId(2))
     path = made.place(2) / meta.path(0)
     content = path.read_bytes()
-    yield [(run, number, path) for run in meta.files.of_rank(0).runs for number in range(run.count)]
+    yield [(run, number, path) for run in meta.files.get_rank_file(0).runs for number in range(run.count)]
     path.write_bytes(content)
 
 

@@ -124,7 +124,7 @@ def together(world: int, patience: float, act: Callable[[Agreement], None], stor
         agreement = Agreement(store, "save/1", rank, world, patience, "newest")  # type: ignore[arg-type]
         try:
             act(agreement)
-            agreement.all_done("written")
+            agreement.wait_for_all("written")
         except Failed as failed:
             heard[rank] = f"{failed.what}{' (late)' if failed.late else ''}"
 
@@ -139,19 +139,19 @@ def together(world: int, patience: float, act: Callable[[Agreement], None], stor
 def test_all_who_are_silent_are_named() -> None:
     def act(agreement: Agreement) -> None:
         if agreement.rank not in (1, 3):
-            agreement.done("written")
+            agreement.mark_done("written")
 
     store = dist.HashStore()
     before = [Agreement(store, "save/0", number, 5, 1.0, "newest") for number in range(5)]  # type: ignore[arg-type]
     for agreement in before:  # what they said of an earlier save is not of this one
-        agreement.done("written")
+        agreement.mark_done("written")
     assert together(5, 1.0, act, store) == ["ranks 1, 3 have not answered within 1 s (late)"] * 5
 
 
 def test_of_many_some_are_named() -> None:
     def act(agreement: Agreement) -> None:
         if agreement.rank == 0:
-            agreement.done("written")
+            agreement.mark_done("written")
 
     (first, *_) = together(12, 1.0, act, dist.HashStore())
     assert first == "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more have not answered within 1 s (late)"
@@ -166,7 +166,7 @@ def test_nobody_is_tired_while_some_rank_gets_on() -> None:
             while time.monotonic() < end:
                 agreement.heartbeat()
                 time.sleep(0.01)
-        agreement.done("written")
+        agreement.mark_done("written")
 
     assert together(3, 3.0, act, dist.HashStore()) == [""] * 3
 
@@ -178,7 +178,7 @@ def test_without_patience_a_wait_has_no_end() -> None:
         agreement.patience = None
         if agreement.rank == 1:
             go.wait(SECONDS)
-        agreement.done("written")
+        agreement.mark_done("written")
 
     runs = threading.Thread(target=lambda: over.extend(together(2, 0.01, act, dist.HashStore())), daemon=True)
     runs.start()

@@ -14,7 +14,7 @@ from sharing_ranks import ID, loaded, registry, whole
 
 from gangline.shard import Registry
 from gangline_ckpt_zarr.format import packed, zarr_json
-from gangline_ckpt_zarr.format.grid import stored_itemsize
+from gangline_ckpt_zarr.format.grid import count_itemsize
 from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.load import shared
 from gangline_testkit.pool import pool
@@ -30,7 +30,7 @@ def saved(tmp_path: Path) -> Path:
 def test_each_byte_is_read_by_one_of_those_that_hold_it(saved: Path) -> None:
     found = pool(4).run(loaded, str(saved), None, saved.name)
     assert [right for _, _, right in found] == [True] * 4
-    stored = sum(prod(layout.shape) * stored_itemsize(layout.dtype) for layout in registry().layouts.values())
+    stored = sum(prod(layout.shape) * count_itemsize(layout.dtype) for layout in registry().layouts.values())
     read = [nbytes for nbytes, _, _ in found]
     assert stored <= sum(read) < 1.1 * stored  # checksums, seals and gaps with it
     assert sum(own for _, own, _ in found) > 2 * stored
@@ -49,7 +49,7 @@ def test_damage_that_one_rank_reads_is_raised_on_all(saved: Path) -> None:
     files = sorted((saved / str(ID)).glob("data-*/*.bin"))
     content = bytearray(files[0].read_bytes())
     content[100] ^= 1
-    damaged = PackedFiles(registry()).of_rank(0).runs[0].name
+    damaged = PackedFiles(registry()).get_rank_file(0).runs[0].name
     files[0].write_bytes(content)
     found = pool(4).run(loaded, str(saved), None, saved.name)
     assert {damage for _, _, damage in found} == {(damaged, str(files[0]))}
@@ -63,7 +63,7 @@ def test_all_that_share_a_part_know_the_same(wanted: Registry, together: int, sl
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared, "SLICE", slice_bytes)
         patch.setattr(shared, "STEP", 4 * slice_bytes)
-        seen = {rank: [*shared.shared_slices(meta, wanted, rank, together)] for rank in range(wanted.mesh.world)}
+        seen = {rank: [*shared.split_shared(meta, wanted, rank, together)] for rank in range(wanted.mesh.world)}
     between: dict[tuple[int, int], dict[int, list]] = defaultdict(dict)
     for rank, found in seen.items():
         covered: dict[tuple, int] = defaultdict(int)

@@ -20,7 +20,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry, Shard
-from gangline_ckpt_zarr.format.grid import stored_itemsize
+from gangline_ckpt_zarr.format.grid import count_itemsize
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.stores.ranges import GAP
 from gangline_testkit import checkpointer_ranks as kit, rank
@@ -97,7 +97,7 @@ def test_two_replicas_fetch_a_checkpoint_once(tmp_path: Path, server: FaultyProx
     found = pool(2).run(load, job, environment(server.url), names)
     assert [wrong for wrong, _ in found] == [[], []]
     stored = sum(
-        prod(layout.shape) * stored_itemsize(layout.dtype)
+        prod(layout.shape) * count_itemsize(layout.dtype)
         for name, layout in registry().layouts.items()
         if names is None or name in names
     )

@@ -36,7 +36,7 @@ def checkpointer(directory: Path, **options) -> ZarrCheckpointer:
 
 
 def test_prepared_memory_holds_the_same() -> None:
-    file = PackedFiles(REGISTRY).of_rank(0)
+    file = PackedFiles(REGISTRY).get_rank_file(0)
     content = []
     for prepare in (False, True):
         staging = Staging()
@@ -58,7 +58,7 @@ def test_the_first_save_takes_what_was_prepared(tmp_path: Path, memory_every: in
     found._buffers._preparing.join()
     prepared = found._buffers._prepared
     assert prepared is not None
-    assert prepared.size >= PackedFiles(REGISTRY).of_rank(0).size
+    assert prepared.size >= PackedFiles(REGISTRY).get_rank_file(0).size
     for step in (1, 2, 3):
         found.save(SaveRequest(step), shards(REGISTRY, step), REGISTRY, {"step": step, "attempt": 1}).settled.result()
         assert found._buffers._prepared is None
@@ -101,7 +101,7 @@ def test_no_room_is_for_the_save_to_say(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("chunks", [{}, {"model/w": (64, 16), "model/b": (7,)}, {"model/w": (300, 8)}])
 def test_what_comes_from_a_gpu_travels_in_one_piece_as_it_lies_in_the_file(chunks, limit, monkeypatch) -> None:
     """Chunks are put together there: only what is contiguous on both sides is a copy from pinned memory."""
-    file, staging, other = PackedFiles(REGISTRY, chunks).of_rank(0), Staging(), Staging()
+    file, staging, other = PackedFiles(REGISTRY, chunks).get_rank_file(0), Staging(), Staging()
     local = {(shard.name, shard.offset): shard.local for shard in shards(REGISTRY)}
     travelled: list[int] = []
 
@@ -129,7 +129,7 @@ def test_what_comes_from_a_gpu_travels_in_one_piece_as_it_lies_in_the_file(chunk
 def test_a_buffer_that_cannot_be_pinned_is_used_as_it_is(monkeypatch) -> None:
     """Limits on locked memory end no rank."""
     staging = Staging()
-    staging._fit(PackedFiles(REGISTRY).of_rank(0))
+    staging._fit(PackedFiles(REGISTRY).get_rank_file(0))
     asked: list[int] = []
 
     class Runtime:

@@ -116,7 +116,7 @@ def test_a_store_that_ignores_the_condition_overwrites_nothing_either(
 def test_a_password_in_the_url_is_not_shown() -> None:
     store = object.__new__(FsspecStore)
     store.url = "ftp://someone:secret@host/place"
-    assert store._where("a") == "ftp://host/place/a"
+    assert store._format_url("a") == "ftp://host/place/a"
 
 
 def test_request_past_its_deadline_names_the_place_and_the_last_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ def test_a_lost_answer_does_not_make_the_commit_of_another_ones_own(place: Place
 
     place.proxy.fault = fault
     done = threading.Event()
-    original = store._once
+    original = store._call_once
 
     def slowed(left: float, method: str, *args: object, **kwargs: object) -> object:
         try:
@@ -187,7 +187,7 @@ def test_a_lost_answer_does_not_make_the_commit_of_another_ones_own(place: Place
                 other.put_new("zarr.json", b"same words")
             raise
 
-    store._once = slowed  # type: ignore[method-assign]
+    store._call_once = slowed  # type: ignore[method-assign]
     with pytest.raises(FileExistsError):
         store.put_new("zarr.json", b"same words")
 

@@ -17,7 +17,7 @@ import pytest
 from runs import Runs
 
 from gangline_ckpt_zarr.tiers import places
-from gangline_ckpt_zarr.tiers.peers import announced
+from gangline_ckpt_zarr.tiers.peers import list_announced
 from gangline_testkit.processes import living, rank_processes
 
 pytestmark = pytest.mark.nightly  # each is two minutes of several nodes on a busy machine
@@ -136,7 +136,7 @@ def lose_node(session: int, run_dir: Path) -> None:
     note = json.loads((run_dir / "logs" / f"sidecar-checkpoint-memory-{os.uname().nodename}-1.json").read_text())
     for pid in (note["sidecar"][0], processes(session, "gangline_basics.launch.node", "1"), rank_processes(run_dir)[1]):
         os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(places.of_run(run_dir) / f"{os.uname().nodename}-1")
+    shutil.rmtree(places.locate_run(run_dir) / f"{os.uname().nodename}-1")
 
 
 def processes(session: int, module: str, index: str) -> int:
@@ -171,8 +171,8 @@ def test_no_step_is_lost(runs: Runs, lose: Callable[[int, Path], None], copies: 
     assert {line["generation"] for line in found} == {1, 2}, printed
     assert runs.attempts("out")[-1]["start"] == f"step-{step:08d}", printed
     assert again
-    assert not places.of_run(out).exists()
-    assert announced(out) == []
+    assert not places.locate_run(out).exists()
+    assert list_announced(out) == []
     runs.train("run.dir=straight", f"run.steps={len(found)}", *WORDS, "launch.processes=2", "checkpoint=off")
     straight = [(line["step"], line["loss"], line["grad_norm"]) for line in lines(runs.directory / "straight")]
     assert [(line["step"], line["loss"], line["grad_norm"]) for line in found] == straight
@@ -190,6 +190,6 @@ def test_without_a_copy_a_lost_node_costs_what_was_not_on_disk(runs: Runs) -> No
     os.kill(process.pid, signal.SIGTERM)
     printed = runs.finish(process, code=75)
     assert runs.attempts("out")[-1]["start"] in ("step-00000004", "step-00000008"), printed
-    assert f"checkpoint step-{step:08d} in {places.of_run(out)}" in "\n".join(
+    assert f"checkpoint step-{step:08d} in {places.locate_run(out)}" in "\n".join(
         note for line in lines(out) for note in line.get("notes", [])
     )

@@ -142,7 +142,7 @@ def test_memory_of_killed_runs_is_listed_and_removed_after_hours(
         (made[name] / "0.bin").touch()
         os.truncate(made[name] / "0.bin", 1_040_000_000 if name != "small" else 900_000_000)
         os.utime(made[name], (changed, changed))
-    places.of_user().chmod(0o700)
+    places.locate_user().chmod(0o700)
     _note_abandoned("/runs/starts")
     noted = capsys.readouterr().err
     assert re.findall(r"for (/runs/\w+), which was killed", noted) == re.findall(r"resume=(/runs/\w+)", noted)
@@ -384,7 +384,7 @@ def full_tmpfs(monkeypatch: pytest.MonkeyPatch) -> None:
     allocate = os.posix_fallocate
 
     def without_room(fd: int, offset: int, size: int) -> None:
-        if os.readlink(f"/proc/self/fd/{fd}").startswith(str(places.of_user())):
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(str(places.locate_user())):
             raise OSError(28, "No space left on device")
         allocate(fd, offset, size)
 

@@ -22,7 +22,16 @@ from gangline_ckpt_zarr.tiers import copies as copies_module, handshake, peers, 
 from gangline_ckpt_zarr.tiers.copies import Copies
 from gangline_ckpt_zarr.tiers.keeper import listening_host
 from gangline_ckpt_zarr.tiers.memory_store import MemoryStore
-from gangline_ckpt_zarr.tiers.peers import Address, Peer, PeerLost, announce, announced, reached, this_machine, withdraw
+from gangline_ckpt_zarr.tiers.peers import (
+    Address,
+    Peer,
+    PeerLost,
+    announce,
+    ask_peers,
+    identify_machine,
+    list_announced,
+    withdraw,
+)
 from gangline_ckpt_zarr.tiers.server import Server
 from gangline_ckpt_zarr.tiers.survey import survivors
 
@@ -32,7 +41,7 @@ def node(tmp_path: Path) -> Peer:
     """A node whose keeper answers; its memory is `tmp_path / "b"`."""
     (tmp_path / "b").mkdir()
     server = Server(tmp_path / "b")
-    announce(tmp_path, Address("b", this_machine(), server.port, server.token))
+    announce(tmp_path, Address("b", identify_machine(), server.port, server.token))
     return Peer(tmp_path, "b", patience=0.0)
 
 
@@ -113,7 +122,7 @@ def test_what_listens_where_a_keeper_was_is_not_believed_and_learns_nothing(tmp_
     """A keeper was killed, and its port is another process's by now: one that would answer anything."""
     there, got = socket.create_server(("127.0.0.1", 0)), bytearray()
     token = "0123456789abcdef" * 2
-    announce(tmp_path, Address("b", this_machine(), there.getsockname()[1], token))
+    announce(tmp_path, Address("b", identify_machine(), there.getsockname()[1], token))
 
     def answer() -> None:
         for _ in range(2):
@@ -164,10 +173,10 @@ def test_a_proof_is_of_one_connection_and_of_one_side(node: Peer, tmp_path: Path
 def test_what_is_announced_without_sense_is_no_keeper(node: Peer, tmp_path: Path, said: dict[str, object]) -> None:
     place = tmp_path / peers.FOLDER / "b.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), **said}))
-    announced(tmp_path)
+    list_announced(tmp_path)
     with pytest.raises(PeerLost, match="its memory has no keeper"):
         node.sizes()
-    assert reached(tmp_path, ["b"]) == {"b": {}}
+    assert ask_peers(tmp_path, ["b"]) == {"b": {}}
 
 
 def test_what_somebody_else_or_a_link_says_is_no_keeper(
@@ -178,7 +187,7 @@ def test_what_somebody_else_or_a_link_says_is_no_keeper(
     assert node.sizes() == {}
     linked = place.with_name("c.json")
     linked.symlink_to(place)
-    assert announced(tmp_path) == ["b"]
+    assert list_announced(tmp_path) == ["b"]
     linked.unlink()
     theirs = os.stat(place).st_uid + 1
     real = os.fstat
@@ -189,13 +198,13 @@ def test_what_somebody_else_or_a_link_says_is_no_keeper(
         return os.stat_result((*seen[:4], theirs, *seen[5:10])) if foreign else seen
 
     monkeypatch.setattr(os, "fstat", as_seen)
-    assert announced(tmp_path) == []
+    assert list_announced(tmp_path) == []
     with pytest.raises(PeerLost, match="its memory has no keeper"):
         node.sizes()
     monkeypatch.setattr(os, "fstat", lambda handle: os.stat_result((*real(handle)[:4], theirs, *real(handle)[5:10])))
-    peers._own_number.cache_clear()
-    assert announced(tmp_path) == ["b"], "a server of files that gives all of this user's files another number"
-    peers._own_number.cache_clear()
+    peers._find_own_uid.cache_clear()
+    assert list_announced(tmp_path) == ["b"], "a server of files that gives all of this user's files another number"
+    peers._find_own_uid.cache_clear()
     assert sorted(one.name for one in place.parent.iterdir()) == ["b.json", "lock"]
 
 
@@ -206,16 +215,16 @@ def test_a_place_in_memory_that_others_can_change_is_refused(
     monkeypatch.setattr(places, "ROOT", tmp_path)
     places.make()
     places.make()
-    assert places.of_user().stat().st_mode & 0o077 == 0
-    places.of_user().rmdir()
+    assert places.locate_user().stat().st_mode & 0o077 == 0
+    places.locate_user().rmdir()
     (tmp_path / "theirs").mkdir(mode=0o700)
     if how == "a file":
-        places.of_user().touch()
+        places.locate_user().touch()
     elif how == "a link":
-        places.of_user().symlink_to(tmp_path / "theirs")
+        places.locate_user().symlink_to(tmp_path / "theirs")
     else:
-        places.of_user().mkdir()
-        places.of_user().chmod(0o777)
+        places.locate_user().mkdir()
+        places.locate_user().chmod(0o777)
     for ask in (places.refuse_foreign, places.make):
         with pytest.raises(UserError, match=r"theirs to change(.|\n)*sudo rm -r /\S+\n(.|\n)*memory_every=null"):
             ask()
@@ -269,15 +278,15 @@ def test_a_put_names_the_file_of_one_rank(node: Peer, tmp_path: Path) -> None:
 
 
 def test_a_node_that_is_gone_is_named(node: Peer, tmp_path: Path) -> None:
-    announce(tmp_path, Address("c", this_machine(), 1, "x"))
-    assert announced(tmp_path) == ["b", "c"]
-    assert reached(tmp_path, ["b", "c", "d"]) == {"b": {}, "c": {}, "d": {}}
+    announce(tmp_path, Address("c", identify_machine(), 1, "x"))
+    assert list_announced(tmp_path) == ["b", "c"]
+    assert ask_peers(tmp_path, ["b", "c", "d"]) == {"b": {}, "c": {}, "d": {}}
     with pytest.raises(OSError, match=r"node c does not answer: .*refused"):
         Peer(tmp_path, "c", patience=0.3).sizes()
-    withdraw(tmp_path, Address("c", this_machine(), 1, "another keeper's"))
-    assert announced(tmp_path) == ["b", "c"]
-    withdraw(tmp_path, Address("c", this_machine(), 1, "x"))
-    assert announced(tmp_path) == ["b"]
+    withdraw(tmp_path, Address("c", identify_machine(), 1, "another keeper's"))
+    assert list_announced(tmp_path) == ["b", "c"]
+    withdraw(tmp_path, Address("c", identify_machine(), 1, "x"))
+    assert list_announced(tmp_path) == ["b"]
 
 
 def test_who_asks_waits_for_a_keeper_that_is_about_to_start(node: Peer, tmp_path: Path) -> None:
@@ -339,7 +348,7 @@ class Silent:
     def __init__(self, run_dir: Path, name: str, *lines: bytes) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._lines, self._open = lines, []
-        announce(run_dir, Address(name, this_machine(), self._listening.getsockname()[1], "token"))
+        announce(run_dir, Address(name, identify_machine(), self._listening.getsockname()[1], "token"))
         self.asked = 0
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -369,7 +378,7 @@ def test_a_node_that_hangs_costs_a_save_no_more_than_its_deadline_and_the_next_o
     (tmp_path / "mine").write_bytes(b"mine")
     (tmp_path / "d").mkdir()
     other = Server(tmp_path / "d")
-    announce(tmp_path, Address("d", this_machine(), other.port, other.token))
+    announce(tmp_path, Address("d", identify_machine(), other.port, other.token))
     copies = Copies([Peer(tmp_path, "c"), Peer(tmp_path, "d")])
     began = time.monotonic()
     why = copies.put("step-00000001/data-1/00000.bin", tmp_path / "mine", 3.0, lambda: beats.append(1))
@@ -393,7 +402,7 @@ def test_a_node_that_is_back_is_asked_again(tmp_path: Path, monkeypatch: pytest.
     assert "has no keeper" in copies.put("step-00000001/data-1/00000.bin", tmp_path / "mine", 0.1, lambda: None)
     (tmp_path / "b").mkdir()
     server = Server(tmp_path / "b")
-    announce(tmp_path, Address("b", this_machine(), server.port, server.token))
+    announce(tmp_path, Address("b", identify_machine(), server.port, server.token))
     deadline = time.monotonic() + 60.0
     while copies.put("step-00000002/data-1/00000.bin", tmp_path / "mine", 0.1, lambda: None):
         assert time.monotonic() < deadline
@@ -457,7 +466,7 @@ def test_idle_connections_without_the_token_lock_no_node_out(
     monkeypatch.setattr(keeper_server, "TOKEN_SECONDS", 3600.0)
     (tmp_path / "b").mkdir()
     server = Server(tmp_path / "b")
-    announce(tmp_path, Address("b", this_machine(), server.port, server.token))
+    announce(tmp_path, Address("b", identify_machine(), server.port, server.token))
     with contextlib.ExitStack() as opened:
 
         def connect() -> socket.socket:
@@ -504,7 +513,7 @@ def test_keepers_that_come_and_go_take_nothing_from_one_another(tmp_path: Path) 
             failed.append(error)
 
     for number in range(300):
-        old, new = (Address("b", this_machine(), number + one, "token") for one in (1, 2))
+        old, new = (Address("b", identify_machine(), number + one, "token") for one in (1, 2))
         announce(tmp_path, old)
         acts = [lambda old=old: withdraw(tmp_path, old), lambda new=new: announce(tmp_path, new)]
         threads = [threading.Thread(target=run, args=(act,)) for act in acts]
@@ -515,13 +524,13 @@ def test_keepers_that_come_and_go_take_nothing_from_one_another(tmp_path: Path) 
         assert failed == []
         assert peers._read(tmp_path / peers.FOLDER / "b.json") == new
         withdraw(tmp_path, new)
-        assert announced(tmp_path) == []
+        assert list_announced(tmp_path) == []
 
 
 def test_a_machine_of_the_same_name_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Address("10.0.0.2/1", this_machine(), 1, "").host == "127.0.0.1"
+    assert Address("10.0.0.2/1", identify_machine(), 1, "").host == "127.0.0.1"
     assert Address("10.0.0.2/1", os.uname().nodename, 1, "").host == "10.0.0.2"
-    assert this_machine() != os.uname().nodename
+    assert identify_machine() != os.uname().nodename
 
 
 @pytest.mark.parametrize(
@@ -537,5 +546,5 @@ def test_keeper_of_one_machine_listens_at_loopback(tmp_path: Path, shares: bool,
     assert listening_host(shares, environ) == host
     server = Server(tmp_path, host)
     assert (server.socket.getsockname()[0] == "127.0.0.1") == bool(host)
-    announce(tmp_path, Address("b", this_machine(), server.port, server.token))
+    announce(tmp_path, Address("b", identify_machine(), server.port, server.token))
     assert Peer(tmp_path, "b").sizes() == {}

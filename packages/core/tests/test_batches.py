@@ -74,7 +74,7 @@ def test_every_layout_reads_the_same_samples_once_and_in_order(width, accumulati
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 30), st.sampled_from([None, 7, 100]))
 def test_validation_counts_each_sample_once_on_every_layout(width, micro, count, length):
-    shares = [batches(width * micro, micro, index, width, length).held_out(count) for index in range(width)]
+    shares = [batches(width * micro, micro, index, width, length).read_held_out(count) for index in range(width)]
     assert len({len(share) for share in shares}) == 1, "a pipeline needs the same number of microbatches everywhere"
     counted = [int(b.sample[row]) for share in shares for b in share for row in range(micro) if b.loss_mask[row].any()]
     assert sorted(counted) == list(range(min(count, length or count)))

@@ -14,14 +14,14 @@ from gangline.errors import UserError
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline.run.directory import RunDirectory
-from gangline_testkit.sessions import lines, session, trained, trained_on
+from gangline_testkit.sessions import lines, session, train_on_ranks, train_session
 
 
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory):
     """A run of four steps, with checkpoints at 2 and 4."""
     run_dir = tmp_path_factory.mktemp("parent") / "run"
-    trained(run_dir, "run.steps=4")
+    train_session(run_dir, "run.steps=4")
     return run_dir
 
 
@@ -29,8 +29,8 @@ def parent(tmp_path_factory):
 def resumed(tmp_path_factory):
     """Losses and gradient norms of steps 5 and 6 of the same run, resumed."""
     run_dir = tmp_path_factory.mktemp("resumed") / "run"
-    trained(run_dir, "run.steps=4")
-    trained(run_dir, "run.steps=6")
+    train_session(run_dir, "run.steps=4")
+    train_session(run_dir, "run.steps=6")
     return curve(run_dir)[4:]
 
 
@@ -43,7 +43,7 @@ def read(run_dir):
 
 
 def test_first_steps_are_those_of_a_resume(parent, resumed, tmp_path):
-    trained(tmp_path / "out", f"run.weights={parent}", "run.steps=6")
+    train_session(tmp_path / "out", f"run.weights={parent}", "run.steps=6")
     assert curve(tmp_path / "out") == resumed
     facts = json.loads((tmp_path / "out/provenance.json").read_text())["weights"]
     assert facts == {"run": str(parent), "checkpoint": "step-00000004", "step": 4, "sample": resumed[0][1]}
@@ -52,7 +52,7 @@ def test_first_steps_are_those_of_a_resume(parent, resumed, tmp_path):
 
 
 def test_first_steps_on_two_ranks_are_those_of_a_resume(parent, resumed, tmp_path):
-    trained_on(2, tmp_path / "out", f"run.weights={parent}", "run.steps=6", "parallel=ddp")
+    train_on_ranks(2, tmp_path / "out", f"run.weights={parent}", "run.steps=6", "parallel=ddp")
     for found, want in zip(curve(tmp_path / "out"), resumed, strict=True):
         assert found == pytest.approx(want, rel=1e-12)
 
@@ -62,7 +62,7 @@ def test_resume_takes_the_samples_that_the_other_run_skipped(parent, tmp_path):
     skip = Attempt(2, "step-00000002", 400, skipped_from=0, order="roll_back", step=4)
     attempts.append(copy, skip)
     words = (f"run.weights={copy}/step-00000002", "run.steps=4")
-    trained(tmp_path / "out", *words)
+    train_session(tmp_path / "out", *words)
     before = curve(tmp_path / "out")
     assert before[0][1] == 400
     again = session(tmp_path / "out", f"run.weights={copy}", "run.steps=5")
@@ -71,27 +71,27 @@ def test_resume_takes_the_samples_that_the_other_run_skipped(parent, tmp_path):
 
 
 def test_learning_rate_may_change(parent, resumed, tmp_path):
-    trained(tmp_path / "out", f"run.weights={parent}", "run.steps=6", "optimizer.learning_rate=0.0001")
+    train_session(tmp_path / "out", f"run.weights={parent}", "run.steps=6", "optimizer.learning_rate=0.0001")
     assert curve(tmp_path / "out")[0] == resumed[0]
     assert curve(tmp_path / "out")[1] != resumed[1]
     assert {line["learning_rate"] for line in read(tmp_path / "out")} == {0.0001}
 
 
 def test_checkpoint_may_be_named(parent, tmp_path):
-    trained(tmp_path / "out", f"run.weights={parent}/step-00000002", "run.steps=4")
+    train_session(tmp_path / "out", f"run.weights={parent}/step-00000002", "run.steps=4")
     assert curve(tmp_path / "out") == curve(parent)[2:]
 
 
 def test_resume_before_the_first_save_begins_with_the_same_checkpoint(parent, tmp_path):
     """Whatever the other run has saved meanwhile."""
     words = (f"run.weights={parent}/step-00000002", "run.steps=4", "checkpoint=off")
-    trained(tmp_path / "out", *words)
+    train_session(tmp_path / "out", *words)
     again = session(tmp_path / "out", f"run.weights={parent}", *words[1:])
     assert again.step == 2
 
 
 def test_data_in_another_order_is_read_from_its_first_sample(parent, tmp_path):
-    trained(tmp_path / "out", f"run.weights={parent}", "run.steps=5", "run.seed=8")
+    train_session(tmp_path / "out", f"run.weights={parent}", "run.steps=5", "run.seed=8")
     assert [(line["step"], line["first_sample"]) for line in read(tmp_path / "out")] == [(5, 0)]
 
 

@@ -14,7 +14,7 @@ from gangline.health import Action, HealthCheck, Verdict
 from gangline.train.rank import train
 from gangline_testkit import as_installed
 from gangline_testkit.pool import pool
-from gangline_testkit.sessions import lines, session, trained, trained_on
+from gangline_testkit.sessions import lines, session, train_on_ranks, train_session
 from gangline_testkit.toys.previous import PreviousCallback
 
 
@@ -34,9 +34,9 @@ def held(s) -> dict[str, torch.Tensor]:
 
 
 def test_what_it_holds_travels_over_layouts_and_what_it_lends_is_put_back(tmp_path):
-    trained(tmp_path / "plain", VALIDATED, "run.steps=6")
-    trained(tmp_path / "out", PREVIOUS, VALIDATED, "run.steps=4")
-    trained_on(2, tmp_path / "out", PREVIOUS, VALIDATED, "run.steps=6", "parallel=ddp")
+    train_session(tmp_path / "plain", VALIDATED, "run.steps=6")
+    train_session(tmp_path / "out", PREVIOUS, VALIDATED, "run.steps=4")
+    train_on_ranks(2, tmp_path / "out", PREVIOUS, VALIDATED, "run.steps=6", "parallel=ddp")
 
     records, plain = lines(tmp_path / "out", "metrics.jsonl"), lines(tmp_path / "plain", "metrics.jsonl")
     losses = [record["validation_loss"] for record in records]
@@ -56,8 +56,8 @@ def test_what_it_holds_travels_over_layouts_and_what_it_lends_is_put_back(tmp_pa
 
 
 def test_it_may_come_and_go_when_a_run_goes_on(tmp_path):
-    trained(tmp_path / "out", "run.steps=2")
-    trained(tmp_path / "out", PREVIOUS, "run.steps=2")  # nothing to do: saved as it was
+    train_session(tmp_path / "out", "run.steps=2")
+    train_session(tmp_path / "out", PREVIOUS, "run.steps=2")  # nothing to do: saved as it was
     late = session(tmp_path / "out", PREVIOUS, "run.steps=4")
     assert ["lacks arrays of callback=previous" in note for note in late.notes] == [True]
     arrays = held(late)
@@ -79,7 +79,7 @@ class GoesBack(HealthCheck):
 
 def test_what_it_counted_is_forgotten_where_a_run_goes_back_to_before_it(tmp_path):
     """Also what is in no array: the checkpoint has nothing of it."""
-    trained(tmp_path / "out", "run.steps=2")
+    train_session(tmp_path / "out", "run.steps=2")
     late = session(tmp_path / "out", PREVIOUS, "run.steps=5", "checkpoint.every=100")
     late.health["goes-back"] = GoesBack()
     train(late)

@@ -58,7 +58,7 @@ def test_model_larger_than_the_machine_is_refused_with_numbers():
 
 def test_memory_of_replicas_is_counted_for_each():
     alone = default_run()
-    one, all_ranks = memory.one_copy(alone), memory.state_of_all_ranks(default_run(parallel="ddp"), 2)
+    one, all_ranks = memory.count_one_copy(alone), memory.state_of_all_ranks(default_run(parallel="ddp"), 2)
     assert all_ranks == {kind: 2 * size for kind, size in one.items()}
     assert one["weights"] == one["gradients"] > 4e6
 

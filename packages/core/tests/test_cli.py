@@ -249,7 +249,7 @@ def test_a_multirun_runs_each_and_ends_with_a_table_and_the_first_failure(runs):
 
 
 def test_a_mistake_in_any_of_several_runs_is_found_before_the_first(runs):
-    printed = runs.refused("-m", "batch.global_size=4,0", "run.dir=sweep")
+    printed = runs.expect_refusal("-m", "batch.global_size=4,0", "run.dir=sweep")
     assert "batch.global_size=0 must be at least 1." in printed
     assert not (runs.directory / "sweep").exists()
 

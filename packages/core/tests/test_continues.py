@@ -7,7 +7,7 @@ import pytest
 from gangline.errors import UserError
 from gangline.record import read_records
 from gangline_basics.data.text import TextSource
-from gangline_testkit.sessions import lines, session, trained
+from gangline_testkit.sessions import lines, session, train_session
 
 SIZE = 4
 
@@ -19,7 +19,7 @@ def settings(path, steps: int) -> tuple[str, ...]:
 def test_a_resume_refuses_damaged_attempts(tmp_path):
     """A number that was edited, also in a line without a checksum, starts the run at step 0 no more."""
     run_dir = tmp_path / "out"
-    trained(run_dir, "run.steps=2")
+    train_session(run_dir, "run.steps=2")
     path = run_dir / "attempts.jsonl"
     whole = path.read_text()
     path.write_text(whole.replace('"attempt": 1', '"attempt": 5'))
@@ -37,12 +37,12 @@ def test_a_run_goes_on_with_data_whose_source_says_so(tmp_path, monkeypatch):
     before, after, run_dir = tmp_path / "before.txt", tmp_path / "after.txt", tmp_path / "run"
     before.write_text("".join(f"{number} " for number in range(2000)))
     after.write_text(before.read_text() + "and more " * 100)
-    assert trained(run_dir, *settings(before, 4)) == 0
+    assert train_session(run_dir, *settings(before, 4)) == 0
     with pytest.raises(UserError, match="trained on other data"):
         session(run_dir, *settings(after, 6))
     asked = []
     monkeypatch.setattr(TextSource, "continues", lambda self, *given: asked.append((self, *given)) or True)
-    assert trained(run_dir, *settings(after, 6)) == 0
+    assert train_session(run_dir, *settings(after, 6)) == 0
     ((source, fingerprint, cursor, state),) = asked
     assert (cursor, state) == (4 * SIZE, {})
     first, second = lines(run_dir, "attempts.jsonl")
@@ -66,7 +66,7 @@ def test_a_run_goes_on_with_data_whose_source_says_so(tmp_path, monkeypatch):
 def test_resume_refuses_edited_settings(tmp_path, edited, stored):
     """A resume that took config.yaml as it is would train on with another learning rate, without a word."""
     run_dir = tmp_path / "out"
-    trained(run_dir, "run.steps=2")
+    train_session(run_dir, "run.steps=2")
     with pytest.raises(UserError) as caught:
         session(run_dir, "run.steps=4", edited)
     message = str(caught.value)

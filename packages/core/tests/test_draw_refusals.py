@@ -11,7 +11,7 @@ from gangline.cli.main import main
 from gangline.errors import UserError
 from gangline.runtime import Sampling
 from gangline_basics.sampling.draw import draw
-from gangline_testkit.sessions import trained
+from gangline_testkit.sessions import train_session
 
 
 @pytest.mark.parametrize(("logits", "temperature"), [([5.0, 1.0, 0.0], 1e-320), ([torch.inf, 1.0, 0.0], 1.0)])
@@ -30,7 +30,7 @@ def test_a_temperature_is_finite(temperature: float) -> None:
 
 
 def test_a_device_that_is_not_here(tmp_path: Path, capsys) -> None:
-    assert trained(tmp_path / "run", "run.steps=2") == 0
+    assert train_session(tmp_path / "run", "run.steps=2") == 0
     for device in ("gpu", "cuda:99", "meta", "cpu:1"):
         assert main(["sample", str(tmp_path / "run"), "--device", device]) == 2
         assert f"device {device} is not here" in capsys.readouterr().err

@@ -28,7 +28,7 @@ from gangline.run.attempts import Attempt
 from gangline.run.ending import EXIT_REQUEUE, RunEnding, clear_ending, read_ending, write_ending
 from gangline.run.events import Events, read_events
 from gangline.run.generation import FILE, Fenced, advance, hold, progress
-from gangline_basics.cluster.given import GivenNodes, given_nodes
+from gangline_basics.cluster.given import GivenNodes, read_nodes
 from gangline_basics.launch import elastic, meeting_state
 from gangline_basics.launch.config import ElasticLaunch, LocalLaunch
 from gangline_basics.launch.elastic import Agent, AgentNode, RankFiles
@@ -130,10 +130,10 @@ def test_ranks_beyond_the_layout_wait(tmp_path):
     (tmp_path / "logs").mkdir()
     decides, _ = starts(tmp_path, usable=4)
     decides.places = ["top.rack0.a", "top.rack0.b", "top.rack1.c"]
-    assert given_nodes(tmp_path) is None
+    assert read_nodes(tmp_path) is None
     start = decides.begin(["a", "b", "c"], 6, first=True)
     assert start == JobStart(1, ("a", "b", "c"), 4, 2)
-    given = given_nodes(tmp_path)
+    given = read_nodes(tmp_path)
     assert given == GivenNodes(("a", "b", "c"), ("top.rack0.a", "top.rack0.b", "top.rack1.c"), 4, 2)
     assert (given.topology().gpus_per_node, given.topology().nodes_per_rack) == (2, 2)
     assert JobStart.of(start.to_dict()) == start
@@ -166,7 +166,7 @@ def test_why_there_is_another_start(tmp_path, failure, nodes, why):
     decides.begin(["a", "b"], 8, first=True)
     if failure is not None:
         failures.claim(tmp_path / "logs", 1, failure)
-    decides.ended()
+    decides.note_end()
     assert decides.begin(nodes, 8, first=False).stop is None
     launch = read_events(tmp_path)[-1]
     assert (launch["why"], launch["generation"]) == (why, 2)
@@ -401,7 +401,7 @@ def test_sigterm_to_a_rank_counts_as_a_restart(tmp_path, nodes, code):
     decides, said = starts(tmp_path, max_restarts=0)
     decides.begin(["a", "b"], 8, first=True)
     failures.claim(tmp_path / "logs", 1, RankFailure(0, "ended", 75))
-    decides.ended()
+    decides.note_end()
     stop = decides.begin(nodes, 8, first=False).stop
     assert (stop and (stop.exit_code, stop.ending(2).reason)) == (code and (code, "preempted"))
     assert bool(said) == (stop is None)
@@ -420,7 +420,7 @@ def test_the_last_node_that_a_signal_ends_reports_the_end(tmp_path, first, writt
         node = AgentNode(name, 1, None, lambda: 1, alone=False, left=lambda number: store.add(f"left/{number}", 1))
         files = RankFiles(tmp_path / "logs", node)
         files.start = JobStart(2, ("a", "b"), 2, 0)
-        codes.append(elastic._signalled(starts(tmp_path)[0], files, signal.SIGTERM))
+        codes.append(elastic._report_signal(starts(tmp_path)[0], files, signal.SIGTERM))
         ends.append([line["event"] for line in read_events(tmp_path)])
     assert (codes, ends) == (expected, [[], ["exit"]])
 

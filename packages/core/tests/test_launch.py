@@ -92,10 +92,10 @@ def test_what_the_server_preloads_can_be_imported_and_is_no_more_than_every_run_
 def test_a_run_that_is_known_loads_its_own_parts_alone():
     """torch.distributed.checkpoint is a third of what there is to load, for whoever saves."""
     off, torch_dcp = "gangline_basics.checkpoint.off", "gangline_basics.checkpoint.torch_dcp"
-    found = forkserver.of_run(default_run(checkpoint="off"))
+    found = forkserver.list_modules(default_run(checkpoint="off"))
     assert off in found
     assert torch_dcp not in found
-    assert torch_dcp in forkserver.of_run(default_run(checkpoint="torch"))
+    assert torch_dcp in forkserver.list_modules(default_run(checkpoint="torch"))
     names = [name for name in forkserver.PRELOAD[1:] if name not in forkserver.OF_SOME_PARTS]
     code = f"import sys, {', '.join([*names, off, 'gangline_basics.parallel.ddp'])}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -11,7 +11,7 @@ from gangline.optimizer import Optimizer
 from gangline_basics.callback.ema import EmaCallback
 from gangline_basics.checkpoint.torch_dcp import DcpCheckpointer
 from gangline_basics.optimizer.adamw import AdamwOptimizer
-from gangline_testkit.sessions import session, trained
+from gangline_testkit.sessions import session, train_session
 
 OLD = "optimizer/old/head.weight"
 
@@ -19,7 +19,7 @@ OLD = "optimizer/old/head.weight"
 @pytest.fixture
 def run_dir(tmp_path):
     """A run with a checkpoint of two steps and two averages."""
-    assert trained(tmp_path / "out", "callback=ema", "callback.ema.decays=[0.5,0.9]", "run.steps=2") == 0
+    assert train_session(tmp_path / "out", "callback=ema", "callback.ema.decays=[0.5,0.9]", "run.steps=2") == 0
     return tmp_path / "out"
 
 

@@ -15,7 +15,7 @@ from gangline.errors import UserError
 from gangline.plugin.registry import installed
 from gangline_basics.parallel.config import Ddp
 from gangline_testkit import OptimizerSuite, as_installed
-from gangline_testkit.sessions import trained_on
+from gangline_testkit.sessions import train_on_ranks
 
 SMALL = ("recipe=tiny", "launch.processes=2")
 
@@ -82,4 +82,4 @@ def test_a_view_has_the_parts_of_its_group_with_their_options():
 
 def test_a_view_trains(tmp_path):
     words = ("parallel=around", "parallel/inner=ddp", "run.steps=2")
-    assert trained_on(2, tmp_path / "run", *words) == 0
+    assert train_on_ranks(2, tmp_path / "run", *words) == 0

@@ -247,7 +247,7 @@ def test_a_closed_reader_reads_nothing_more():
     reader.close()
     reader.close()
     asked = len(source.asked)
-    for call in (reader.take, lambda: reader.begin(0, 0), lambda: list(reader.held_out(2))):
+    for call in (reader.take, lambda: reader.begin(0, 0), lambda: list(reader.read_held_out(2))):
         with pytest.raises(RuntimeError, match="closed"):
             call()
     time.sleep(0.02)
@@ -273,7 +273,7 @@ def read_by_one(broken: bool) -> list:
     try:
         for step in range(3):
             found += batches.take(32 * step if broken else 4 * step, step)
-        found += batches.held_out(3)
+        found += batches.read_held_out(3)
     except Exception as error:
         return [str(error)]
     finally:
@@ -287,7 +287,7 @@ def read_by_one(broken: bool) -> list:
 def test_peers_get_what_the_first_of_them_reads():
     alone = Batches(Shared(0.0), ReadPlace(0, 1, 4, 2, CPU))
     wanted = [batch.tokens.tolist() for step in range(3) for batch in alone.take(4 * step, step)]
-    wanted += [batch.tokens.tolist() for batch in alone.held_out(3)]
+    wanted += [batch.tokens.tolist() for batch in alone.read_held_out(3)]
     alone.close()
     first, *others = pool(3).run(read_by_one, False)
     assert [value[0] for value in first[0]] == wanted
@@ -306,10 +306,10 @@ class NothingHeldOut(Shared):
     def reader(self, place):
         reader = super().reader(place)
 
-        def held_out(count):
+        def read_held_out(count):
             raise OSError("the disk is gone")
 
-        reader.held_out = held_out
+        reader.read_held_out = read_held_out
         return reader
 
 
@@ -317,7 +317,7 @@ def held_out_by_one() -> str:
     world = rank.comms(Mesh.of({"tp": rank.world})).world
     batches = Batches(NothingHeldOut(0.0), ReadPlace(0, 1, 4, 2, CPU), world)
     try:
-        batches.held_out(3)
+        batches.read_held_out(3)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:

@@ -141,7 +141,7 @@ def test_resume_extends_a_finished_run(runs):
     assert runs.curve("out") == runs.curve("straight")
     before = (runs.directory / "out" / "config.yaml").read_text()
     for words in ((), ("run.steps=2",)):
-        said = runs.refused("resume=out", *words)
+        said = runs.expect_refusal("resume=out", *words)
         steps = words[0] if words else "run.steps=9"
         assert said.startswith(f"train: the run has ended: step 9 is done, and {steps}.\n  To continue:  train resume=")
         assert said.endswith("out run.steps=18\n")

@@ -19,7 +19,7 @@ from gangline_dataloader.prepare.prepare_plan import PLAN, WORK
 from gangline_dataloader.prepare.run import lock_store
 from gangline_dataloader.sources import build
 from gangline_dataloader.store import manifest as manifests
-from gangline_dataloader.store.fields import with_checksum
+from gangline_dataloader.store.fields import add_checksum
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import FILE, VALIDATION, read
 from gangline_testkit.runs import small_run
@@ -69,7 +69,7 @@ def test_what_was_there_stays_and_what_is_new_comes_behind_it_once(two, capsys):
         name: content for name, content in before.items() if name.endswith(".npy")
     }
     assert manifest.identity() != identity
-    assert manifest.grew_from(identity) == 1
+    assert manifest.match_prefix(identity) == 1
     now, held_now = documents(store), documents(store / VALIDATION)
     assert now[: len(old)] == old
     assert held_now[: len(held_out)] == held_out
@@ -87,7 +87,7 @@ def test_what_was_there_stays_and_what_is_new_comes_behind_it_once(two, capsys):
     third = letters(store.parent / "third", "c")
     prepared(third, "--out", store, "--append")
     assert len(read(store).shards) == 3
-    assert read(store).grew_from(identity) == 1
+    assert read(store).match_prefix(identity) == 1
 
 
 def test_near_doubles_of_what_was_there_are_dropped(two, tmp_path):
@@ -347,7 +347,7 @@ def test_append_refuses_a_store_that_older_rules_cleaned(two, tmp_path, monkeypa
     prepared(first, "--out", plain, "--clean", "none")
     about = json.loads((plain / FILE).read_text())
     del about["report"]["rules"]  # as of an older store
-    (plain / FILE).write_text(json.dumps(with_checksum(about)))
+    (plain / FILE).write_text(json.dumps(add_checksum(about)))
     prepared(second / "b1.txt", "--out", plain, "--append")
     prepared(second / "b2.txt", "--out", plain, "--append", "--clean", "unicode")
     upgraded(monkeypatch)

@@ -19,7 +19,7 @@ from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
 from gangline_dataloader.store import local, npy, watch
-from gangline_dataloader.store.fields import with_checksum
+from gangline_dataloader.store.fields import add_checksum
 from gangline_dataloader.store.manifest import FILE
 from gangline_dataloader.store.npy import checksum
 from gangline_testkit.runs import small_run
@@ -79,7 +79,7 @@ def test_a_shard_that_changed_under_a_run_is_named(store, change, packing, monke
 
 def test_shard_that_changes_while_it_is_compared_is_named(store, monkeypatch):
     """Its time is set back, so that only the time of its inode tells it from what was compared."""
-    real = local.mapped
+    real = local.map_vector
 
     def mapped(path: Path, *words):
         found, before = real(path, *words), path.stat()
@@ -88,7 +88,7 @@ def test_shard_that_changes_while_it_is_compared_is_named(store, monkeypatch):
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         return found
 
-    monkeypatch.setattr(local, "mapped", mapped)
+    monkeypatch.setattr(local, "map_vector", mapped)
     with pytest.raises(UserError, match=rf"{SHARD} has changed since the run began"):
         samples(source(store))
 
@@ -204,7 +204,7 @@ def test_large_shard_changed_between_its_pieces_after_the_start_is_named(store, 
     about = json.loads((store / FILE).read_text())
     shards = about["shards"]
     shards["pieces_xxh3"] = [npy.pieces_checksum(store / f"shard-{n:05d}.npy") for n in range(len(shards["xxh3"]))]
-    (store / FILE).write_text(json.dumps(with_checksum(about)))
+    (store / FILE).write_text(json.dumps(add_checksum(about)))
     now = source(store)
     content = bytearray((store / SHARD).read_bytes())
     content[200] ^= 1
@@ -230,7 +230,7 @@ def test_read_error_of_a_large_shard_is_named(store, monkeypatch):
 def test_large_shards_of_a_store_without_checksums_of_pieces_are_read_whole(store, texts, monkeypatch, tmp_path):
     about = json.loads((store / FILE).read_text())
     assert len(about["shards"].pop("pieces_xxh3")) == len(about["shards"]["xxh3"])
-    (store / FILE).write_text(json.dumps(with_checksum(about)))
+    (store / FILE).write_text(json.dumps(add_checksum(about)))
     (tmp_path / "more.txt").write_text("What is appended. " * 9)
     assert (
         commands.main(["prepare", str(tmp_path / "more.txt"), "--out", str(store), "--append", "--clean", "none"]) == 0
@@ -254,7 +254,7 @@ def test_a_token_beyond_the_vocabulary_is_named_when_it_is_taken(store, packing)
     np.save(store / "other.npy", tokens)
     (store / "other.npy").replace(path)
     about["shards"]["xxh3"][1], about["vocab_size"] = checksum(path), 255
-    (store / FILE).write_text(json.dumps(with_checksum(about)))
+    (store / FILE).write_text(json.dumps(add_checksum(about)))
     for plan in store.glob("pack-*.json"):
         plan.unlink()
     assert commands.main(["prepare", "--out", str(store), "--pack", "32"]) == 0

@@ -16,7 +16,7 @@ from gangline.errors import UserError
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, WeightStage
 from gangline_dataloader.order.single import SingleOrder
 from gangline_dataloader.sources import build
-from gangline_dataloader.store.fields import with_checksum
+from gangline_dataloader.store.fields import add_checksum
 from gangline_dataloader.store.manifest import FILE
 from gangline_testkit.runs import small_run
 
@@ -31,7 +31,7 @@ def test_every_epoch_of_a_source_that_grew_shows_each_row_once(data):
     for rows in sizes[1:]:
         cursor += data.draw(st.integers(0, 70))
         before = order(np.arange(cursor))
-        order = SingleOrder(Ingredient("a", rows), 7).after(order.deciding, cursor)
+        order = SingleOrder(Ingredient("a", rows), 7).resume_after(order.deciding, cursor)
         again = order(np.arange(cursor))
         assert all((getattr(before, name) == getattr(again, name)).all() for name in ("epoch", "row"))
     place = order(np.arange(order.epochs.sizes[-1][0] + 2 * sizes[-1]))
@@ -65,7 +65,7 @@ def test_every_epoch_of_each_source_of_a_mixture_that_grew_shows_each_row_once(d
         cursor = min(cursor + data.draw(st.integers(0, 70)), now.end or 10**9)
         before, sizes = now(np.arange(cursor)), {n: e.sizes for n, e in zip(names, now.epochs, strict=True)}
         rows = [each + data.draw(st.integers(0, 20)) for each in rows]
-        now = order(rows).after(sizes, cursor)
+        now = order(rows).resume_after(sizes, cursor)
         again = now(np.arange(cursor))
         assert all((getattr(before, name) == getattr(again, name)).all() for name in ("source", "epoch", "row"))
     place = now(np.arange(min(cursor + 300, now.end or 10**9)))
@@ -90,7 +90,7 @@ def grown(store: Path, by: Path) -> None:
         for ending in ("npy", "ends.npy"):
             (store / f"shard-{to:05d}.{ending}").write_bytes((by / f"shard-{number:05d}.{ending}").read_bytes())
     mine["shards"] = {name: column + theirs["shards"][name] for name, column in mine["shards"].items()}
-    (store / FILE).write_text(json.dumps(with_checksum(mine)))
+    (store / FILE).write_text(json.dumps(add_checksum(mine)))
 
 
 def letters(folder: Path, letter: str, files: int = 30) -> Path:
@@ -199,7 +199,7 @@ def test_a_cap_on_epochs_may_change_where_it_was_not_reached_and_is_not_yet(stor
     (code,) = (number for number, one in enumerate(mixture.ingredients) if one.name == "code")
     rows = mixture.ingredients[code].rows
     cursor = 4 * rows  # three in ten of them are of code: its first epoch is over
-    assert 1.05 < mixture.used(cursor)[code] / rows < 2
+    assert 1.05 < mixture.count_used(cursor)[code] / rows < 2
     for epochs in (2, 9):
         later = mixed(two, WEB, f"data.epochs={{code: {epochs}}}")
         assert later.continues(first.fingerprint(), cursor, json.loads(json.dumps(first.state(cursor))))

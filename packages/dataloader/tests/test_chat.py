@@ -23,11 +23,11 @@ from gangline_dataloader.prepare.encode import DocumentEncoder, EncodedDocument
 from gangline_dataloader.prepare.rule import Dropped
 from gangline_dataloader.prepare.settings import TOKENIZERS, Settings, copy_tokenizer
 from gangline_dataloader.sources import build
-from gangline_dataloader.store.fields import with_checksum
+from gangline_dataloader.store.fields import add_checksum
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import read
 from gangline_testkit.runs import small_run
-from gangline_testkit.sessions import trained
+from gangline_testkit.sessions import train_session
 
 TEMPLATE = """{%- for message in messages -%}
 <|im_start|>{{ message.role }}
@@ -405,7 +405,7 @@ def test_a_store_of_the_older_rule_is_named_and_not_put_behind(chats, tokenizer)
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     assert manifest.pop("learnt_rule") == LEARNT_RULE
-    path.write_text(json.dumps(with_checksum(manifest)))
+    path.write_text(json.dumps(add_checksum(manifest)))
     for name in ("chat_template.jinja", "tokenizer_config.json"):
         (folder / name).unlink()
     run = small_run("model.vocab_size=330", "data=tokens", f"data.path={folder}")
@@ -468,7 +468,7 @@ def test_a_run_of_conversations_is_asked_by_their_template_and_ends_where_they_d
     folder = prepared(chats, "--tokenizer", str(tokenizer))
     shutil.rmtree(tokenizer.parent)
     asked = ("model.vocab_size=330", "batch.sequence_length=96", "validate.every=null", "run.steps=1")
-    assert trained(tmp_path / "run", *asked, "data=tokens", f"data.path={folder}") == 0
+    assert train_session(tmp_path / "run", *asked, "data=tokens", f"data.path={folder}") == 0
     sampler = Sampler(tmp_path / "run")
     assert sampler.chat(talk(1)[:2]).endswith("How many dögs?<|im_end|>\n<|im_start|>assistant\n")
     codec = sampler.codec

@@ -16,7 +16,7 @@ from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
 from gangline_dataloader.store import watch
-from gangline_dataloader.store.foreign import arrow as arrow_tokens, opened
+from gangline_dataloader.store.foreign import arrow as arrow_tokens, open_tokens
 from gangline_dataloader.store.local import LocalTokens
 from gangline_testkit.runs import small_run
 
@@ -108,7 +108,7 @@ FORMS: dict[str, Callable[[Path], tuple[Path, str | None]]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_every_token_and_document_is_where_it_was(form, tmp_path):
     path, column = FORMS[form](tmp_path / "there")
-    store = opened(path, 200, column)
+    store = open_tokens(path, 200, column)
     assert store.total == len(TOKENS)
     starts = np.array([0, 77, 93, len(TOKENS) - 40, 380])
     out = np.empty((5, 40), store.dtype)
@@ -117,15 +117,15 @@ def test_every_token_and_document_is_where_it_was(form, tmp_path):
     assert np.array_equal(store.ends(0, store.total), ENDS)
     assert [store.document_of(t) for t in (0, 4, 5, 95, 96, 397, 706)] == [0, 0, 1, 2, 3, 4, 6]
     assert store.documents_in(4, 97) == [0, 1, 2, 3]
-    assert store.identity == opened(path, 200, column).identity
+    assert store.identity == open_tokens(path, 200, column).identity
     with pytest.raises(UserError, match="has token"):
-        opened(path, 150, column).windows(np.array([0]), len(TOKENS), np.empty((1, len(TOKENS)), store.dtype))
+        open_tokens(path, 150, column).windows(np.array([0]), len(TOKENS), np.empty((1, len(TOKENS)), store.dtype))
 
 
 def test_a_token_under_zero_is_not_mended_by_a_larger_vocabulary(tmp_path):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pa.table({"tokens": [[1, 2, -4]]}), tmp_path / "a.parquet")
-    store = opened(tmp_path / "a.parquet", 200, None)
+    store = open_tokens(tmp_path / "a.parquet", 200, None)
     with pytest.raises(UserError, match="has token -4") as refused:
         store.windows(np.array([0]), 3, np.empty((1, 3), store.dtype))
     assert "model.vocab_size" not in str(refused.value)
@@ -146,7 +146,7 @@ def test_a_run_reads_them(form, tmp_path):
 def test_windows_of_a_fixed_size_are_read(tmp_path):
     windows = list(RNG.integers(0, 200, (6, 32)))
     mds(tmp_path / "there", "ndarray:uint32:32", windows)
-    store = opened(tmp_path / "there", 200)
+    store = open_tokens(tmp_path / "there", 200)
     out = np.empty((1, 192), store.dtype)
     store.windows(np.array([0]), 192, out)
     assert np.array_equal(out[0], np.concatenate(windows))
@@ -205,7 +205,7 @@ def test_an_index_that_lies_is_refused_by_name(kind, tmp_path):
     change, why = LIES[kind]
     change(tmp_path)
     with pytest.raises(UserError, match=why):
-        opened(tmp_path, 200)
+        open_tokens(tmp_path, 200)
 
 
 def test_a_shard_of_mds_is_held_against_its_hash(tmp_path):
@@ -214,7 +214,7 @@ def test_a_shard_of_mds_is_held_against_its_hash(tmp_path):
     content = bytearray(path.read_bytes())
     content[-9] ^= 1  # of the last token
     path.write_bytes(content)
-    store = opened(tmp_path, 1 << 31)
+    store = open_tokens(tmp_path, 1 << 31)
     with pytest.raises(UserError, match=r"shard.00001.mds is damaged: its sha1 is"):
         store.windows(np.array([store.total - 4]), 4, np.empty((1, 4), store.dtype))
 
@@ -232,10 +232,10 @@ def test_a_column_that_holds_no_tokens_is_refused(tmp_path):
         (path, "id", "lists of whole numbers"),
     ):
         with pytest.raises(UserError, match=why):
-            opened(there, 200, column)
+            open_tokens(there, 200, column)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UserError, match="cannot be read"):
-        opened(path, 200, "mine")
+        open_tokens(path, 200, "mine")
 
 
 ARRAYS = {
@@ -253,7 +253,7 @@ def test_mds_array_whose_size_differs_from_its_bytes_is_refused(kind, tmp_path):
     encoding, change, why = ARRAYS[kind]
     mds(tmp_path, encoding, change=change)
     with pytest.raises(UserError, match=rf"shard\.00000\.mds is not the shard(.|\n)*({why})"):
-        opened(tmp_path, 200)
+        open_tokens(tmp_path, 200)
 
 
 @pytest.mark.parametrize("shape", ["64", "16", "9" * 30, "4,8"])
@@ -269,22 +269,22 @@ def test_mds_array_of_another_static_shape_is_refused(shape, tmp_path):
         path.write_bytes(raw)
     (tmp_path / "index.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="its bytes are 32" if shape in ("64", "16") else "have the shape"):
-        opened(tmp_path, 200)
+        open_tokens(tmp_path, 200)
 
 
 def test_dtype_beside_the_one_an_mds_column_says_is_refused(tmp_path):
     for kind in ("ndarray:int32", "ndarray"):
         mds(tmp_path / kind, kind)
         with pytest.raises(UserError, match=r"data\.column says int64, and the column itself says int32"):
-            opened(tmp_path / kind, 200, "tokens:int64")
-        assert opened(tmp_path / kind, 200, "tokens:int32").total == len(TOKENS)
+            open_tokens(tmp_path / kind, 200, "tokens:int64")
+        assert open_tokens(tmp_path / kind, 200, "tokens:int32").total == len(TOKENS)
 
 
 @pytest.mark.parametrize("given", ["int32", "uint16", "int8"])
 def test_mds_bytes_of_a_wider_dtype_are_refused(given, tmp_path):
     mds(tmp_path, "bytes")
     with pytest.raises(UserError, match=r"seems to hold u?int64 tokens") as refused:
-        opened(tmp_path, 200, f"tokens:{given}")
+        open_tokens(tmp_path, 200, f"tokens:{given}")
     assert "data.column=NAME:" in str(refused.value)
     assert "int64" in str(refused.value).splitlines()[-1]
 
@@ -316,7 +316,7 @@ def test_a_folder_of_several_splits_is_refused_with_the_patterns_of_each(kind, t
     assert store.total == 90 * sum("train" in name or "data" in name for name in names)
     total = 0
     for line in given:
-        total += opened(line.removeprefix("data.path="), 200).total
+        total += open_tokens(line.removeprefix("data.path="), 200).total
     assert total == 90 * len(names), "the patterns part the files"
 
 
@@ -345,9 +345,9 @@ def test_a_null_inside_a_row_is_no_token(suffix, dtype, tmp_path):
         else:
             with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
                 writer.write_table(table)
-    assert opened(tmp_path / f"whole{suffix}", 100).shard(0).tolist() == [5, 6, 7]
+    assert open_tokens(tmp_path / f"whole{suffix}", 100).shard(0).tolist() == [5, 6, 7]
     with pytest.raises(UserError, match=f"null{suffix}: 1 token.* null"):
-        opened(tmp_path / f"null{suffix}", 100).shard(0)
+        open_tokens(tmp_path / f"null{suffix}", 100).shard(0)
 
 
 @pytest.mark.parametrize("length", [100, 4000, 1 << 22])
@@ -366,7 +366,7 @@ def test_arrow_file_with_a_length_beyond_its_buffers_is_refused(lie, length, tmp
             content[at : at + len(there)] = np.array([length if one else 0 for one in old], kind).tobytes()
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"a\.arrow cannot be read"):
-        opened(path, 200)
+        open_tokens(path, 200)
 
 
 def test_parquet_column_whose_name_has_a_dot_is_read(tmp_path):
@@ -376,7 +376,7 @@ def test_parquet_column_whose_name_has_a_dot_is_read(tmp_path):
     for name, table in (("one", {"tokens.x": tokens}), ("two", {"tokens": other, "tokens.x": tokens})):
         path = tmp_path / f"{name}.parquet"
         parquet.write_table(pa.table(table), path)
-        store = opened(path, 200, "tokens.x")
+        store = open_tokens(path, 200, "tokens.x")
         assert (store.total, store.shard(0).tolist()) == (3, [1, 2, 3])
 
 
@@ -391,7 +391,7 @@ def test_two_columns_of_one_name_are_refused(suffix, asked, tmp_path):
         with pa.ipc.new_file(str(path), table.schema) as writer:
             writer.write_table(table)
     with pytest.raises(UserError, match="has 2 columns called tokens"):
-        opened(path, 200, asked)
+        open_tokens(path, 200, asked)
 
 
 EMPTY_ROWS = [[1, 2], [], [3], None, [], [], [], [4, 5], [], [], [6]]  # a batch of three has no tokens
@@ -403,7 +403,7 @@ def test_documents_after_empty_rows_have_the_numbers_of_their_rows(suffix, colum
     rows = EMPTY_ROWS if column == "with nulls" else [row or [] for row in EMPTY_ROWS]
     for name in ("a", "b"):
         write_table(tmp_path / f"{name}{suffix}", {"tokens": rows})
-    store = opened(tmp_path, 200)
+    store = open_tokens(tmp_path, 200)
     assert [store.document_of(t) for t in range(12)] == [0, 0, 2, 7, 7, 10, 11, 11, 13, 18, 18, 21]
     assert store.ends(0, 12).tolist() == [2, 3, 5, 6, 8, 9, 11, 12], "no empty documents to keep apart"
     assert store.documents == 22
@@ -439,19 +439,19 @@ def test_rows_with_padding_in_a_mask_next_to_them_are_refused(beside, name, colu
     tokens = [[5, 6, 7]] * 8
     path = write_table(tmp_path / name, {"input_ids": tokens, beside: [trained] * 7 + [untrained]})
     with pytest.raises(UserError, match=rf"{name}: column {beside} has .* next to input_ids") as refused:
-        opened(path, 200, column)
+        open_tokens(path, 200, column)
     said = str(refused.value)
     assert f"row['{beside}']" in said
     assert f"remove_columns('{beside}')" in said
     for columns in ({beside: [trained] * 8}, {}):
-        assert opened(write_table(path, {"input_ids": tokens, **columns}), 200, column).total == 24
+        assert open_tokens(write_table(path, {"input_ids": tokens, **columns}), 200, column).total == 24
 
 
 def test_labels_that_are_no_lists_do_not_refuse_rows(tmp_path):
     """A class for each row, and lists of texts."""
     for labels in ([-1, 0], [["a"], []], [[[-1]], [[0]]]):
         path = write_table(tmp_path / "a.parquet", {"input_ids": [[5, 6, 7]] * 2, "labels": labels})
-        assert opened(path, 200).total == 6
+        assert open_tokens(path, 200).total == 6
 
 
 @pytest.mark.parametrize("name", ["a.arrow", "no-statistics.parquet"])
@@ -462,13 +462,13 @@ def test_padding_of_a_large_table_is_found_in_a_probe(name, row, tmp_path, monke
     mask[row] = [1, 0, 0]
     path = write_table(tmp_path / name, {"input_ids": [[5, 6, 7]] * 20, "attention_mask": mask})
     with pytest.raises(UserError, match="column attention_mask has"):
-        opened(path, 200)
+        open_tokens(path, 200)
 
 
 def test_an_exported_store_is_the_same_tokens_and_documents(texts, make_store, tmp_path):
     folder = make_store(texts, clean=(), shard_tokens=4000)
     assert commands.main(["export", str(folder), "--out", str(tmp_path / "out.bin")]) == 0
-    store, theirs = LocalTokens(folder), opened(tmp_path / "out.bin", 256)
+    store, theirs = LocalTokens(folder), open_tokens(tmp_path / "out.bin", 256)
     found = []
     for one in (store, theirs):
         tokens = np.empty((1, one.total), one.dtype)

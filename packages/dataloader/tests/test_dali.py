@@ -85,7 +85,7 @@ def test_what_is_held_out_is_that_of_tokens(form, store):
     for count in (5, 10_000):
         here = place(0, 2)
         mine, reference = ours.reader(here), theirs.reader(here)
-        pairs = zip(mine.held_out(count), reference.held_out(count), strict=True)
+        pairs = zip(mine.read_held_out(count), reference.read_held_out(count), strict=True)
         assert all(content([one]) == content([other]) for one, other in pairs)
 
 

@@ -12,7 +12,7 @@ from gangline.errors import UserError
 from gangline_basics.data.codec import open_codec
 from gangline_basics.data.config import TextConfig
 from gangline_dataloader import commands
-from gangline_dataloader.store.fields import with_checksum
+from gangline_dataloader.store.fields import add_checksum
 from gangline_dataloader.store.manifest import read
 from gangline_testkit.runs import small_run
 
@@ -103,7 +103,7 @@ def test_store_of_an_empty_end_of_text_may_be_appended_to(texts, make_store, tmp
     document = json.loads((store / "manifest.json").read_text())
     document.pop("checksum")
     document["report"]["settings"]["end_of_text"] = ""
-    (store / "manifest.json").write_text(json.dumps(with_checksum(document)))
+    (store / "manifest.json").write_text(json.dumps(add_checksum(document)))
     (tmp_path / "more.txt").write_text("more")
     words = ["prepare", str(tmp_path / "more.txt"), "--out", str(store), "--append", "--validation", "0"]
     assert commands.main([*words, "--workers", "1"]) == 0

@@ -12,7 +12,7 @@ from gangline.config.check import problems
 from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
-from gangline_dataloader.store.foreign import opened
+from gangline_dataloader.store.foreign import open_tokens
 from gangline_testkit.runs import small_run
 
 RNG = np.random.default_rng(0)
@@ -48,7 +48,7 @@ def megatron(path: Path, dtype: str = "<i4", code: int = 4) -> None:
 def test_every_token_is_where_it_was(write, tmp_path):
     path = tmp_path / "train.bin"
     write(path)
-    store = opened(path, 200)
+    store = open_tokens(path, 200)
     out = np.empty((3, 40), store.dtype)
     starts = np.array([0, 77, len(TOKENS) - 40])
     store.windows(starts, 40, out)
@@ -58,9 +58,9 @@ def test_every_token_is_where_it_was(write, tmp_path):
         ends = np.cumsum([len(one) for one in DOCUMENTS])
         assert np.array_equal(store.ends(0, store.total), ends)
         assert [store.document_of(t) for t in (0, 4, 5, 95, 96)] == [0, 0, 1, 2, 3]
-    assert store.identity == opened(path, 200).identity
+    assert store.identity == open_tokens(path, 200).identity
     with pytest.raises(UserError, match=r"train\.bin has token"):
-        opened(path, 150).windows(np.array([0]), len(TOKENS), np.empty((1, len(TOKENS)), store.dtype))
+        open_tokens(path, 150).windows(np.array([0]), len(TOKENS), np.empty((1, len(TOKENS)), store.dtype))
 
 
 @pytest.mark.parametrize("write", [nanogpt, llm_c, megatron])
@@ -87,7 +87,7 @@ def test_megatron_documents_after_empty_ones_keep_their_numbers(tmp_path):
     index += np.array(lengths, "<i4").tobytes() + pointers.astype("<i8").tobytes()
     path.with_suffix(".idx").write_bytes(index + np.array([0, 1, 2, 3, 4, 6, 7], "<i8").tobytes())
     path.write_bytes(np.arange(6, dtype="<i4").tobytes())
-    store = opened(path, 200)
+    store = open_tokens(path, 200)
     assert [store.document_of(t) for t in range(6)] == [1, 1, 4, 4, 4, 4]
     assert store.ends(0, 6).tolist() == [2, 6]
     assert (store.documents, store.documents_in(0, 6)) == (6, [1, 4])
@@ -129,7 +129,7 @@ def test_an_index_that_lies_is_refused_by_name(kind, tmp_path):
     change, why = LIES[kind]
     change(path)
     with pytest.raises(UserError, match=why) as error:
-        opened(path, 200)
+        open_tokens(path, 200)
     assert "train." in str(error.value)
 
 
@@ -138,16 +138,16 @@ def test_a_header_that_lies_is_refused(tmp_path):
     llm_c(path)
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(UserError, match=f"says {len(TOKENS)} tokens"):
-        opened(path, 200)
+        open_tokens(path, 200)
     llm_c(path, version=3)
     with pytest.raises(UserError, match="version 3"):
-        opened(path, 200)
+        open_tokens(path, 200)
     for content, why in ((b"abc", "uint16"), (b"", "no tokens")):
         path.write_bytes(content)
         with pytest.raises(UserError, match=why):
-            opened(path, 200)
+            open_tokens(path, 200)
     with pytest.raises(UserError, match="cannot be read"):
-        opened(tmp_path / "none.bin", 200)
+        open_tokens(tmp_path / "none.bin", 200)
 
 
 def test_raw_tokens_of_uint32_are_read_where_they_are_named(tmp_path):
@@ -155,23 +155,23 @@ def test_raw_tokens_of_uint32_are_read_where_they_are_named(tmp_path):
     tokens.astype("<u4").tofile(path)
     for vocab_size, why in ((100_000, "model.vocab_size=100000"), (50_304, "Every second uint16 is almost 0")):
         with pytest.raises(UserError, match="uint16 or uint32") as error:
-            opened(path, vocab_size)
+            open_tokens(path, vocab_size)
         assert why in str(error.value)
         assert "data.column=:uint32" in str(error.value)
-    store = opened(path, 100_000, ":uint32")
+    store = open_tokens(path, 100_000, ":uint32")
     assert np.array_equal(store.shard(0), tokens)
     with pytest.raises(UserError, match="has no columns"):
-        opened(path, 100_000, "tokens")
+        open_tokens(path, 100_000, "tokens")
 
 
 @pytest.mark.parametrize("column", [":int32", ":uint32", ":int64"])
 def test_raw_tokens_of_a_named_dtype_are_read(column, tmp_path):
     path, tokens = tmp_path / "train.bin", RNG.integers(0, 100_000, 5000)
     tokens.astype(column[1:]).tofile(path)
-    store = opened(path, 100_000, column)
+    store = open_tokens(path, 100_000, column)
     assert np.array_equal(store.shard(0), tokens)
     (-tokens).astype(column[1:]).tofile(path)
-    store, out = opened(path, 100_000, column), np.empty((1, 5000), column[1:])
+    store, out = open_tokens(path, 100_000, column), np.empty((1, 5000), column[1:])
     with pytest.raises(UserError, match=r"has token (-|4294)"):
         store.windows(np.array([0]), 5000, out)
 
@@ -186,11 +186,11 @@ def test_raw_tokens_of_a_wider_dtype_than_named_are_refused(dtype, column, tmp_p
     for tokens in (RNG.integers(0, 50_257, 5001), RNG.integers(0, 300, 100_000)):
         tokens.astype(dtype).tofile(path)
         with pytest.raises(UserError, match=rf"train\.bin seems to hold {dtype} tokens") as refused:
-            opened(path, 50_304, column)
+            open_tokens(path, 50_304, column)
         lines = str(refused.value).splitlines()
         assert f"data.column=:{dtype}" in lines[-1]
         assert "almost 0" in lines[1]
-        assert np.array_equal(opened(path, 50_304, f":{dtype}").shard(0), tokens)
+        assert np.array_equal(open_tokens(path, 50_304, f":{dtype}").shard(0), tokens)
 
 
 def test_raw_tokens_that_seem_wider_are_read_when_rewritten_as_int64(tmp_path):
@@ -198,12 +198,12 @@ def test_raw_tokens_that_seem_wider_are_read_when_rewritten_as_int64(tmp_path):
     path, tokens = tmp_path / "train.bin", np.stack([RNG.integers(0, 50_257, 500), np.zeros(500, int)], 1).reshape(-1)
     tokens.astype("<u2").tofile(path)
     with pytest.raises(UserError, match="seems to hold uint32") as refused:
-        opened(path, 50_304, ":uint16")
+        open_tokens(path, 50_304, ":uint16")
     assert f"np.fromfile('{path}', '<u2').astype('<i8').tofile(" in str(refused.value)
     np.fromfile(path, "<u2").astype("<i8").tofile(path)
-    assert np.array_equal(opened(path, 50_304, ":int64").shard(0), tokens)
+    assert np.array_equal(open_tokens(path, 50_304, ":int64").shard(0), tokens)
     tokens[:-1].astype("<u2").tofile(path)  # uint32 tokens would have an even number of halves
-    assert opened(path, 50_304, ":uint16").total == len(tokens) - 1
+    assert open_tokens(path, 50_304, ":uint16").total == len(tokens) - 1
 
 
 def test_raw_tokens_of_uint16_are_read_unnamed(tmp_path):
@@ -211,7 +211,7 @@ def test_raw_tokens_of_uint16_are_read_unnamed(tmp_path):
     path = tmp_path / "train.bin"
     for tokens in (np.zeros(300, int), RNG.integers(0, 16, 300), RNG.integers(0, 50_257, 5000), np.array([300, 1])):
         tokens.astype("<u2").tofile(path)
-        assert np.array_equal(opened(path, 50_304).shard(0), tokens)
+        assert np.array_equal(open_tokens(path, 50_304).shard(0), tokens)
 
 
 def test_an_npy_file_with_another_name_is_refused(tmp_path):
@@ -219,7 +219,7 @@ def test_an_npy_file_with_another_name_is_refused(tmp_path):
         np.save(file, TOKENS.astype("<u2"))
     for column in (None, ":uint16", ":int64"):
         with pytest.raises(UserError, match=r"is a \.npy file"):
-            opened(tmp_path / "train.bin", 200, column)
+            open_tokens(tmp_path / "train.bin", 200, column)
 
 
 @pytest.mark.parametrize("write", [llm_c, llama, megatron])
@@ -227,7 +227,7 @@ def test_a_dtype_beside_the_file_s_own_is_refused(write, tmp_path):
     path = tmp_path / "train.bin"
     write(path)
     with pytest.raises(UserError, match="says"):
-        opened(path, 200, ":uint16" if write is llama else ":uint32")
+        open_tokens(path, 200, ":uint16" if write is llama else ":uint32")
 
 
 def test_verbs_of_stores_say_that_it_is_none(tmp_path):

@@ -17,7 +17,7 @@ from gangline.config.check import problems
 from gangline.data.reader import ReadPlace
 from gangline.errors import UserError
 from gangline_dataloader.images.augment import crops
-from gangline_dataloader.images.webdataset import listed
+from gangline_dataloader.images.webdataset import list_samples
 from gangline_testkit import as_installed, warm
 from gangline_testkit.runs import small_run
 
@@ -107,7 +107,7 @@ def test_readers_of_every_width_have_the_pixels_of_sample(shards):
                 first = cursor + 12 * step + index * 12 // width
                 assert batch.sample.tolist()[-1] == first + 12 // width - 1
         reader.close()
-    held = list(source(shards, split="validation").reader(place).held_out(100))
+    held = list(source(shards, split="validation").reader(place).read_held_out(100))
     assert sum(len(batch.sample) for batch in held) >= 6
 
 
@@ -142,7 +142,7 @@ def test_from_jpegs_to_a_loss(shards, tmp_path):
 
 def test_an_image_that_cannot_be_decoded_is_named(shards):
     path = shards / "00001.tar"
-    at = int(listed(str(path)).image[4, 0])
+    at = int(list_samples(str(path)).image[4, 0])
     content = bytearray(path.read_bytes())
     content[at : at + 200] = bytes(200)
     path.write_bytes(content)
@@ -267,6 +267,6 @@ def test_what_makes_no_samples_is_refused_by_name(shards, tmp_path):
     assert "sample 000001 has no text" in said(path)
     path.write_bytes((shards / "00000.tar").read_bytes()[:700])
     with pytest.raises(UserError, match=r"one\.tar"):
-        listed(str(path)).read(0)
+        list_samples(str(path)).read(0)
     path.write_bytes(b"no tar" * 200)
     assert "one.tar cannot be read" in said(path)

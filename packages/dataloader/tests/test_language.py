@@ -8,7 +8,7 @@ import pytest
 
 from gangline.errors import UserError
 from gangline_dataloader import commands
-from gangline_dataloader.prepare.language import in_one_of
+from gangline_dataloader.prepare.language import check_language
 from gangline_dataloader.prepare.rule import Dropped
 from gangline_dataloader.prepare.settings import Settings
 from gangline_dataloader.store.manifest import read
@@ -51,4 +51,4 @@ def test_a_language_that_the_model_does_not_know_is_refused():
 
 @pytest.mark.parametrize("text", ["ok", "1234", "Guten Tag", "The cat sat.", "\N{GRINNING FACE}", "", "a" * 100])
 def test_of_a_few_words_no_language_is_said(text):
-    assert in_one_of(text, ("en", "de"), 0.5) == Dropped("language: unsure")
+    assert check_language(text, ("en", "de"), 0.5) == Dropped("language: unsure")

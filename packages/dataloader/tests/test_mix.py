@@ -13,7 +13,7 @@ from gangline.config.check import problems
 from gangline.config.paths import rooted
 from gangline.errors import UserError
 from gangline_dataloader.sources import build
-from gangline_dataloader.store.fields import with_checksum
+from gangline_dataloader.store.fields import add_checksum
 from gangline_testkit.runs import small_run
 
 WEIGHTS = "data.weights={web: 0.7, code: 0.3}"
@@ -154,7 +154,7 @@ def test_stores_of_different_tokens_are_refused_by_name(stores, field):
     content = json.loads(path.read_text())
     change = {"identity": "other", "end_of_text": 1, "vocab_size": 200, "dtype": "<u2"}[field]
     (content if field in content else content["tokenizer"])[field] = change
-    path.write_text(json.dumps(with_checksum(content)))
+    path.write_text(json.dumps(add_checksum(content)))
     assert "code and web have different" in said(run_of(stores))
 
 

@@ -34,7 +34,7 @@ def test_each_source_is_read_epoch_by_epoch(order, data):
     """Of any stretch from the start on, every finished epoch of a source shows each row once, and used() counts it."""
     many = data.draw(st.integers(1, 2 * BLOCK))
     place = order(np.arange(many))
-    assert np.array_equal(order.used(many), np.bincount(place.source, minlength=len(order.rows)))
+    assert np.array_equal(order.count_used(many), np.bincount(place.source, minlength=len(order.rows)))
     for k, rows in enumerate(order.rows):
         mine = place.source == k
         assert np.array_equal(place.epoch[mine], np.arange(mine.sum()) // rows)
@@ -85,9 +85,11 @@ def test_a_source_ends_after_its_epochs(order):
 def test_long_run_proportions_are_exact(given_weights):
     order = MixtureOrder([Ingredient(n, 10**9) for n in "abc"], [WeightStage(0, given_weights)], 1)
     for many in (BLOCK, 1_000_000, 10**12 // BLOCK * BLOCK):
-        assert order.used(many) == pytest.approx(np.array(given_weights) / sum(given_weights) * many, rel=1e-3, abs=60)
+        assert order.count_used(many) == pytest.approx(
+            np.array(given_weights) / sum(given_weights) * many, rel=1e-3, abs=60
+        )
     blocks = 10**12 // BLOCK
-    assert order.used(blocks * BLOCK) == pytest.approx(
+    assert order.count_used(blocks * BLOCK) == pytest.approx(
         np.array(given_weights) / sum(given_weights) * blocks * BLOCK, abs=1
     )
 

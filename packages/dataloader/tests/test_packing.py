@@ -13,7 +13,7 @@ from gangline.config.check import problems
 from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.packing import pack_plan
-from gangline_dataloader.packing.best_fit import packed
+from gangline_dataloader.packing.best_fit import pack_documents
 from gangline_dataloader.sources import build
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import FILE, read
@@ -21,7 +21,7 @@ from gangline_testkit.runs import small_run
 
 
 def rows_of(ends: np.ndarray, capacity: int) -> list[list[tuple[int, int]]]:
-    pieces, rows = packed(ends, capacity)
+    pieces, rows = pack_documents(ends, capacity)
     cut = np.split(pieces.astype(int), rows[:-1])
     return [[(int(start), int(start + length)) for start, length in row] for row in cut]
 
@@ -63,7 +63,7 @@ def test_padding_of_documents_like_those_of_the_web(T):
     """At most 0.05 %, of a shard of 2^26 tokens; lognormal lengths, median 403, mean 738."""
     rng = np.random.default_rng(0)
     lengths = np.maximum(1, rng.lognormal(np.log(403), 1.1, 90_000).astype(np.int64))
-    pieces, rows = packed(np.cumsum(lengths), T + 1)
+    pieces, rows = pack_documents(np.cumsum(lengths), T + 1)
     assert int(pieces[:, 1].sum(dtype=np.int64)) >= lengths.sum()
     assert 1 - pieces[:, 1].sum(dtype=np.int64) / (len(rows) * (T + 1)) <= 0.0005
 
@@ -123,7 +123,7 @@ def test_a_length_without_a_plan_is_refused_with_the_command_that_makes_it(store
     assert command[:3] == ["gangline", "data", "prepare"]
     assert commands.main(command[2:]) == 0
     assert problems(run) == []
-    assert pack_plan.planned(store) == [48, 64]
+    assert pack_plan.list_lengths(store) == [48, 64]
 
 
 def test_prepare_plans_what_it_prepares_and_the_same_plan_again(texts, tmp_path, capsys):

@@ -22,11 +22,11 @@ from gangline.errors import UserError
 from gangline_basics.data.corpus import FilePart, TextFile
 from gangline_dataloader import commands
 from gangline_dataloader.prepare import run
-from gangline_dataloader.prepare.clean import cleaned
+from gangline_dataloader.prepare.clean import clean_text
 from gangline_dataloader.prepare.inputs import listing
 from gangline_dataloader.prepare.prepare_plan import WORK
 from gangline_dataloader.prepare.settings import Settings
-from gangline_dataloader.store.fields import with_checksum
+from gangline_dataloader.store.fields import add_checksum
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import VALIDATION, read
 
@@ -94,7 +94,7 @@ def test_killed_and_called_again_it_gives_the_bytes_of_an_undisturbed_call(texts
     out = tmp_path / "killed"
     undisturbed = make_store(texts)
     for where, seconds, wait in (
-        ("gangline_dataloader.prepare.encode.passed", 0.05, WORK),
+        ("gangline_dataloader.prepare.encode.filter_text", 0.05, WORK),
         ("gangline_dataloader.store.write.ShardWriter.write_run", 5, f"{WORK}/choice.json"),
     ):
         process = subprocess.Popen(
@@ -203,7 +203,7 @@ def test_empty_name_of_a_field_is_refused(tmp_path):
 
 
 def test_marks_behind_control_characters_are_composed():
-    assert cleaned("e\0\u0301 \r\n", ["unicode"]) == "é \n"
+    assert clean_text("e\0\u0301 \r\n", ["unicode"]) == "é \n"
 
 
 def test_text_in_another_encoding_is_dropped_or_counted(tmp_path, make_store):
@@ -321,7 +321,7 @@ def test_store_of_an_older_identity_is_recognised_by_its_words(append, texts, tm
     document.pop("checksum")
     call = document["report"]["appended"][0] if append else document["report"]
     call["identity"] = Settings(validation=0.3).identity_without_names(listing([str(texts / "deep")]))
-    (out / "manifest.json").write_text(json.dumps(with_checksum(document)))
+    (out / "manifest.json").write_text(json.dumps(add_checksum(document)))
     (out / WORK).mkdir()
     (out / WORK / "plan.json").write_text(json.dumps({"identity": call["identity"]}))
     before = contents(out)

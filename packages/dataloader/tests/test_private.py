@@ -8,7 +8,7 @@ import pytest
 
 from gangline.errors import UserError
 from gangline_dataloader import commands
-from gangline_dataloader.prepare.private import KINDS, replaced
+from gangline_dataloader.prepare.private import KINDS, replace_private
 from gangline_dataloader.store.manifest import read
 
 FOUND = {
@@ -29,11 +29,11 @@ def test_what_is_one_is_replaced_and_what_is_none_stays(kind):
     for text in FOUND[kind]:
         for around in ("{}", "see {}.", "<{}>, and", "{}\n{}"):
             given = around.replace("{}", text)
-            assert replaced(given, [kind]) == (around.replace("{}", word), {kind: around.count("{}")}), given
+            assert replace_private(given, [kind]) == (around.replace("{}", word), {kind: around.count("{}")}), given
     for text in LEFT[kind]:
         given = f"see {text} here"
-        assert replaced(given, [kind]) == (given, {}), given
-    assert replaced("".join(FOUND[kind]), []) == ("".join(FOUND[kind]), {})
+        assert replace_private(given, [kind]) == (given, {}), given
+    assert replace_private("".join(FOUND[kind]), []) == ("".join(FOUND[kind]), {})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -41,7 +41,7 @@ def test_what_is_one_is_replaced_and_what_is_none_stays(kind):
 def test_no_text_takes_long(kind, piece):
     """Time grows with the text, not with its square: 200 kB of what almost fits, in CPU seconds."""
     start = time.process_time()
-    replaced(piece * (200_000 // len(piece)), [kind])
+    replace_private(piece * (200_000 // len(piece)), [kind])
     assert time.process_time() - start < 2
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline_dataloader.prepare.clean import RULES, cleaned
+from gangline_dataloader.prepare.clean import RULES, clean_text
 from gangline_dataloader.prepare.rule import Dropped
 
 SUBJECTS = [
@@ -59,7 +59,7 @@ ASKED = ("gopher", "gopher_repetition", "c4", "fineweb")
 
 @pytest.mark.parametrize("rule", ASKED)
 def test_prose_passes(rule: str) -> None:
-    assert cleaned(PROSE, [rule]) == PROSE
+    assert clean_text(PROSE, [rule]) == PROSE
 
 
 WORDS = " ".join([*SUBJECTS, *VERBS, *OBJECTS])
@@ -92,12 +92,12 @@ DROPPED = {
 @pytest.mark.parametrize("why", DROPPED)
 def test_what_a_rule_drops_is_named(why: str) -> None:
     rule, text = DROPPED[why]
-    assert cleaned(text, [rule]) == Dropped(why)
+    assert clean_text(text, [rule]) == Dropped(why)
 
 
 def test_c4_keeps_the_lines_that_are_sentences() -> None:
     noisy = f"Home | About\n{PROSE}\nPlease enable JavaScript to read all of this page.\nRead more...\nToo short."
-    assert cleaned(noisy, ["c4"]) == PROSE
+    assert clean_text(noisy, ["c4"]) == PROSE
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -22,7 +22,7 @@ from gangline.config.serial import to_dict
 from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build, windows
-from gangline_dataloader.store.fields import with_checksum
+from gangline_dataloader.store.fields import add_checksum
 from gangline_dataloader.store.manifest import FILE, read
 from gangline_dataloader.store.remote.cache import FileCache
 from gangline_dataloader.store.remote.fetch import Remote
@@ -133,7 +133,7 @@ def test_the_cache_never_holds_more_than_its_limit(server, store, tmp_path, monk
     most = 0
     for i in range(reference.length()):
         assert np.array_equal(mine.sample(i)["tokens"], reference.sample(i)["tokens"])
-        most = max(most, cache.held())
+        most = max(most, cache.count_bytes())
     assert most <= limit
     whole = sum(path.stat().st_size for path in store.glob("shard-?????.npy"))
     assert whole > limit, "the store is larger than the cache"
@@ -175,7 +175,7 @@ def test_in_a_cache_of_the_size_that_is_named_no_file_is_fetched_twice_in_a_span
             for store in one.stores:
                 for opened in (store.shard, store.shard_ends, store.shard_loss):
                     opened.cache_clear()  # as where more shards are read than are mapped
-        assert cache.held() <= needed
+        assert cache.count_bytes() <= needed
     fetched = [path for path, wanted in server.asked if path.endswith(".npy")]
     assert any(path.endswith(".loss.npy") for path in fetched)
     assert len(fetched) == len(set(fetched))
@@ -236,7 +236,7 @@ def test_three_runs_share_a_cache_that_has_room_for_less_than_one(server, store,
     for i in range(local.length()):
         digest.update(local.sample(i)["tokens"].tobytes())
     assert found == [digest.hexdigest()] * 3
-    assert FileCache(tmp_path / "cache", 20000).held() <= 20000
+    assert FileCache(tmp_path / "cache", 20000).count_bytes() <= 20000
 
 
 READER = """
@@ -426,7 +426,7 @@ def test_validation_part_behind_a_url_is_that_of_its_store(server, store, tmp_pa
         ({"held_out": False, "validation": None}, f"{where}/validation does not belong to the store {where}\\."),
         ({"validation": "0" * 32}, f"{where}/validation is not what was held out of the store {where}\\."),
     ):
-        (store / FILE).write_text(json.dumps(with_checksum({**json.loads(old), **changed})))
+        (store / FILE).write_text(json.dumps(add_checksum({**json.loads(old), **changed})))
         with pytest.raises(UserError, match=why):
             RemoteTokens(f"{where}/validation", cache, 5.0)
         capsys.readouterr()

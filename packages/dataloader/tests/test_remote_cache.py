@@ -50,7 +50,7 @@ def test_files_of_others_stay_when_the_cache_is_full(texts, make_store, tmp_path
     read = source(store, place, "data.cache_bytes=9000", "data.shuffle_span=2000")
     for number in range(read.length()):
         read.sample(number)
-    assert FileCache(place, 9000).held() <= 9000
+    assert FileCache(place, 9000).count_bytes() <= 9000
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -68,7 +68,7 @@ def test_what_arrives_damaged_takes_its_place_in_the_cache_once(tmp_path):
     cache = FileCache(tmp_path, 1000)
     opened(cache, 0)
     assert opened(cache, 1, b"?" * 500) == CONTENT[1]
-    assert cache.held() == 1000
+    assert cache.count_bytes() == 1000
 
 
 def test_the_file_used_longest_ago_makes_room(tmp_path):

@@ -15,7 +15,7 @@ from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.packing.pack_plan import PackedRows
 from gangline_dataloader.sources import build
-from gangline_dataloader.sources.split import held_out_of
+from gangline_dataloader.sources.split import count_held_out
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import VALIDATION
 from gangline_testkit.runs import small_run
@@ -81,12 +81,12 @@ def test_no_row_changes_its_side_when_the_store_grows(store, tmp_path, data, pac
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.floats(0, 1, exclude_max=True))
 def test_each_shard_holds_out_its_end_whatever_comes_behind_it(shards, share):
     up_to = np.cumsum(shards)
-    held = held_out_of(up_to, share)
+    held = count_held_out(up_to, share)
     assert ((held >= 0) & (held <= shards)).all()
     wanted = max(1, round(share * up_to[-1])) if share and up_to[-1] else 0
     assert abs(int(held.sum()) - wanted) <= 1
     for count in range(1, len(shards)):
-        assert held_out_of(up_to[:count], share).tolist() == held[:count].tolist()
+        assert count_held_out(up_to[:count], share).tolist() == held[:count].tolist()
 
 
 @pytest.mark.parametrize("data", ["tokens", "mix"])

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from gangline.errors import UserError
 from gangline_dataloader import commands
-from gangline_dataloader.store.fields import with_checksum
+from gangline_dataloader.store.fields import add_checksum
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import FILE, Manifest, Shards, Tokenizer, read
 from gangline_dataloader.store.write import ShardWriter
@@ -61,8 +61,8 @@ def test_shards_are_plain_numpy_files(tmp_path):
 def test_a_store_that_grew_knows_what_it_was(tmp_path):
     documents = [[np.arange(1, 9)], [np.arange(4)], [np.arange(7)]]
     short, long = written(tmp_path / "short", documents[:2]), written(tmp_path / "long", documents)
-    assert long.grew_from(short.identity()) == 2
-    assert short.grew_from(long.identity()) is None
+    assert long.match_prefix(short.identity()) == 2
+    assert short.match_prefix(long.identity()) is None
     assert long.identity() != short.identity() != written(tmp_path / "other", documents[1:]).identity()
 
 
@@ -124,7 +124,7 @@ def test_manifest_with_too_few_optional_checksums_is_refused(column, tmp_path):
     written(tmp_path, [[np.arange(50)], [np.arange(9)]])
     content = json.loads((tmp_path / FILE).read_text())
     content["shards"][column] = ["0" * 32]
-    (tmp_path / FILE).write_text(json.dumps(with_checksum(content)))
+    (tmp_path / FILE).write_text(json.dumps(add_checksum(content)))
     with pytest.raises(UserError, match=f"{column} is .*\n.*Expected one for each shard, or none"):
         read(tmp_path)
 

@@ -14,7 +14,7 @@ from gangline.config.check import problems
 from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
-from gangline_dataloader.store.fields import CHECKSUM, with_checksum
+from gangline_dataloader.store.fields import CHECKSUM, add_checksum
 from gangline_dataloader.store.manifest import FILE, VALIDATION
 from gangline_testkit.runs import small_run
 
@@ -51,7 +51,7 @@ def swapped(path: Path) -> None:
 
 def of_another(path: Path) -> None:
     content = json.loads(path.read_text())
-    path.write_text(json.dumps(with_checksum({**content, "store": content["store"][::-1]})))
+    path.write_text(json.dumps(add_checksum({**content, "store": content["store"][::-1]})))
 
 
 def longer(path: Path) -> None:
@@ -164,7 +164,7 @@ def test_store_without_a_checksum_of_its_manifest_is_refused_as_older(store):
     """Whatever else such stores lack: the message says why."""
     about = json.loads((store / FILE).read_text())
     del about["held_out"], about["tokenizer"]["beside_xxh3"], about["shards"]["pieces_xxh3"]
-    (store / FILE).write_text(json.dumps(with_checksum(about)))
+    (store / FILE).write_text(json.dumps(add_checksum(about)))
     with pytest.raises(UserError, match="is damaged: beside_xxh3 is None"):
         opened(store)
     del about[CHECKSUM]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import UserError
-from gangline_dataloader.images.webdataset import listed
+from gangline_dataloader.images.webdataset import list_samples
 
 
 @pytest.mark.parametrize("size", [1 << 20, 1 << 40, 1 << 62, (1 << 63) - 1, 1 << 63, 1 << 80])
@@ -24,7 +24,7 @@ def test_a_member_that_reaches_beyond_its_file_is_refused(size, which, tmp_path)
             member = tarfile.TarInfo(f"000.{kind}")
             member.size = 5
             tar.addfile(member, io.BytesIO(b"12345"))
-    assert len(listed(str(path))) == 1
+    assert len(list_samples(str(path))) == 1
     content = bytearray(path.read_bytes())
     head = content[1024 * which : 1024 * which + 512]
     head[124:136] = b"\x80" + size.to_bytes(11, "big")
@@ -33,7 +33,7 @@ def test_a_member_that_reaches_beyond_its_file_is_refused(size, which, tmp_path)
     content[1024 * which : 1024 * which + 512] = head
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"a\.tar (is damaged|cannot be read|: sample|has no)"):
-        listed(str(path))
+        list_samples(str(path))
 
 
 BLOCK = 512
@@ -79,10 +79,10 @@ def test_a_damaged_tar_file_is_refused_by_file_and_byte(kind, tmp_path):
     """A tar file from which tarfile returns some members and no error."""
     change, message = DAMAGE[kind]
     path = write_tar(tmp_path / "a.tar")
-    assert len(listed(str(path))) == 6
+    assert len(list_samples(str(path))) == 6
     change(path)
     with pytest.raises(UserError, match=rf"a\.tar .*{message}"):
-        listed(str(path))
+        list_samples(str(path))
 
 
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -99,7 +99,7 @@ def test_a_bit_flipped_in_any_header_never_drops_a_sample(tar_format, tmp_path):
     for at in range(0, end, 7):
         path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
         try:
-            found = len(listed(str(path)))
+            found = len(list_samples(str(path)))
         except UserError:
             continue
         assert found == 1
@@ -111,7 +111,7 @@ def test_a_shard_by_gnu_tar_is_read_whole(tmp_path):
     path = tmp_path / "a.tar"
     for blocking in ("--blocking-factor=1", "--blocking-factor=20"):
         subprocess.run(["tar", blocking, "-cf", path, "-C", tmp_path, *(name for name, _ in SAMPLES)], check=True)
-        files = listed(str(path))
+        files = list_samples(str(path))
         assert [bytes(files.read(number)[0]) for number in range(6)] == [content for _, content in SAMPLES[::2]]
 
 
@@ -120,14 +120,14 @@ def test_identity_changes_with_the_bytes_of_a_shard(tmp_path):
     members = [("0.jpg", bytes(100_000)), ("0.txt", b"red"), ("1.jpg", bytes(100_000)), ("1.txt", b"dog")]
     path, copy = tmp_path / "a.tar", tmp_path / "copy"
     copy.mkdir()
-    first = listed(str(write_tar(path, members))).identity()
-    assert listed(str(write_tar(copy / "a.tar", members))).identity() == first
+    first = list_samples(str(write_tar(path, members))).identity()
+    assert list_samples(str(write_tar(copy / "a.tar", members))).identity() == first
     swapped = [members[0], members[3], members[2], members[1]]
     write_tar(path, [(name, content) for (name, _), (_, content) in zip(members, swapped, strict=True)])
-    assert listed(str(path)).identity() != first
+    assert list_samples(str(path)).identity() != first
     write_tar(path, members)
     os.truncate(path, path.stat().st_size + BLOCK)
-    assert listed(str(path)).identity() != first
+    assert list_samples(str(path)).identity() != first
 
 
 def append(path: Path) -> None:
@@ -148,7 +148,7 @@ CHANGES: dict[str, Callable[[Path], None]] = {
 def test_a_shard_that_changes_under_a_run_is_named(kind, tmp_path):
     path = write_tar(tmp_path / "a.tar")
     os.utime(path, (1e9, 1e9))
-    files = listed(str(path))
+    files = list_samples(str(path))
     files.read(0)
     CHANGES[kind](path)
     for number in (0, 5):
@@ -170,13 +170,13 @@ def test_a_second_member_of_one_kind_is_refused(kind, tmp_path):
     """Which of two images belongs to a text is not known."""
     members, message = DOUBLED[kind]
     with pytest.raises(UserError, match=rf"a\.tar: {message}"):
-        listed(str(write_tar(tmp_path / "a.tar", members)))
+        list_samples(str(write_tar(tmp_path / "a.tar", members)))
 
 
 def test_members_of_one_sample_may_stand_apart(tmp_path):
     texts_last = sorted(SAMPLES, key=lambda member: member[0].endswith("txt"))
     others = [("000.json", b"{}"), ("000.text", b"x"), ("000.image", b"x"), ("in/000.jpg", b"i"), ("in/000.txt", b"t")]
-    files = listed(str(write_tar(tmp_path / "a.tar", [*texts_last, *others])))
+    files = list_samples(str(write_tar(tmp_path / "a.tar", [*texts_last, *others])))
     assert [bytes(image) for image in (files.read(n)[0] for n in range(7))] == [*(c for _, c in SAMPLES[::2]), b"i"]
 
 
@@ -190,13 +190,13 @@ def test_an_image_that_is_a_link_is_refused(kind, tmp_path):
             member.type, member.linkname = kind, "000" + name[3:]
             tar.addfile(member)
     with pytest.raises(UserError, match=r"a\.tar: 009\.jpg at byte 12288 is not a regular file"):
-        listed(str(path))
+        list_samples(str(path))
 
 
 def test_a_sample_without_image_and_text_is_refused(tmp_path):
     path = write_tar(tmp_path / "a.tar", [*SAMPLES, ("009.webp", b"w"), ("009.json", b"{}")])
     with pytest.raises(UserError, match=r"sample 009 has no image .*\n.*\.webp, \.json"):
-        listed(str(path))
+        list_samples(str(path))
 
 
 def write_folder(folder: Path, *names: str) -> Path:
@@ -210,7 +210,7 @@ def test_tar_files_with_capitals_are_read(tmp_path):
     write_folder(tmp_path, "0.tar", "1.TAR", "2.Tar")
     (tmp_path / "readme.md").write_text("three shards")
     (tmp_path / "empty").mkdir()
-    found = listed(str(tmp_path))
+    found = list_samples(str(tmp_path))
     assert [path.name for path in found.files] == ["0.tar", "1.TAR", "2.Tar"]
     assert len(found) == 18
 
@@ -222,7 +222,7 @@ def test_compressed_tar_files_are_refused_by_name(name, tmp_path):
     write_folder(tmp_path / "alone", name)
     for path in (tmp_path / "with", tmp_path / "alone", tmp_path / "alone" / name):
         with pytest.raises(UserError, match=r"compressed tar file") as refused:
-            listed(str(path))
+            list_samples(str(path))
         assert name in str(refused.value)
         assert "0.tar" not in str(refused.value)
 
@@ -232,7 +232,7 @@ def test_folders_with_tar_files_in_a_folder_are_refused_by_name(tmp_path):
     write_folder(tmp_path / "alone", "train/0.tar", "val/1.tar")
     for folder, below in (("with", ("sub", "deep/er")), ("alone", ("train", "val"))):
         with pytest.raises(UserError, match="in folders") as refused:
-            listed(str(tmp_path / folder))
+            list_samples(str(tmp_path / folder))
         for name in below:
             assert f"data.path={tmp_path / folder / name}" in str(refused.value)
         assert "hidden" not in str(refused.value)
@@ -241,5 +241,5 @@ def test_folders_with_tar_files_in_a_folder_are_refused_by_name(tmp_path):
 def test_a_folder_of_many_unread_tar_files_names_a_few(tmp_path):
     write_folder(tmp_path, *(f"{number:03d}.tar.gz" for number in range(50)))
     with pytest.raises(UserError, match="50 compressed tar files") as refused:
-        listed(str(tmp_path))
+        list_samples(str(tmp_path))
     assert len(str(refused.value)) < 1000

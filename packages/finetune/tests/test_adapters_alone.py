@@ -93,7 +93,7 @@ def test_a_base_that_is_gone_or_another_is_refused_by_all_who_open_it(runs, caps
         ways = [
             told("sample", str(here / "of-moved"), "--tokens", "2"),
             told("export", str(here / "of-moved"), str(here / "never"), "--merge"),
-            runs.refused("resume=of-moved", "run.steps=4"),
+            runs.expect_refusal("resume=of-moved", "run.steps=4"),
         ]
         for said in ways:
             assert "Traceback" not in said, said
@@ -123,10 +123,10 @@ def test_whole_checkpoints_stay_where_the_base_cannot_be_made_again(runs):
     tensors = load_file(path)
     tensors["model.layers.0.mlp.up_proj.weight"][3, 4] += 1e-3
     save_file(tensors, path, {"format": "pt"})
-    said = runs.refused(*on)
+    said = runs.expect_refusal(*on)
     assert "checkpoint.frozen=false: the base of this run is another than the weights that now lie in" in said, said
     path.rename(here / "away")
-    said = runs.refused(*on)
+    said = runs.expect_refusal(*on)
     assert "checkpoint.frozen=false: the base of this run cannot be made again" in said, said
     assert "Traceback" not in said, said
     places = sorted(place.name for place in (here / "of-lent" / "checkpoints").glob("step-*"))

@@ -96,7 +96,7 @@ def test_a_resume_asks_the_model_that_the_run_began_with(runs):
     (kept,) = (path for path in (runs.directory / "parted").glob("first-model-*.npy") if len(numpy.load(path)) == 32)
     for spoil in (lambda: kept.write_bytes(b""), lambda: numpy.save(kept, numpy.zeros((3, 2))), kept.unlink):
         spoil()
-        said = runs.refused("resume=parted", "run.steps=6")
+        said = runs.expect_refusal("resume=parted", "run.steps=6")
         assert "began with" in said
     assert "validate.sets.NAME=null" in said
 
@@ -162,7 +162,7 @@ def test_pairs_that_are_empty_or_equal_are_refused_with_the_line(runs):
         assert told in "\n".join(map(str, run.data.check(run))), told
     run = compose_one([word for word in runs.settings if not word.startswith("dpo")])
     assert "dpo=on" in str(run.data.check(run)[0])
-    assert "longer" in runs.refused("run.dir=no", "batch.sequence_length=40")
+    assert "longer" in runs.expect_refusal("run.dir=no", "batch.sequence_length=40")
 
 
 def test_whole_chats_beside_their_prompt_are_one_pair(runs):

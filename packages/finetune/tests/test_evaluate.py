@@ -16,7 +16,7 @@ from gangline.cli.main import main
 from gangline_basics.data.codec import TokenizerCodec
 from gangline_finetune.evaluate.text_model import TextModel
 from gangline_testkit import RealRuns, warm
-from gangline_testkit.real_runs import TRAIN, own_environment
+from gangline_testkit.real_runs import TRAIN, copy_environment
 
 STRETCHED = ("model.rope_scaling_factor=4", "model.rope_original_max_position=64", "model.weights=null", "lora=off")
 
@@ -95,7 +95,7 @@ def test_runs_still_start_warm_where_lm_eval_is_loaded(here):
     """It imports scikit-learn, which sets variables of the whole process."""
     import lm_eval.evaluator  # noqa: F401
 
-    command = warm.command(TRAIN, {**own_environment(), "OMP_NUM_THREADS": "1"})
+    command = warm.command(TRAIN, {**copy_environment(), "OMP_NUM_THREADS": "1"})
     assert str(warm.CLIENT) in command
 
 
@@ -121,7 +121,7 @@ def test_answers_are_those_of_transformers(here):
 class Mute(TextModel):
     """It is asked for its vocabulary alone."""
 
-    def scored(self, rows):
+    def score_rows(self, rows):
         raise AssertionError("it was asked how likely texts are")
 
 
@@ -162,7 +162,7 @@ def test_a_task_that_cannot_be_asked_is_refused_before_another_is(here, monkeypa
     from gangline_finetune.evaluate.run_model import RunModel
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(here / "cache"))
-    monkeypatch.setattr(RunModel, "scored", lambda *_: pytest.fail("it was asked how likely texts are"))
+    monkeypatch.setattr(RunModel, "score_rows", lambda *_: pytest.fail("it was asked how likely texts are"))
     long = (here / "write.yaml").read_text().replace("own_write", "own_long").replace("toks: 6", "toks: 64")
     (here / "long.yaml").write_text(long)
     assert main(["eval", str(here / "run"), "--tasks", str(here / "choice.yaml"), str(here / "long.yaml")]) == 2

@@ -64,12 +64,12 @@ def test_asking_changes_nothing_of_the_run(runs):
 
 
 def test_what_cannot_be_asked_is_refused_before_the_first_step(runs):
-    said = runs.refused("run.dir=no")
+    said = runs.expect_refusal("run.dir=no")
     assert "callback=eval has nothing to ask" in said, said
-    said = runs.refused("run.dir=no", "callback.eval.files=[gone.yaml]")
+    said = runs.expect_refusal("run.dir=no", "callback.eval.files=[gone.yaml]")
     assert "gone.yaml cannot be read" in said, said
-    said = runs.refused("run.dir=long", "callback.eval.files=[long.yaml]")
+    said = runs.expect_refusal("run.dir=long", "callback.eval.files=[long.yaml]")
     assert "answers of up to 64 tokens from a model of 64" in said, said
     assert runs.records("long") == []
-    said = runs.refused("run.dir=no", "callback.eval.tasks=[no_such_task_at_all]", *LAYOUTS["ddp"])
+    said = runs.expect_refusal("run.dir=no", "callback.eval.tasks=[no_such_task_at_all]", *LAYOUTS["ddp"])
     assert said.count("lm-eval has no task no_such_task_at_all") == 1, said

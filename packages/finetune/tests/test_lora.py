@@ -19,8 +19,8 @@ def test_adapters_of_a_block_do_not_drop_the_same_features():
     for name, module in model.named_modules():
         if isinstance(module, DroppedLowRank):
             with forward_context.frame(forward_context.Frame()), forward_context.at(".".join(name.split(".")[:2])):
-                found = module.seen(torch.ones(1, 16, module.in_features)) > 0
-                again = module.seen(torch.ones(1, 16, module.in_features)) > 0
+                found = module.drop_inputs(torch.ones(1, 16, module.in_features)) > 0
+                again = module.drop_inputs(torch.ones(1, 16, module.in_features)) > 0
             assert torch.equal(found, again)
             kept.setdefault(tuple(found.shape), []).append(found)
     assert sum(map(len, kept.values())) >= 14

@@ -65,12 +65,12 @@ def test_a_product_with_codes_is_that_with_their_values_and_keeps_no_weights():
     assert not kept
     y.backward(torch.ones_like(y))
     plain, bias = x.detach().clone().requires_grad_(), b.detach().clone().requires_grad_()
-    wanted = torch.nn.functional.linear(plain, codes.decoded(), bias)
+    wanted = torch.nn.functional.linear(plain, codes.dequantise(), bias)
     wanted.backward(torch.ones_like(wanted))
     assert torch.equal(y, wanted)
     torch.testing.assert_close(x.grad, plain.grad)
     torch.testing.assert_close(b.grad, bias.grad)
-    torch.testing.assert_close(x.detach() @ codes.decoded().t(), y.detach() - b.detach(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(x.detach() @ codes.dequantise().t(), y.detach() - b.detach(), rtol=1e-4, atol=1e-4)
 
 
 def rounded(base: Path, to: Path, kind: str) -> Path:
@@ -181,7 +181,7 @@ def test_precisions_that_do_not_go_with_it_are_refused(runs):
         (("lora.base=8bit", "precision=fp16"), "lora.base=8bit is not had with a run that computes in float16"),
         (("lora.base=8bit", "run.compile=true"), "lora.base=8bit is not had with run.compile=true"),
     ):
-        assert told in runs.refused("run.dir=no", *runs.base, *words)
+        assert told in runs.expect_refusal("run.dir=no", *runs.base, *words)
 
 
 def test_dora_takes_lengths_of_the_weights_that_are_kept(runs):
@@ -204,5 +204,5 @@ def test_weights_that_are_not_finite_are_refused(runs):
     tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.nan
     save_file(tensors, path, {"format": "pt"})
     words = [word.replace(str(runs.directory / "base"), str(path.parent)) for word in runs.base]
-    said = runs.refused("run.dir=no", *words, "lora.base=8bit")
+    said = runs.expect_refusal("run.dir=no", *words, "lora.base=8bit")
     assert "blocks.1.feed_forward.w_up.weight cannot be kept in 8 bits: a weight is not finite" in said, said

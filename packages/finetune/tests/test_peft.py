@@ -85,18 +85,18 @@ def test_an_adapter_that_does_not_fit_is_refused(runs):
     config = LoraConfig(r=3, lora_alpha=7, target_modules=["q_proj", "up_proj"], task_type="CAUSAL_LM")
     get_peft_model(opened(here / "wider"), config).save_pretrained(here / "of-wider")
     words = ("lora=on", "lora.rank=3", "lora.alpha=7", "lora.targets=[wq,w_up]", "lora.adapter=of-wider")
-    said = runs.refused("run.dir=no", *words)
+    said = runs.expect_refusal("run.dir=no", *words)
     assert "layers.0.mlp.up_proj.lora_B.weight has shape (64, 3)" in said, said
     assert "must have (48, 3)" in said, said
-    said = runs.refused("run.dir=no", *words, "lora.rank=4")
+    said = runs.expect_refusal("run.dir=no", *words, "lora.rank=4")
     assert "r=3" in said, said
     assert "lora.rank=3" in said, said
-    said = runs.refused("run.dir=no", *words, "lora.targets=[wq]")
+    said = runs.expect_refusal("run.dir=no", *words, "lora.targets=[wq]")
     assert "has no place in this model" in said, said
     path = here / "of-wider" / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "rank_pattern": {"q_proj": 9}}))
-    assert "rank_pattern" in runs.refused("run.dir=no", *words)
-    assert "holds no adapter" in runs.refused("run.dir=no", *words[:-1], "lora.adapter=base")
+    assert "rank_pattern" in runs.expect_refusal("run.dir=no", *words)
+    assert "holds no adapter" in runs.expect_refusal("run.dir=no", *words[:-1], "lora.adapter=base")
 
 
 @pytest.fixture
@@ -122,10 +122,12 @@ def test_an_adapter_that_changed_its_base_or_computes_something_else_is_refused(
         ("bias", "all"),
     ):
         path.write_text(json.dumps({**plain, name: value}))
-        assert f"has {name}=" in runs.refused("run.dir=no", *words), name
+        assert f"has {name}=" in runs.expect_refusal("run.dir=no", *words), name
     for value in (True, False, "gaussian"):
         path.write_text(json.dumps({**plain, "init_lora_weights": value}))
-        assert "has use_dora=False" in runs.refused("run.dir=no", *words, "lora.dora=true")  # and nothing before that
+        assert "has use_dora=False" in runs.expect_refusal(
+            "run.dir=no", *words, "lora.dora=true"
+        )  # and nothing before that
 
 
 def test_what_an_adapters_config_leaves_out_is_as_peft_has_it(runs, adapter):
@@ -133,7 +135,7 @@ def test_what_an_adapters_config_leaves_out_is_as_peft_has_it(runs, adapter):
     said = {"peft_type": "LORA", "r": 3, "target_modules": ["q_proj"]}
     path.write_text(json.dumps(said))
     runs.train("run.dir=silent", *words, "run.steps=1")
-    refused = runs.refused("run.dir=no", *words, "lora.alpha=16", "lora.dora=true")
+    refused = runs.expect_refusal("run.dir=no", *words, "lora.alpha=16", "lora.dora=true")
     assert "lora_alpha=8" in refused, refused
     assert "use_dora=False" in refused, refused
 
@@ -143,13 +145,13 @@ def test_spoilt_files_of_an_adapter_are_named(runs, adapter):
     plain, weights = path.read_text(), path.with_name("adapter_model.safetensors")
     sound = weights.read_bytes()
     path.write_text("[]")
-    assert "adapter_config.json cannot be read" in runs.refused("run.dir=no", *words)
+    assert "adapter_config.json cannot be read" in runs.expect_refusal("run.dir=no", *words)
     path.write_text(plain)
     for damaged in ((2).to_bytes(8, "little") + b"[]", sound[:-1], b""):
         weights.write_bytes(damaged)
-        assert "adapter_model.safetensors cannot be read" in runs.refused("run.dir=no", *words)
+        assert "adapter_model.safetensors cannot be read" in runs.expect_refusal("run.dir=no", *words)
     weights.unlink()
-    assert "adapter_model.safetensors cannot be read" in runs.refused("run.dir=no", *words)
+    assert "adapter_model.safetensors cannot be read" in runs.expect_refusal("run.dir=no", *words)
 
 
 def test_an_adapter_may_lie_below_the_home(runs, adapter, monkeypatch):

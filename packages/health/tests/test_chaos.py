@@ -49,8 +49,8 @@ def test_each_fault_is_done_once_whoever_comes_first(tmp_path):
 
 
 def test_it_refuses_to_run_unless_told_what_to_break(runs):
-    assert "was not told what to break" in runs.refused("run.dir=out", "health=chaos")
-    assert "'burn@3' is no fault" in runs.refused("run.dir=out", "health=chaos", "health.chaos.at=[burn@3]")
+    assert "was not told what to break" in runs.expect_refusal("run.dir=out", "health=chaos")
+    assert "'burn@3' is no fault" in runs.expect_refusal("run.dir=out", "health=chaos", "health.chaos.at=[burn@3]")
 
 
 def test_a_killed_a_hanging_and_a_failing_rank_change_nothing(runs):

@@ -26,7 +26,7 @@ from gangline_health.monitors.corruption import CorruptionMonitor, odd_ones
 from gangline_health.monitors.recompute import COMPUTED, RECEIVED, SAME, Event, first_difference
 from gangline_testkit import as_installed
 from gangline_testkit.health import healthy
-from gangline_testkit.health_ranks import lived
+from gangline_testkit.health_ranks import run_training
 from gangline_testkit.pool import pool
 from gangline_testkit.real_runs import RealRuns
 from gangline_testkit.runs import small_run
@@ -98,7 +98,7 @@ def test_turned_on_in_the_middle_of_a_run_it_trusts_where_it_began() -> None:
 
 
 def test_replicas_that_are_all_compared_are_no_news(tmp_path: Path) -> None:
-    (notes, _), _ = pool(2).run(lived, tmp_path / "out", "health=[on]", "parallel=ddp", "run.steps=2")
+    (notes, _), _ = pool(2).run(run_training, tmp_path / "out", "health=[on]", "parallel=ddp", "run.steps=2")
     assert not any("not-compared" in note for note in notes)
 
 

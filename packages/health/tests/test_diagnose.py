@@ -11,7 +11,7 @@ import pytest
 from gangline_health.hangs import summary
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Watched, diagnose
-from gangline_health.hangs.limits import learned, limit, percentile
+from gangline_health.hangs.limits import learn_limits, limit, percentile
 from gangline_health.hangs.watch import Watcher, lock_watch
 from gangline_health.pulses import Collective, Seen
 
@@ -109,8 +109,8 @@ def test_between_machines_it_is_the_same(tmp_path: Path):
     (tmp_path / "logs").mkdir()
     here, there = [rank(0, collective(5)), rank(1, collective(5))], [rank(2, begun=4), rank(3, collective(5))]
     summary.tell(tmp_path, "b", there)
-    assert summary.told(tmp_path, "b") == []
-    told = summary.told(tmp_path, "a")
+    assert summary.read_summaries(tmp_path, "b") == []
+    told = summary.read_summaries(tmp_path, "a")
     assert [one.seen.waits for one in told] == [one.seen.waits for one in there]
     assert diagnose([*here, *told]) == diagnose([*here, *there])
 
@@ -124,8 +124,8 @@ def test_machines_of_one_name_watch_their_own_ranks(tmp_path: Path):
     ours, theirs = [rank(0, collective(5)), rank(1, collective(5))], [rank(2, begun=4), rank(3, collective(5))]
     summary.tell(tmp_path, here.machine, ours)
     summary.tell(tmp_path, there.machine, theirs)
-    assert [one.rank for one in summary.told(tmp_path, here.machine)] == [2, 3]
-    assert [one.rank for one in summary.told(tmp_path, there.machine)] == [0, 1]
+    assert [one.rank for one in summary.read_summaries(tmp_path, here.machine)] == [2, 3]
+    assert [one.rank for one in summary.read_summaries(tmp_path, there.machine)] == [0, 1]
     with lock_watch(tmp_path, here.machine), lock_watch(tmp_path, there.machine):
         pass
 
@@ -162,7 +162,7 @@ def test_limits_are_learned_and_at_most_five_times_the_99th_percentile():
     lasted = {phase: [0] * 256 for phase in PHASES} | {"forward": histogram, "data": [8, *[0] * 255]}
     one = Seen(**{**vars(seen), "lasted": lasted})
     options = HangsOptions()
-    known = learned([one, one], options)
+    known = learn_limits([one, one], options)
     assert 2.0 < known["forward"] <= 5.0
     assert known["data"] == 2.0
     assert limit("backward", known, options) == options.unlearned_seconds

@@ -180,7 +180,7 @@ def test_a_hung_rank_is_killed_though_nobody_could_be_told(tmp_path: Path, troub
     child = subprocess.Popen(["sleep", "1000"])
     seen = Seen(0, 1, 1, child.pid, True, 2, 7, "forward", "", 1.0, None, member="health/mine")
     watcher = Watcher(tmp_path, HangsOptions(), "http://[bad" if trouble == "no URL" else "")
-    watcher.watched = lambda: [Watched(seen, 99.0, 1.0, "S")]  # type: ignore[method-assign]
+    watcher.list_ranks = lambda: [Watched(seen, 99.0, 1.0, "S")]  # type: ignore[method-assign]
     if trouble == "no room for the stacks":
         (logs / "hang-1-rank-00000.json").mkdir()
     try:
@@ -207,7 +207,7 @@ def test_of_what_comes_in_anybodys_code_no_check_is_blamed(tmp_path: Path, why: 
             for rank, child in enumerate(children)
         ]
         watcher = Watcher(tmp_path, HangsOptions())
-        watcher.watched = lambda: [Watched(each, 99.0, 1.0, "S") for each in seen]  # type: ignore[method-assign]
+        watcher.list_ranks = lambda: [Watched(each, 99.0, 1.0, "S") for each in seen]  # type: ignore[method-assign]
         watcher.act(Diagnosis((0, 1), why, "all_gather", "nothing moves"))
         assert children[0].wait(60) == -signal.SIGKILL
     finally:
@@ -237,7 +237,7 @@ def test_ranks_of_an_earlier_start_do_not_hide_one_that_is_stopped(
                 break
         assert found is not None
         assert (found.why, found.ranks) == ("stopped", (0,))
-        assert [one.rank for one in watcher.watched()] == [0]
+        assert [one.rank for one in watcher.list_ranks()] == [0]
     finally:
         memory.remove(os.getpid())
 
@@ -266,7 +266,7 @@ def answers_oddly() -> Iterator[str]:
     ],
 )
 def test_limits_in_the_wrong_order_are_refused(runs, words, wrong, mended):
-    printed = runs.refused("run.dir=out", "health=on", *words)
+    printed = runs.expect_refusal("run.dir=out", "health=on", *words)
     assert wrong in printed
     assert mended in printed
     assert not (runs.directory / "out").exists()

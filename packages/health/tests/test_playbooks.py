@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from gangline.health import Action, Agreed, Order, Verdict
 from gangline.run.attempts import Attempt
 from gangline_health.config import Budget, Playbook, Playbooks
-from gangline_health.playbooks import respond, used
+from gangline_health.playbooks import count_used, respond
 from gangline_testkit.runs import small_run
 
 
@@ -135,7 +135,7 @@ def test_no_run_goes_round_in_circles(faults: list[tuple[str, int]], back: int) 
         step = max(0, step - back)
     turns = [line for line in history if line.order == "roll_back"]
     for n in range(len(turns)):
-        assert used(turns[: n + 1], budget.progress, turns[n].step) <= budget.orders
+        assert count_used(turns[: n + 1], budget.progress, turns[n].step) <= budget.orders
     furthest = max((line.step for line in history), default=0)
     assert len(turns) <= budget.orders * (furthest // budget.progress + 1)
 

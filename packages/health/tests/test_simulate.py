@@ -10,7 +10,7 @@ import pytest
 from gangline import UserError
 from gangline.config.check import check
 from gangline.explain.reliability import Reliability, SimulatedJob, simulator
-from gangline_health.commands.simulate import run, simulated, text_of
+from gangline_health.commands.simulate import run, simulate_courses, text_of
 from gangline_health.simulate import EventSimulator
 from gangline_testkit.runs import small_run
 
@@ -24,7 +24,7 @@ JOBS = {
 
 @pytest.mark.parametrize("name", JOBS)
 def test_it_comes_to_the_closed_form(name: str) -> None:
-    found = simulated(JOBS[name], 20)
+    found = simulate_courses(JOBS[name], 20)
     assert found["ettr"] == pytest.approx(found["closed_form"]["ettr"], rel=0.03)
     assert sum(found["seconds"].values()) == pytest.approx(found["wall_seconds"], rel=1e-9)
     expected = found["wall_seconds"] / found["closed_form"]["mtbf_seconds"]
@@ -45,20 +45,22 @@ def test_table_of_optimal_intervals() -> None:
 
 def test_without_spares_a_job_waits_for_repairs() -> None:
     job = SimulatedJob(nodes=1000, days=10, spares=0, repair_seconds=7200)
-    found = simulated(job, 3)
+    found = simulate_courses(job, 3)
     assert found["seconds"]["idle"] > 10 * 3600
     assert found["ettr_without_idle"] == pytest.approx(found["closed_form"]["ettr"], rel=0.05)
     told = text_of(found).splitlines()
     assert f"ETTR {found['ettr_without_idle']:.2%} (closed form" in told[1]
     assert told[2].startswith(f"{found['ettr']:.2%} of all the time: ")
     assert told[2].endswith("waiting for a node, with --spares 0 and --repair-seconds 7200")
-    assert found["ettr"] < simulated(SimulatedJob(nodes=1000, days=10, spares=50, repair_seconds=7200), 3)["ettr"]
+    assert (
+        found["ettr"] < simulate_courses(SimulatedJob(nodes=1000, days=10, spares=50, repair_seconds=7200), 3)["ettr"]
+    )
 
 
 def test_a_course_is_a_function_of_its_seed() -> None:
     job = SimulatedJob(nodes=100, days=100)
-    assert simulated(job, 2) == simulated(job, 2)
-    assert simulated(job, 2) != simulated(SimulatedJob(nodes=100, days=100, seed=7), 2)
+    assert simulate_courses(job, 2) == simulate_courses(job, 2)
+    assert simulate_courses(job, 2) != simulate_courses(SimulatedJob(nodes=100, days=100, seed=7), 2)
 
 
 def test_a_hundred_thousand_gpus_for_a_month(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ forkserver.PRELOAD = forkserver.PRELOAD[:4]
 # An agent that starts no rank needs no torch: what the server loads takes its time, and no processor's.
 NO_RANKS = """
 import gangline_launch.forked as forked
-forked.OF_AN_AGENT, forkserver.of_run = (), lambda run: set()
+forked.OF_AN_AGENT, forkserver.list_modules = (), lambda run: set()
 forkserver.PRELOAD = (forkserver.PRELOAD[0], "slow_to_load")
 """
 FORK = """

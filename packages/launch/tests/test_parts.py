@@ -23,7 +23,7 @@ from gangline_launch import agent, clocks, fabric, storage
 from gangline_launch.explain import axes_by_tier
 from gangline_launch.kubernetes import levels
 from gangline_launch.kubernetes.manifests import FINAL_CODES, SAVED_CODES
-from gangline_launch.nodes import addresses, this_node
+from gangline_launch.nodes import addresses, find_own_node
 from gangline_launch.slurm.after import decide
 from gangline_launch.slurm.commands import fields, gpus_in
 from gangline_launch.slurm.config import SlurmLaunch
@@ -117,19 +117,21 @@ def test_what_other_machines_do_not_see_is_named(tmp_path):
     mounts = tmp_path / "mounts"
     mounts.write_text(MOUNTS)
     needed = [(path, path) for path in ("/home/me/run", "/home/local/run", "/lustre/run", "/var/run1", "/dev/shm/run")]
-    said = [problem.what for problem in storage.unseen(needed, [], mounts)]
+    said = [problem.what for problem in storage.find_local_paths(needed, [], mounts)]
     assert [text.split(",")[0].split(" is ")[1] for text in said] == ["/home/local/run", "/var/run1", "/dev/shm/run"]
-    assert [problem.what for problem in storage.unseen(needed, ["/", "/home/local", "/dev/shm"], mounts)] == []
+    assert [
+        problem.what for problem in storage.find_local_paths(needed, ["/", "/home/local", "/dev/shm"], mounts)
+    ] == []
 
 
 def test_what_a_run_needs_is_its_directory_its_data_and_its_code(tmp_path):
     run = default_run()
     run.data.path = "corpus"
-    names = [what for what, _ in storage.needed(run, tmp_path)]
+    names = [what for what, _ in storage.list_needed_paths(run, tmp_path)]
     assert names[0] == "the run directory"
     assert "data.path" in names
     assert names[-1] == "the Python environment"
-    (last, where) = list(storage.needed(run, tmp_path, code=False))[-1]
+    (last, where) = list(storage.list_needed_paths(run, tmp_path, code=False))[-1]
     assert "outside the image" in last  # the script's last line is the login node's Python
     assert where == sys.prefix
 
@@ -170,10 +172,10 @@ def test_pods_are_in_the_order_of_the_labels_of_their_nodes(tmp_path, capsys):
     given = []
     for index, name in enumerate(random.Random(1).sample(sorted(places), 8)):
         of_pod = {"GANGLINE_POD": f"10.0.0.{index}", "GANGLINE_KUBERNETES_NODE": name, "GANGLINE_PLACE": str(index)}
-        given.append(this_node(tmp_path, of_pod))
+        given.append(find_own_node(tmp_path, of_pod))
     inside = [PlacedAddress(node.address, node.place) for node in given]
     assert [address.place for address in sorted(inside)] == list(places.values())
-    unknown = this_node(tmp_path, {**of_pod, "GANGLINE_KUBERNETES_NODE": "new.internal"})
+    unknown = find_own_node(tmp_path, {**of_pod, "GANGLINE_KUBERNETES_NODE": "new.internal"})
     placed = PlacedAddress(unknown.address, unknown.place)  # joined after the submit
     assert max([*inside, placed]) is placed
     assert "new.internal is newer than the submit" in capsys.readouterr().err

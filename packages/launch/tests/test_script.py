@@ -15,7 +15,7 @@ from gangline.cli.train import main as train
 from gangline.config.defaults import default_run
 from gangline.run.ending import read_ending
 from gangline_launch import setup
-from gangline_launch.job import one_submit
+from gangline_launch.job import lock_submit
 from gangline_launch.slurm import commands, script
 from gangline_launch.slurm.config import SlurmLaunch, seconds_of
 from gangline_launch.slurm.submit import submit
@@ -174,7 +174,7 @@ def test_setup_entry_must_be_a_complete_command(entries, said):
 
 def test_failed_setup_entry_ends_the_job_as_a_mistake(tmp_path):
     """bash runs the lines; an entry that fails has a comment, and the one before fails without harm."""
-    lines = setup.checked(
+    lines = setup.check_exit_codes(
         ["false || true", "export A=1", "no_such_command '1'  # a comment", "touch after"], sys.executable, '"$run_dir"'
     )
     (tmp_path / "ending.json").write_text("{}")
@@ -188,26 +188,26 @@ def test_failed_setup_entry_ends_the_job_as_a_mistake(tmp_path):
 
 
 def test_an_option_with_spaces_and_quotes_is_one_word_of_the_script():
-    assert script.quoted("--reservation=the night's") == "--reservation='the night'\"'\"'s'"
-    assert script.quoted("--hold") == "--hold"
+    assert script.quote_option("--reservation=the night's") == "--reservation='the night'\"'\"'s'"
+    assert script.quote_option("--hold") == "--hold"
 
 
 def test_a_second_command_does_not_submit_beside_the_first(words, tmp_path):
-    with one_submit(tmp_path), pytest.raises(UserError, match="another command submits"), one_submit(tmp_path):
+    with lock_submit(tmp_path), pytest.raises(UserError, match="another command submits"), lock_submit(tmp_path):
         pass
-    with one_submit(tmp_path):
+    with lock_submit(tmp_path):
         pass
 
 
 def test_only_the_lock_says_that_another_command_submits(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="cannot be written down"), one_submit(tmp_path):
+    with pytest.raises(UserError, match="cannot be written down"), lock_submit(tmp_path):
         raise BlockingIOError(errno.EAGAIN, "the storage is busy")
 
     def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", no_locks)
-    with pytest.raises(UserError, match="cannot be locked: No locks available"), one_submit(tmp_path):
+    with pytest.raises(UserError, match="cannot be locked: No locks available"), lock_submit(tmp_path):
         pass
 
 

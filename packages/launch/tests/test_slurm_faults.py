@@ -111,7 +111,7 @@ def test_a_controller_that_restarts_is_asked_again(out, fake, tmp_path):
 
 def test_a_controller_that_stays_away_ends_the_script_without_a_traceback(out, fake, monkeypatch, capsys):
     fake("scontrol", AWAY)
-    monkeypatch.setattr(commands.patiently, "__defaults__", (0.0,))
+    monkeypatch.setattr(commands.retry_while_away, "__defaults__", (0.0,))
     write_ending(out, PREEMPTED)
     assert after.main(str(out), "75") == 75
     assert "is not started again: slurm_load_jobs error: Unable to contact" in capsys.readouterr().out
@@ -151,7 +151,7 @@ def test_nodes_that_an_order_keeps_away_are_left_out_beside_the_users_own(out, f
         file.write(json.dumps({"attempt": 1, "start": None, "order": "exclude", "exclude": ["n4"]}) + "\n")
     assert train([f"resume={out}", "launch.options=['--exclude=n9']"]) == 1
     assert "--exclude=n9,n4" in calls(tmp_path, "sbatch")[-1]
-    assert requeues.left_out(requeues.read(out)) == {"n4"}
+    assert requeues.read_excluded_nodes(requeues.read(out)) == {"n4"}
     fake("scontrol", RUNS)
     write_ending(out, RunEnding(generation=1, reason="restart", exit_code=1, requeue=True, exclude=("n5",)))
     assert after.main(str(out), "1") == 1

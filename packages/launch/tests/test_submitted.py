@@ -94,7 +94,7 @@ def test_no_answer_is_an_error_of_the_scheduler(cluster, monkeypatch):
     monkeypatch.setattr(scheduler, "SECONDS", 0.1)
     cluster.says("get", "hang")
     with pytest.raises(SchedulerError, match="no answer for"):
-        scheduler.KubernetesScheduler().state(jobs.SubmittedJob.now("kubernetes", "default/one", mark="m"))
+        scheduler.KubernetesScheduler().state(jobs.SubmittedJob.create("kubernetes", "default/one", mark="m"))
 
 
 def test_what_is_no_job_set_is_an_error_of_the_scheduler():
@@ -128,7 +128,7 @@ def test_the_same_holds_for_a_job_of_slurm(tmp_path, monkeypatch, state, kept):
         (tmp_path / name).write_text(f"#!/bin/bash\necho {says}\n")
         (tmp_path / name).chmod(0o755)
     words = ["recipe=tiny", "parallel=ddp", "launch=slurm", "launch.nodes=2", "launch.shared=[/]", "run.device=cpu"]
-    monkeypatch.setattr("gangline_launch.storage.unseen", lambda *_: iter(()))
+    monkeypatch.setattr("gangline_launch.storage.find_local_paths", lambda *_: iter(()))
     assert train([*words, f"run.dir={tmp_path}/one"]) == 2
     assert (tmp_path / "one" / "config.yaml").exists() == kept
 
@@ -186,7 +186,7 @@ def test_cancel_ends_the_job_of_that_run_and_no_other(cluster, words, tmp_path):
     assert commands.main(["cancel", str(tmp_path / "a" / "00")]) == 0
     assert cluster.names() == [second]
     other = jobs.job_of(tmp_path / "b" / "00")  # one of another submit that has the name
-    jobs.write_job(tmp_path / "b" / "00", jobs.SubmittedJob.now("kubernetes", other.id, mark="another"))
+    jobs.write_job(tmp_path / "b" / "00", jobs.SubmittedJob.create("kubernetes", other.id, mark="another"))
     assert scheduler.KubernetesScheduler().state(jobs.job_of(tmp_path / "b" / "00")).phase == "gone"
     scheduler.KubernetesScheduler().cancel(jobs.job_of(tmp_path / "b" / "00"))
     assert cluster.names() == [second]
@@ -206,7 +206,7 @@ def test_job_id_in_another_form_is_refused(tmp_path, scheduler, id):
 
 def test_what_has_no_mark_of_a_submit_is_not_deleted(cluster):
     with pytest.raises(SchedulerError, match="nobody can say whose it is"):
-        scheduler.KubernetesScheduler().cancel(jobs.SubmittedJob.now("kubernetes", "default/one"))
+        scheduler.KubernetesScheduler().cancel(jobs.SubmittedJob.create("kubernetes", "default/one"))
     assert not (cluster.here / "asked").exists()
 
 

@@ -34,7 +34,7 @@ from gangline_models.hugging_face.fields import HARMLESS
 from gangline_models.hugging_face.names import theirs_of
 from gangline_models.hugging_face.read import load_pretrained
 from gangline_models.hugging_face.write import export
-from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.inputs import make_full_batch
 
 
 def run_of(directory: Path) -> Run:
@@ -85,7 +85,7 @@ def write(run: Run, model: torch.nn.Module, directory: Path, dtype: str = "float
 
 def tokens(vocab_size: int) -> Batch:
     generator = torch.Generator().manual_seed(5)
-    return whole_sequences(torch.randint(vocab_size, (2, LENGTH), generator=generator))
+    return make_full_batch(torch.randint(vocab_size, (2, LENGTH), generator=generator))
 
 
 def compare_logits(model: PreTrainedModel, directory: Path) -> None:

@@ -103,7 +103,7 @@ def test_all_of_it_in_a_run_that_goes_out_and_comes_back(echo, runs, capsys):
     words = capsys.readouterr().out.replace("\\\n", " ").split()[1:]
     assert words[-4:] == ["echo=on", "echo.by=16", "echo/colour=dark", "echo.colour.depth=3"]
     runs.train(*words, "run.dir=second", "run.steps=1")
-    assert "holds a model of architecture Echo" in runs.refused(*words[:-4], "run.dir=third")
+    assert "holds a model of architecture Echo" in runs.expect_refusal(*words[:-4], "run.dir=third")
 
 
 def test_an_edit_that_others_have_no_word_for_is_not_exported(echo, runs):

@@ -11,7 +11,7 @@ from gangline.errors import UserError
 from gangline_basics.data.chat import template_of
 from gangline_basics.data.tokenizer_files import tokenizer_files
 from gangline_models.hugging_face.commands import export_run
-from gangline_testkit.sessions import trained
+from gangline_testkit.sessions import train_session
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_weights_are_exported_when_the_tokenizer_is_gone(tmp_path, capsys):
     words.save(str(place / "tokenizer.json"))
     (tmp_path / "text.txt").write_text("the dogs pull\n" * 2000)
     data = (f"data.path={tmp_path / 'text.txt'}", f"data.tokenizer={place / 'tokenizer.json'}", "data.separator='?'")
-    assert trained(tmp_path / "run", "data=text", *data, "run.steps=2", "validate.every=null") == 0
+    assert train_session(tmp_path / "run", "data=text", *data, "run.steps=2", "validate.every=null") == 0
     capsys.readouterr()
     assert export_run([str(tmp_path / "run"), str(tmp_path / "whole")]) == 0
     assert (tmp_path / "whole" / "tokenizer.json").exists()

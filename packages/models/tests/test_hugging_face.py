@@ -739,7 +739,7 @@ def test_a_run_goes_out_and_comes_back_in(runs, capsys):
     assert all(torch.equal(first[name], second[name]) for name in first)
     capsys.readouterr()
     shutil.rmtree(out)
-    assert "model.weights" in runs.refused(*command, "run.dir=third")
+    assert "model.weights" in runs.expect_refusal(*command, "run.dir=third")
     printed = runs.train("resume=second", "run.steps=2")  # its checkpoint has them
     assert len(runs.records("second")) == 2, printed
     with pytest.raises(UserError, match="no checkpoint step-00000099"):

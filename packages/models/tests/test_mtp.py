@@ -29,7 +29,7 @@ from gangline_models.hugging_face.config import edited_config_from
 from gangline_testkit import ModelEditSuite
 from gangline_testkit.inputs import microbatch
 from gangline_testkit.runs import small_run
-from gangline_testkit.sessions import lines, trained, trained_on
+from gangline_testkit.sessions import lines, train_on_ranks, train_session
 
 
 class TestOn(ModelEditSuite):
@@ -137,8 +137,8 @@ TRAINED = ("mtp=on", "mtp.depth=2", "run.steps=12", "optimizer.learning_rate=0.0
 
 def test_it_falls_and_is_told_apart(tmp_path: Path):
     """On one process and on two; the loss is the model's own alone."""
-    assert trained(tmp_path / "one", *TRAINED) == 0
-    assert trained_on(2, tmp_path / "two", *TRAINED, "parallel=ddp") == 0
+    assert train_session(tmp_path / "one", *TRAINED) == 0
+    assert train_on_ranks(2, tmp_path / "two", *TRAINED, "parallel=ddp") == 0
     one, two = (lines(tmp_path / name, "metrics.jsonl") for name in ("one", "two"))
     first, last = one[0], one[-1]
     assert first["loss"] == pytest.approx(math.log(256), abs=0.5)

@@ -17,7 +17,7 @@ from gangline.config.compose import compose
 from gangline.errors import UserError
 from gangline.model.compose import compose_model
 from gangline.model.tree import parameter_shapes
-from gangline_testkit.sessions import lines, session, trained, trained_on
+from gangline_testkit.sessions import lines, session, train_on_ranks, train_session
 
 BLOCKS = ("attention.wq", "attention.wk", "attention.wv", "attention.wo")
 BLOCKS += ("feed_forward.w_gate", "feed_forward.w_up", "feed_forward.w_down")
@@ -35,8 +35,8 @@ def words(dim: int, base: int = 32) -> tuple[str, ...]:
 def test_at_the_base_width_it_changes_nothing(tmp_path: Path) -> None:
     mup = [word for word in words(32) if not word.startswith("optimizer.rates")]
     without = [word for word in mup if not word.startswith("mup")]
-    assert trained(tmp_path / "on", *mup, "run.steps=3") == 0
-    assert trained(tmp_path / "off", *without, "run.steps=3") == 0
+    assert train_session(tmp_path / "on", *mup, "run.steps=3") == 0
+    assert train_session(tmp_path / "off", *without, "run.steps=3") == 0
     one, other = (lines(tmp_path / name, "metrics.jsonl") for name in ("on", "off"))
     assert [record["loss"] for record in one] == [record["loss"] for record in other]
 
@@ -71,8 +71,8 @@ def test_a_run_without_its_rates_is_told_them() -> None:
 
 def test_it_obeys_the_law(tmp_path: Path) -> None:
     layout = ("parallel=ddp", "batch.micro_size=2")
-    assert trained(tmp_path / "one", *words(64), "run.steps=4") == 0
-    assert trained_on(2, tmp_path / "two", *words(64), *layout, "run.steps=4") == 0
+    assert train_session(tmp_path / "one", *words(64), "run.steps=4") == 0
+    assert train_on_ranks(2, tmp_path / "two", *words(64), *layout, "run.steps=4") == 0
     one, two = (lines(tmp_path / name, "metrics.jsonl") for name in ("one", "two"))
     for here, there in zip(one, two, strict=True):
         assert there["loss"] == pytest.approx(here["loss"], rel=1e-12)

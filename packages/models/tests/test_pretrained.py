@@ -19,7 +19,7 @@ from gangline_models.hugging_face.commands import export_run
 from gangline_models.hugging_face.config import config_json_of, model_config_from
 from gangline_models.hugging_face.pretrained import HuggingFace
 from gangline_testkit import as_installed
-from gangline_testkit.sessions import session, trained
+from gangline_testkit.sessions import session, train_session
 
 
 def test_a_name_of_the_hub_is_answered_with_the_command_that_fetches_it(capsys):
@@ -132,7 +132,7 @@ def test_import_finds_the_format_of_a_third_party_model(tmp_path):
 def test_averages_are_exported_by_their_prefix(tmp_path):
     out = tmp_path / "run"
     ema = ("callback=ema", "callback.ema.decays=[0.9]")
-    trained(out, *ema, "run.steps=3")
+    train_session(out, *ema, "run.steps=3")
     prefix = "callback/ema/0.9"
     export_run([str(out), str(tmp_path / "theirs"), "--weights", prefix])
     export_run([str(out), str(tmp_path / "own")])
@@ -157,7 +157,7 @@ def test_words_of_an_export_that_mean_nothing_are_refused(wrong, tmp_path, capsy
 
 
 def test_an_export_of_a_damaged_checkpoint_is_told_without_a_traceback(tmp_path, capsys):
-    trained(tmp_path / "run", "run.steps=2", "checkpoint.every=1")
+    train_session(tmp_path / "run", "run.steps=2", "checkpoint.every=1")
     for file in (tmp_path / "run" / "checkpoints" / "step-00000002").rglob("*.distcp"):
         file.write_bytes(file.read_bytes()[:100])
     words = ["export", str(tmp_path / "run"), str(tmp_path / "out")]

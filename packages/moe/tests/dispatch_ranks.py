@@ -109,8 +109,8 @@ def bytes_sent(rows_each: int, width: int, experts: int) -> tuple[int, int, int]
     expert = torch.randint(0, experts, (rows_each,), generator=generator).sort().values
     counts = torch.bincount(expert, minlength=experts)
     made = TokenDispatcher(comm, torch.randn(rows_each, width), counts)
-    arrived = made.dispatched()
-    made.returned(arrived)
+    arrived = made.dispatch()
+    made.combine(arrived)
     per_rank = counts.view(comm.size, -1).sum(1)
     away_forth = int(per_rank.sum() - per_rank[comm.index])
     stay = int(per_rank[comm.index])

@@ -31,7 +31,7 @@ from gangline_moe.interop.format import MoeFormat
 from gangline_moe.interop.read import read_experts
 from gangline_moe.presets import DeepSeekV3, Mixtral8x7B, Qwen3_30B_A3B
 from gangline_moe.routers.config import Biased, ExpertChoice, Grouped, Sigmoid, Softmax
-from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.runs import small_run
 from gangline_testkit.sessions import session
 
@@ -101,7 +101,7 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
     load_pretrained(tmp_path / "hf", shards_of(ours, plan), plan)
     tokens = torch.randint(0, 97, (3, 20), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        got, want = ours.logits(whole_sequences(tokens)), theirs(tokens).logits
+        got, want = ours.logits(make_full_batch(tokens)), theirs(tokens).logits
     assert want.std() > 0.3
     torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * float(want.abs().max()))
 

@@ -22,7 +22,7 @@ from gangline_moe.config import ExpertsHealth
 from gangline_moe.health import ExpertsCheck
 from gangline_moe.heatmap import HeatmapTracker
 from gangline_moe.load_history import StepLoads, load_history, windows
-from gangline_moe.picture import by_layer, over_time
+from gangline_moe.picture import draw_by_layer, draw_over_time
 from gangline_moe.report import as_text, main, shade
 from gangline_testkit import HealthCheckSuite, TrackerSuite, readable, words_of
 from gangline_testkit.health import healthy
@@ -73,7 +73,7 @@ def test_the_report(run_dir, capsys):
 
 
 def test_cells_have_the_loads_of_their_steps(run_dir):
-    first, second, third = over_time(load_history(run_dir), 5, "run").axes[:3]
+    first, second, third = draw_over_time(load_history(run_dir), 5, "run").axes[:3]
     assert first.images[0].get_array().tolist() == [
         pytest.approx([1, 1, (8 + 31) / 16, 31 / 8, 31 / 8]),
         pytest.approx([1, 1, 0.5, 0, 0]),
@@ -107,7 +107,7 @@ def test_shades_of_the_report():
 
 
 def test_colours_are_blue_below_the_mean_and_red_above_it():
-    (image,) = by_layer([StepLoads(1, {"blocks.0": [0.0, 1.0, 2.0, 1.0]}, {})], "run").axes[0].images
+    (image,) = draw_by_layer([StepLoads(1, {"blocks.0": [0.0, 1.0, 2.0, 1.0]}, {})], "run").axes[0].images
     low, mean, high = (to_hex(image.to_rgba([value])[0]) for value in (0.0, 1.0, 2.0))
     assert (low, mean, high) == ("#053061", "#f7f6f6", "#67001f")
     assert to_hex(image.to_rgba([5.0])[0]) == high
@@ -163,7 +163,7 @@ def test_pictures_are_what_tensorboard_reads(tmp_path):
     drawn = Image.open(io.BytesIO(images[0].encoded_image_string))
     assert drawn.size == (images[0].width, images[0].height)
     colours = {f"#{r:02x}{g:02x}{b:02x}" for _, (r, g, b) in drawn.convert("RGB").getcolors(1 << 20)}
-    (cells,) = by_layer([StepLoads(1, {"blocks.0": UNEVEN}, {})], "run").axes[0].images
+    (cells,) = draw_by_layer([StepLoads(1, {"blocks.0": UNEVEN}, {})], "run").axes[0].images
     assert {INK, *(to_hex(cells.to_rgba([load])[0]) for load in (1, 3.9, 0, 0.125))} <= colours
 
 
@@ -174,10 +174,10 @@ def test_pictures_of_every_size_are_readable(layers, experts, steps):
     del found[0].loads["blocks.0"]
     if not found[0].loads:
         found[0].loads["blocks.0"] = [1.0] * experts
-    words = readable(by_layer(found, "runs/a"))
+    words = readable(draw_by_layer(found, "runs/a"))
     assert words[0] == "Load of the experts: runs/a"
     assert {"layer", "expert", "blocks.0", f"blocks.{layers - 1}", "0"} <= set(words)
-    words = readable(over_time(found, 60, "runs/a"))
+    words = readable(draw_over_time(found, 60, "runs/a"))
     assert {"step", str(windows(found, 60)[0][-1].step), "blocks.0", f"blocks.{layers - 1}"} <= set(words)
     assert words.count("expert") == layers
 

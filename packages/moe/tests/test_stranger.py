@@ -9,7 +9,7 @@ from gangline.errors import UserError
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
 from gangline_testkit import as_installed
-from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.runs import small_run
 
 PLUGIN = """
@@ -63,7 +63,7 @@ def test_a_foreign_router_is_chosen_by_name(tmp_path):
         model = whole_model(tree, plan, seed=0)
         router = model.blocks[0].feed_forward.router
         assert router(torch.zeros(1, 5, 24)).expert_Nk.flatten().tolist() == [3, 0, 1, 2, 3]
-        batch = whole_sequences(torch.zeros(2, 6, dtype=torch.int64))
+        batch = make_full_batch(torch.zeros(2, 6, dtype=torch.int64))
         assert model.logits(batch).isfinite().all()
         with pytest.raises(UserError, match=r"Installed choices for moe/router: .*turns"):
             small_run("moe=on", "moe/router=none")

@@ -15,7 +15,7 @@ from gangline.shard import Shard
 from gangline_basics.sampling.sampler import load_model
 from gangline_moe.upcycle import upcycle
 from gangline_testkit import RealRuns
-from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.runs import small_run
 
 MODEL = ("model.vocab_size=256", "model.dim=32", "model.heads=2", "model.kv_heads=1", "model.hidden=64")
@@ -51,7 +51,7 @@ def test_it_begins_as_the_model_it_came_from(here, settings):
     drawn = model.blocks[0].feed_forward.router.gate.weight.clone()
     run.edits["moe"].first_weights(run, shards_of(model, plan), plan)
     tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
-    batch = whole_sequences(tokens)
+    batch = make_full_batch(tokens)
     with torch.no_grad():
         torch.testing.assert_close(model.logits(batch), dense_model(here).logits(batch), rtol=1e-5, atol=1e-5)
     assert torch.equal(model.blocks[0].feed_forward.router.gate.weight, drawn)

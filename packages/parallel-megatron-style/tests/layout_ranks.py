@@ -52,7 +52,7 @@ class Composition:
 
     @property
     def layout(self) -> Layout:
-        return Layout.on(self.on)
+        return Layout.from_words(self.on)
 
     @property
     def scenario(self) -> Scenario:
@@ -92,8 +92,8 @@ class Layouts(StrategySuite):
         """Loss, gradients, norm, weights, evaluation and what modules emit, against one process; ranks agree."""
         job = self.job_of(composition)
         self.compare(composition.layout, composition.scenario, composition.bound)
-        got = self.trained(job)
-        steps = self.expected(job, got[0].coordinate[1])[1]
+        got = self.train_job(job)
+        steps = self.train_reference(job, got[0].coordinate[1])[1]
         for of_rank in got:
             assert of_rank.evaluated == got[0].evaluated, "ranks disagree about the evaluation"
             for one, first, want in zip(of_rank.steps, got[0].steps, steps, strict=True):
@@ -105,7 +105,7 @@ class Layouts(StrategySuite):
     def same_twice(self, composition: Composition) -> None:
         """Two runs give the same bits on every rank."""
         job = self.job_of(composition)
-        one, two = (self.on_ranks(strategy_ranks.train, job) for _ in range(2))
+        one, two = (self.run_on_ranks(strategy_ranks.train, job) for _ in range(2))
         for first, second in zip(one, two, strict=True):
             assert first.evaluated == second.evaluated
             for before, after in zip(first.steps, second.steps, strict=True):
@@ -115,7 +115,7 @@ class Layouts(StrategySuite):
 
     def any_rank_stops_all(self, composition: Composition, culprits: Sequence[int]) -> None:
         """What is not finite on one rank alone is known to every rank, and is gone with its cause."""
-        answers = self.on_ranks(one_bad_rank, self.job_of(composition), culprits)
+        answers = self.run_on_ranks(one_bad_rank, self.job_of(composition), culprits)
         for index, (before, finite, after) in enumerate(answers):
             unknown = [culprit for culprit, flags in zip(culprits, finite, strict=True) if any(flags)]
             assert not unknown, f"rank {index} does not know that the ranks {unknown} are not finite: {finite}"
@@ -135,18 +135,18 @@ def one_bad_rank(job: Job, culprits: Sequence[int]) -> tuple[float, list[tuple[b
     array = next(shard.local for shard in runtime.shards() if shard.local.numel() and shard.local.dim() > 1)
     kept = array.clone()
     first = runtime.stages[0].segments[0].module  # type: ignore[attr-defined]
-    before = strategy_ranks.one_step(runtime, batches).norm
+    before = strategy_ranks.run_step(runtime, batches).norm
     finite = []
     for culprit in culprits:
         if rank.index == culprit:
             array.detach().fill_(math.nan)
-        by_weights = strategy_ranks.one_step(runtime, batches).finite
+        by_weights = strategy_ranks.run_step(runtime, batches).finite
         array.detach().copy_(kept)
         hook = first.register_forward_hook(_spoil_gradient) if rank.index == culprit else None
-        finite.append((by_weights, strategy_ranks.one_step(runtime, batches).finite))
+        finite.append((by_weights, strategy_ranks.run_step(runtime, batches).finite))
         if hook is not None:
             hook.remove()
-    return before, finite, strategy_ranks.one_step(runtime, batches).norm
+    return before, finite, strategy_ranks.run_step(runtime, batches).norm
 
 
 def _spoil_gradient(module: nn.Module, inputs: Any, output: Tensor) -> None:

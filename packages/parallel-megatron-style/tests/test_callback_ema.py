@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gangline_testkit.sessions import lines, session, trained, trained_on
+from gangline_testkit.sessions import lines, session, train_on_ranks, train_session
 
 EMA = ("callback=ema", "callback.ema.decays=[0.5,0.9]", "validate.every=2", "batch.micro_size=1")
 OPEN = ("parallel.tp=1", "parallel.pp=1", "parallel.cp=1", "parallel.dp_replicate=1", "parallel.dp_shard=1")
@@ -19,9 +19,9 @@ def averages(run_dir) -> dict[str, torch.Tensor]:
 
 
 def test_averages_travel_over_every_axis_and_stay_those_of_one_process(tmp_path):
-    trained(tmp_path / "one", *EMA, "run.steps=4")
+    train_session(tmp_path / "one", *EMA, "run.steps=4")
     for steps, layout in zip((2, 4), LAYOUTS, strict=True):
-        trained_on(4, tmp_path / "cut", *EMA, "parallel=3d", *OPEN, *layout, f"run.steps={steps}")
+        train_on_ranks(4, tmp_path / "cut", *EMA, "parallel=3d", *OPEN, *layout, f"run.steps={steps}")
     found, want = averages(tmp_path / "cut"), averages(tmp_path / "one")
     assert found.keys() == want.keys()
     assert len(want) == 2 * len([name for name in want if name.startswith("callback/ema/0.9/")])

@@ -61,7 +61,7 @@ def test_a_block_keeps_what_the_closed_form_says(model, precision):
     hidden = module.embed(batch)
     sizes = activations.sizes_of(case, gpu=False)
     found = bytes_kept(module.parameters(), lambda: module.blocks[1](hidden, batch))
-    assert found == activations.of_block(case, 1, sizes) + activations.angles(case, sizes)
+    assert found == activations.count_block(case, 1, sizes) + activations.angles(case, sizes)
 
 
 @pytest.mark.parametrize("precision", DTYPES)
@@ -71,21 +71,21 @@ def test_a_recomputed_block_keeps_its_input(precision):
     hidden = module.embed(batch).detach().requires_grad_()
     tokens = [batch.tokens, batch.position, batch.targets, batch.loss_mask, batch.sample]
     found = bytes_kept([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
-    assert found == activations.of_block(case, 1, activations.sizes_of(case, gpu=False))
+    assert found == activations.count_block(case, 1, activations.sizes_of(case, gpu=False))
 
 
 @pytest.mark.parametrize("precision", DTYPES)
 def test_recomputed_attention_forgets_little(precision):
     """Fused attention has no scores to forget: only one number a row and head."""
     whole, case = case_of(precision=precision), case_of(precision=precision, recompute="selective")
-    saved = [activations.of_block(whole, 0, sizes) - activations.of_block(case, 0, sizes) for sizes in both(case)]
+    saved = [activations.count_block(whole, 0, sizes) - activations.count_block(case, 0, sizes) for sizes in both(case)]
     assert saved == [2 * 16 * 4 * 4, 2 * 16 * 4 * (4 + 8 * case.bytes.compute)]
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
     tokens = [batch.tokens, batch.position]
     found = bytes_kept([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
     sizes = activations.sizes_of(case, gpu=False)
-    assert found == activations.of_block(case, 1, sizes) + activations.angles(case, sizes)
+    assert found == activations.count_block(case, 1, sizes) + activations.angles(case, sizes)
 
 
 def both(case: Case) -> tuple[ActivationSizes, ActivationSizes]:
@@ -127,7 +127,7 @@ def test_a_block_cut_by_tp(tp, sequence_parallel):
         hidden = hidden.detach().contiguous().requires_grad_()
     sizes = activations.sizes_of(case, gpu=False)
     found = bytes_kept(made.parameters(), lambda: made.get_submodule("blocks.1")(hidden, batch))
-    assert found == activations.of_block(case, 1, sizes) + activations.angles(case, sizes)
+    assert found == activations.count_block(case, 1, sizes) + activations.angles(case, sizes)
 
 
 def test_a_pipeline_keeps_as_many_as_its_schedule_says():
@@ -136,7 +136,7 @@ def test_a_pipeline_keeps_as_many_as_its_schedule_says():
     for schedule, counts in (("1f1b", (4, 3, 2, 1)), ("gpipe", (4, 4, 4, 4))):
         case = case_of(model, config=Pp(schedule=schedule, stages=[1, 1, 1, 1]), pp=4)
         sizes, order = activations.sizes_of(case), timing.schedule_of(case)
-        each = activations.of_block(case, 0, sizes) + activations.angles(case, sizes)
+        each = activations.count_block(case, 0, sizes) + activations.angles(case, sizes)
         head = activations.head(case, sizes)["activations"]
         for rank, count in enumerate(counts):
-            assert peak_memory.under_way(case, rank, order, sizes) == count * (each + (head if rank == 3 else 0))
+            assert peak_memory.count_under_way(case, rank, order, sizes) == count * (each + (head if rank == 3 else 0))

@@ -15,7 +15,7 @@ from gangline.mesh import Mesh
 from gangline.model.local_sizes import CommVolume, LocalSizes
 from gangline.model.tree import Node, Shape
 from gangline.plan import Cut, Fold
-from gangline_basics.explain.activations import norm_bytes, of_node
+from gangline_basics.explain.activations import count_node, norm_bytes
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.decoder_nodes import NormNode
 from gangline_parallel_megatron_style.config import ThreeD
@@ -79,7 +79,7 @@ def case_of(
 
 
 def sent(case: Case) -> dict[tuple[str, str], tuple[int, int]]:
-    return {(sent.axes[0], sent.purpose): (sent.calls, sent.bytes) for sent in traffic.of_rank(case, 0)}
+    return {(sent.axes[0], sent.purpose): (sent.calls, sent.bytes) for sent in traffic.list_sent(case, 0)}
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
@@ -137,7 +137,7 @@ def test_bytes_of_a_stack_on_a_fold(zero, dp_shard):
     case, without = (case_of(dp_shard=dp_shard, zero=zero, lanes=lanes) for lanes in (LANES, 0))
     own, beside = STACK // 2, dp_shard // 2
     parts = beside if zero else 1
-    (stack,) = [array for array in case.held(0) if array.group.kind.fold]
+    (stack,) = [array for array in case.list_held(0) if array.group.kind.fold]
     assert (stack.size, stack.part) == (own, own // beside)
     more = memory.state(case, 0)
     more.subtract(memory.state(without, 0))
@@ -154,14 +154,14 @@ def test_a_node_says_what_its_module_keeps_and_its_children_are_asked(tp):
     case = case_of(tp=tp, dp_shard=2, sequence_parallel=True)
     sizes, stream = activations.sizes_of(case), 16 // tp
     norm = norm_bytes(sizes, stream, 32)
-    assert of_node(case.by_path["blocks.1.feed_forward"], sizes) == stream * 100 + 16 * 2 + 4 + norm
+    assert count_node(case.by_path["blocks.1.feed_forward"], sizes) == stream * 100 + 16 * 2 + 4 + norm
 
 
 def test_a_node_that_says_nothing_is_guessed_by_its_shapes():
     case = case_of(dp_shard=2)
     silent = SilentNode(dim=32, norm=NormNode(dim=32))
     guessed = 16 * (WIDTH + 32) * 2 + norm_bytes(activations.sizes_of(case), 16, 32)
-    assert of_node(silent, activations.sizes_of(case)) == guessed
+    assert count_node(silent, activations.sizes_of(case)) == guessed
 
 
 @pytest.mark.parametrize(("sequence_parallel", "times"), [(True, 1), (False, 2)])
@@ -195,7 +195,7 @@ def test_links_of_a_fold_and_of_what_is_beside_it(size, per_node, fold, beside, 
         dp_shard=16,
         topology=Topology(gpus_per_node=per_node, nodes_per_rack=16 // per_node if per_node < 8 else 1),
     )
-    found = {(sent.axes[0], sent.purpose): links(case, sent) for sent in traffic.of_rank(case, 0)}
+    found = {(sent.axes[0], sent.purpose): links(case, sent) for sent in traffic.list_sent(case, 0)}
     assert found["lane", "forth and back"] == fold
     assert found["lane", "nearby"] == nearby
     assert found[f"{BESIDE}lane", "gradients"] == beside

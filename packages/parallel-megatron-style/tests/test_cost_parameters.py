@@ -48,7 +48,7 @@ def numels(model: DecoderConfig) -> Counter[str]:
 def test_one_rank_has_what_the_model_has(tied, qk_norm):
     model = replace(MODEL, tied=tied, qk_norm=qk_norm)
     held: Counter[str] = Counter()
-    for array in case_of(model=model).held(0):
+    for array in case_of(model=model).list_held(0):
         held[array.name.split(".")[0 if array.block is None else 2]] += array.size
     assert held == numels(model)
 
@@ -56,7 +56,7 @@ def test_one_rank_has_what_the_model_has(tied, qk_norm):
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zb_v"])
 def test_stages_have_all_of_it_and_a_tied_one_twice(schedule):
     case = case_of(ThreeD(schedule=schedule), replace(MODEL, tied=True), pp=2)
-    names = [array.name for rank in range(2) for array in case.held(rank)]
+    names = [array.name for rank in range(2) for array in case.list_held(rank)]
     twice = [name for name, count in Counter(names).items() if count > 1]
     assert twice == ([] if schedule == "zb_v" else ["embed.weight"])  # the V brings first and last to one rank
     assert set(names) == {array.name for array in case.arrays}
@@ -88,9 +88,12 @@ def test_sizes_are_those_of_the_registry(axes, sequence_parallel, fold):
         name: count for buffers in arrays.groups.values() for buffer in buffers for name, count in buffer.sums.items()
     }
     made, last = ModelArrays(AlikeBlocks(tree, plan), mesh, sequence_parallel and mesh.size("tp") > 1), pp - 1
-    found = [*made.at("embed", (0,), last), *made.at("head", (last,), last)]
+    found = [*made.list_arrays("embed", (0,), last), *made.list_arrays("head", (last,), last)]
     found += [
-        array for stage, blocks in enumerate(stages) for block in blocks for array in made.at(block, (stage,), last)
+        array
+        for stage, blocks in enumerate(stages)
+        for block in blocks
+        for array in made.list_arrays(block, (stage,), last)
     ]
     assert {array.name: array.shape for array in found} == shapes
     for array in found:

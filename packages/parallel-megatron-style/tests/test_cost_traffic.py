@@ -18,7 +18,7 @@ from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.cost import traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
-from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.inputs import make_full_batch
 
 TINY = (
     "model.layers=2 model.dim=32 model.heads=4 model.hidden=48 model.vocab_size=37 "
@@ -27,7 +27,7 @@ TINY = (
 
 
 def microbatch(case: Case) -> Batch:
-    return whole_sequences(torch.zeros(case.micro_size, case.sequence_length, dtype=torch.int64))
+    return make_full_batch(torch.zeros(case.micro_size, case.sequence_length, dtype=torch.int64))
 
 
 def counted(words: str, stage: int, every: int = 1) -> tuple[Case, Mesh, list[FakeComms]]:
@@ -74,7 +74,7 @@ DATA = ("gradients", "weights")
 
 def closed(case: Case, stage: int, purposes: tuple[str, ...]) -> int:
     """Bytes of the closed form for some purposes."""
-    return sum(sent.bytes for sent in traffic.of_rank(case, stage) if sent.purpose in purposes)
+    return sum(sent.bytes for sent in traffic.list_sent(case, stage) if sent.purpose in purposes)
 
 
 LAYOUTS = [
@@ -132,14 +132,14 @@ def test_replicas_are_asked_once_a_step(zero):
     words = f"parallel=hsdp launch.processes=4 parallel.dp_shard=2 batch.micro_size=1 parallel.zero={zero}"
     case, _, (comms, *_) = counted(words, 0)
     assert case.microbatches == 2
-    of = {(*sent.axes, sent.purpose): sent.calls for sent in traffic.of_rank(case, 0)}
+    of = {(*sent.axes, sent.purpose): sent.calls for sent in traffic.list_sent(case, 0)}
     assert comms.traffic.calls["dp_replicate", "all_reduce"] == of["dp_replicate", "gradients"] == len(case.blocks) + 2
 
 
 @pytest.mark.parametrize("words", LAYOUTS[:6])
 def test_how_often(words):
     case, _, (comms, *_) = counted(words, 0)
-    of = {(*sent.axes, sent.purpose): sent.calls for sent in traffic.of_rank(case, 0)}
+    of = {(*sent.axes, sent.purpose): sent.calls for sent in traffic.list_sent(case, 0)}
     calls = comms.traffic.calls
     assert calls["dp_shard+cp", "reduce_scatter"] == of["dp_shard", "gradients"]
     assert calls["dp_shard+cp", "all_gather"] == of["dp_shard", "weights"]
@@ -180,7 +180,7 @@ def test_what_muon_gathers_and_hands_out(words, monkeypatch):
             calls.add(
                 sum(count for (_, what), count in (comms.traffic.calls - before[1]).items() if what == "all_to_all")
             )
-        (sent,) = [sent for sent in traffic.of_rank(case, stage) if sent.purpose == "matrices of the optimizer"]
+        (sent,) = [sent for sent in traffic.list_sent(case, stage) if sent.purpose == "matrices of the optimizer"]
         assert {sent.calls} == calls
         assert 0 <= handed - sent.bytes * len(points) < len(points) * sent.calls, "but for rounding"
         assert sent.calls > 2

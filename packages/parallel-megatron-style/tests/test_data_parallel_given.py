@@ -12,7 +12,7 @@ from gangline.model.build import construct
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
 from gangline_basics.precision.plain import Plain
-from gangline_testkit.compare import all_close, assemble
+from gangline_testkit.compare import assemble, compare_all
 from gangline_testkit.inputs import share
 from gangline_testkit.pool import pool
 from gangline_testkit.runs import small_run
@@ -55,7 +55,7 @@ def test_a_model_keeps_the_values_it_comes_with(layout):
     model = whole_model(tree, plan, seed=3, dtype=torch.float64)
     want = {f"model/{name}": weight.detach() for name, weight in model.named_parameters()}
     got = assemble(pool(2).run(held, (layout,)), {name: tuple(x.shape) for name, x in want.items()})
-    all_close("given", got, want, 0)
+    compare_all("given", got, want, 0)
 
 
 def shared_buffer(settings):
@@ -97,4 +97,4 @@ def test_what_is_frozen_is_left_as_it_is_and_the_rest_is_trained(layout, tied, f
         assert (loss, tokens) == (pytest.approx(want[0], rel=1e-12), want[1])
         assert norm == pytest.approx(want[2], rel=1e-12)
     got = assemble([found for _, _, _, found, _ in ranks], shapes)
-    all_close("gradient", got, assemble([want[3]], shapes), 1e-12)
+    compare_all("gradient", got, assemble([want[3]], shapes), 1e-12)

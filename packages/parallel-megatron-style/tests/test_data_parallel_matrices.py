@@ -11,7 +11,7 @@ from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.plan import Fold
 from gangline_testkit import strategy_ranks
-from gangline_testkit.compare import mapped_once
+from gangline_testkit.compare import check_mapped_once
 from gangline_testkit.pool import pool
 from gangline_testkit.runs import small_run
 from gangline_testkit.strategy_ranks import Job
@@ -34,4 +34,4 @@ def test_every_matrix_is_mapped_whole_and_once(mesh, fold, zero):
     build = "gangline_parallel_megatron_style.build:build"
     job = Job(build, run, tree, plan, Mesh.of(mesh), torch.float64, "ragged", 1)
     want = pool(1).run(strategy_ranks.expect_mapped, replace(job, build="", mesh=Mesh.of({})))[0]
-    mapped_once(pool(Mesh.of(mesh).world).run(strategy_ranks.map_matrices, job), want)
+    check_mapped_once(pool(Mesh.of(mesh).world).run(strategy_ranks.map_matrices, job), want)

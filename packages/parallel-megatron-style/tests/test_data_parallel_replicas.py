@@ -11,7 +11,7 @@ from gangline.model import forward_context
 from gangline.model.compose import compose_model
 from gangline_basics.parallel.microbatch import frame_of
 from gangline_testkit import strategy_ranks
-from gangline_testkit.compare import Held, all_close, assemble
+from gangline_testkit.compare import Held, assemble, compare_all
 from gangline_testkit.pool import pool
 from gangline_testkit.reference import Reference
 from gangline_testkit.runs import small_run
@@ -59,4 +59,4 @@ def test_the_bits_are_those_of_replicas_that_add_their_own_microbatches_first(ze
             replicas.append((parts[0] + parts[1]) + parts[2])
         wanted[name] = replicas[0] + replicas[1]
     held = assemble(list(pieces), {name: tuple(x.shape) for name, x in wanted.items()})
-    all_close("gradient", held, wanted, 0)
+    compare_all("gradient", held, wanted, 0)

@@ -13,7 +13,7 @@ from gangline.run.directory import RunDirectory
 from gangline.train.build import build
 from gangline.train.loop import step
 from gangline.train.report import Clock
-from gangline.train.save import poll, save
+from gangline.train.save import save, settle
 from gangline.train.session import Session
 from gangline_testkit import rank
 from gangline_testkit.pool import pool
@@ -40,7 +40,7 @@ def saved_and_resumed(run: Run, path: str) -> tuple[list[bool], list[str], bool,
         step(first, Clock())
     errors = state(first, "local/")
     save(first, SaveRequest(first.step))
-    poll(first, wait=True)
+    settle(first, every_tier=True)
     again = session_of(run, path)
     found = [all(bool(x.any()) for x in errors.values()), same(errors, state(again, "local/"))]
     step(first, Clock())

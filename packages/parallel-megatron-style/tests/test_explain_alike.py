@@ -7,8 +7,8 @@ import pytest
 from gangline.config.compose import compose_one
 from gangline.mesh import AXES, Mesh
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.cost.links import together
-from gangline_parallel_megatron_style.explain.explained import of_case
+from gangline_parallel_megatron_style.cost.links import count_together
+from gangline_parallel_megatron_style.explain.explained import explain_case
 from gangline_parallel_megatron_style.layout import alike
 from gangline_parallel_megatron_style.layout.alike import names_single_blocks
 
@@ -17,7 +17,7 @@ SMALL = "batch.micro_size=1 model.layers=9 model.heads=8 model.kv_heads=8 model.
 
 def explained(words: str, world: int):
     run = compose_one(f"{words} {SMALL} launch.processes={world} batch.global_size={2 * world}".split())
-    return of_case(Case.of(run, Mesh.of(run.parallel.axes(world))))
+    return explain_case(Case.of(run, Mesh.of(run.parallel.axes(world))))
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,10 @@ def test_a_rule_about_one_block_sets_it_apart():
     run = compose_one(["parallel=3d", "launch.processes=8", *SMALL.split()])
     tree, plan = compose_model(run)
     assert not names_single_blocks(plan)
-    assert set(alike.alike_blocks(tree, plan).kinds) == {0}
+    assert set(alike.group_blocks(tree, plan).kinds) == {0}
     single = plan.extended(frozen=(f"{plan.blocks}.3.attention",))
     assert names_single_blocks(single)
-    assert alike.alike_blocks(tree, single).kinds == list(range(9))
+    assert alike.group_blocks(tree, single).kinds == list(range(9))
 
 
 @pytest.mark.parametrize("node", [1, 4, 6, 8, 64])
@@ -56,4 +56,4 @@ def test_ranks_together_are_counted_as_the_mesh_lists_them(node):
         mesh = Mesh.of(dict(zip(AXES, sizes, strict=True)))
         for axes in (("tp",), ("cp",), ("dp_shard", "cp"), ("pp",), ("dp_replicate", "tp"), AXES):
             group = mesh.group(0, axes)
-            assert together(mesh, axes, node) == (len(group), sum(rank < node for rank in group))
+            assert count_together(mesh, axes, node) == (len(group), sum(rank < node for rank in group))

@@ -13,7 +13,7 @@ from gangline.config.compose import compose_one
 from gangline.plugin.registry import installed
 from gangline.run.directory import RunDirectory
 from gangline.run.events import Events
-from gangline_parallel_megatron_style.explain.of_run import explained
+from gangline_parallel_megatron_style.explain.of_run import explain_run
 from gangline_testkit import words_of
 
 LLAMA = (
@@ -91,7 +91,7 @@ def test_llama_3_405b_on_16384_gpus(say):
 
 def test_parameters_of_all_ranks_are_those_of_the_model():
     """405 853 388 800 by the count of the model card's own shapes; norms and key heads that are whole count again."""
-    found = explained(compose_one(LLAMA.split()))
+    found = explain_run(compose_one(LLAMA.split()))
     norms = 16_384 * (2 * 126 + 1)
     assert sum(stage.parameters for stage in found.ranks) * 8 == 405_853_388_800 + 7 * norms
 

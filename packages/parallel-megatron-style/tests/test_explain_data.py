@@ -49,7 +49,7 @@ def test_transfers_are_those_of_the_closed_forms(both):
             assert 1 <= sent.each_node <= sent.ranks
             assert (sent.tier == "node") == (sent.each_node == sent.ranks)
         whole = Counter[tuple]()
-        for sent in traffic.of_rank(case, rank):
+        for sent in traffic.list_sent(case, rank):
             whole[sent.axes, sent.purpose, "calls"] += sent.calls
             whole[sent.axes, sent.purpose, "bytes"] += sent.bytes
         assert sums == whole

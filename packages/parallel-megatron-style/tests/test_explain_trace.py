@@ -9,7 +9,7 @@ import pytest
 
 from gangline.config.compose import compose_one
 from gangline_parallel_megatron_style.commands import main
-from gangline_parallel_megatron_style.explain.of_run import case_of, explained
+from gangline_parallel_megatron_style.explain.of_run import case_of, explain_run
 from gangline_parallel_megatron_style.explain.trace import trace
 
 SHAPE = ("model=llama3-8b", "model.layers=4", "precision=bf16", "batch.micro_size=1", "batch.sequence_length=4096")
@@ -56,5 +56,5 @@ def test_every_rank_needs_what_it_is_told_to(tp, pp, dp, zero, microbatches, tie
     axes = f"parallel.tp={tp} parallel.pp={pp} parallel.dp_shard={dp} launch.processes={tp * pp * dp}"
     words = f"{axes} parallel.zero={zero} batch.global_size={dp * microbatches} model.tied={str(tied).lower()}"
     run = compose_one([*WIDE, *words.split()])
-    for rank, told in {rank: explained(run).ranks[rank].memory for rank in {0, pp - 1}}.items():
+    for rank, told in {rank: explain_run(run).ranks[rank].memory for rank in {0, pp - 1}}.items():
         assert trace(run, case_of(run), rank).peak == pytest.approx(told, rel=0.03)

@@ -34,8 +34,8 @@ def test_a_fake_mesh_of_16384_ranks_counts_what_crosses_each_axis():
         ("pp", "exchange"): 1,
     }
     assert comms.traffic.bytes["tp", "all_gather"] == 3 * size
-    assert comms.traffic.of("tp") == 4 * size
-    assert comms.traffic.of("dp_shard") == comms.traffic.of("pp") == size
+    assert comms.traffic.sum_axis("tp") == 4 * size
+    assert comms.traffic.sum_axis("dp_shard") == comms.traffic.sum_axis("pp") == size
 
 
 def test_fake_values_are_those_of_equal_ranks():

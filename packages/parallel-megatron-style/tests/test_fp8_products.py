@@ -133,7 +133,7 @@ def test_emulation_has_the_bits_of_the_scaled_product(grain, forms, dtype, shape
     a, b = (quantise(exactly_summed(*side, seed=7), form, grain) for side, form in (((m, k), first), ((n, k), second)))
     assert multiply(a, b, dtype).equal(scaled_mm(a, b, dtype))
     a, b = quantise(draw(m, k, seed=1), first, grain), quantise(draw(n, k, seed=2), second, grain)
-    in_any_order = 2 * k * 2.0**-24 * (a.dequantised().double().abs() @ b.dequantised().double().abs().t())
+    in_any_order = 2 * k * 2.0**-24 * (a.dequantise().double().abs() @ b.dequantise().double().abs().t())
     apart = (multiply(a, b, torch.float32).double() - scaled_mm(a, b, torch.float32).double()).abs()
     assert bool((apart <= in_any_order).all())
 
@@ -160,7 +160,7 @@ def test_blocks_are_scaled_and_summed_in_float32(second, exact):
     found = multiply(a, b, torch.float32)
     if exact:
         assert found.equal(total)
-    sizes = a.dequantised().double().abs() @ b.dequantised().double().abs().t()
+    sizes = a.dequantise().double().abs() @ b.dequantise().double().abs().t()
     assert bool(((found - total).double().abs() <= 2 * 384 * 2.0**-24 * sizes).all())
 
 

@@ -51,7 +51,7 @@ def test_rounding_is_to_the_nearest(form, grain, shape):
     """Half a unit in the last of m mantissa bits, 2^-(m+1) of the value, or of the least normal number below it."""
     x = draw(*shape, spread=12)
     found = quantise(x, form, grain)
-    back = found.dequantised()
+    back = found.dequantise()
     rows, columns = shape
     scale = found.scale.double().repeat_interleave(found.values.shape[0] // found.scale.shape[0], 0)
     scale = scale.repeat_interleave(found.values.shape[1] // found.scale.shape[1], 1)[:rows, :columns]
@@ -81,14 +81,14 @@ def test_a_part_of_a_matrix_has_the_values_of_the_whole(grain):
     """What is cut over ranks is rounded alike, so long as e4m3 has normal numbers for it: 14 powers of two."""
     x = draw(256, 256)
     x = torch.where(x.abs() < 2.0**-9, 2.0**-9, x)  # the largest is below 2^3
-    whole = quantise(x, Format.E4M3, grain).dequantised()
+    whole = quantise(x, Format.E4M3, grain).dequantise()
     for first in range(0, 256, 64):
-        assert quantise(x[first : first + 64], Format.E4M3, grain).dequantised()[:64].equal(whole[first : first + 64])
+        assert quantise(x[first : first + 64], Format.E4M3, grain).dequantise()[:64].equal(whole[first : first + 64])
     small = torch.where(x.abs() < 2.0**-9 * 1.5, x * 2.0**-8, x)
     assert (
         not quantise(small, Format.E4M3, Grain.TENSOR)
-        .dequantised()
-        .equal(quantise(small, Format.E5M2, Grain.TENSOR).dequantised())
+        .dequantise()
+        .equal(quantise(small, Format.E5M2, Grain.TENSOR).dequantise())
     )
 
 
@@ -97,7 +97,7 @@ def test_a_part_of_a_matrix_has_the_values_of_the_whole(grain):
 @pytest.mark.parametrize("value", [0.0, 1e-38, 3e-5, 3e38])
 def test_any_finite_size_stays_finite(form, grain, value):
     x = torch.full((3, 5), value).bfloat16()
-    back = quantise(x, form, grain).dequantised()[:3, :5]
+    back = quantise(x, form, grain).dequantise()[:3, :5]
     assert bool(back.isfinite().all())
     assert bool(((back - x.float()).abs() <= 2.0 ** -(MANTISSA[form] + 1) * x.float()).all())
 
@@ -122,7 +122,7 @@ def test_what_is_not_finite_stays_so(form, grain, name):
     """e4m3 has no infinity, and torch would make it 448."""
     x = draw(256, 256)
     x[200, 130] = NOT_FINITE[name][0]
-    back = quantise(x, form, grain).dequantised()
+    back = quantise(x, form, grain).dequantise()
     rows, columns = (side or 256 for side in grain.value)
     lost = torch.zeros(256, 256, dtype=torch.bool)
     row, column = 200 // rows * rows, 130 // columns * columns

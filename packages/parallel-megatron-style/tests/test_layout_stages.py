@@ -15,7 +15,7 @@ from gangline.model.tree import Node
 from gangline_basics.launch.config import LocalLaunch
 from gangline_parallel_megatron_style.config import Pp
 from gangline_parallel_megatron_style.layout.alike import forward_flops
-from gangline_parallel_megatron_style.layout.stages import balanced, partition
+from gangline_parallel_megatron_style.layout.stages import balance, partition
 
 
 def slowest(sizes, blocks, first, last) -> list[float]:
@@ -32,7 +32,7 @@ def slowest(sizes, blocks, first, last) -> list[float]:
 def test_no_division_is_better(blocks, data):
     stages = data.draw(st.integers(1, len(blocks)))
     first, last = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 9))
-    found = balanced(blocks, stages, first, last)
+    found = balance(blocks, stages, first, last)
     assert (len(found), sum(found)) == (stages, len(blocks))
     assert min(found) >= 1
 
@@ -54,17 +54,17 @@ def test_no_division_is_better(blocks, data):
     ],
 )
 def test_known_divisions(count, stages, first, last, sizes):
-    assert balanced([1] * count, stages, first, last) == sizes
+    assert balance([1] * count, stages, first, last) == sizes
 
 
 def test_measured_costs_may_be_given():
-    assert balanced([0.5, 0.5, 0.5, 2.0], 2) == [3, 1]
+    assert balance([0.5, 0.5, 0.5, 2.0], 2) == [3, 1]
 
 
 @pytest.mark.parametrize("stages", [0, 4])
 def test_every_stage_needs_a_block(stages):
     with pytest.raises(ValueError, match=f"3 blocks cannot make {stages} stages"):
-        balanced([1, 1, 1], stages)
+        balance([1, 1, 1], stages)
 
 
 def of(config: Pp, pp: int, **model) -> list[range]:

@@ -37,10 +37,10 @@ def test_gradients_of_bf16_part_by_rounding_alone(on):
     suite, composition = Layouts(), Composition(on, f"layers={LAYERS}", dtype=torch.float32, steps=1)
     job = replace(suite.job_of(composition), compute=torch.bfloat16)
     one = Alone().job(replace(composition.layout, world=1, settings=()), composition.scenario)
-    (alone,) = suite.trained(replace(one, compute=torch.bfloat16))
+    (alone,) = suite.train_job(replace(one, compute=torch.bfloat16))
     want = {name: gradient for name, _, gradient in alone.steps[0].held}
-    ranks = suite.trained(job)
-    got = suite.whole([of_rank.steps[0].held for of_rank in ranks], want)
+    ranks = suite.train_job(job)
+    got = suite.assemble_shards([of_rank.steps[0].held for of_rank in ranks], want)
     number_close("loss", ranks[0].steps[0].loss_sum, alone.steps[0].loss_sum, BOUND)
     number_close("norm", ranks[0].steps[0].norm, alone.steps[0].norm, BOUND)
     apart = {name: float((got[name] - want[name]).norm() / want[name].norm()) for name in want}

@@ -12,7 +12,7 @@ from gangline.config.serial import to_dict
 from gangline.mesh import Mesh
 from gangline.run.directory import RunDirectory
 from gangline_testkit.pool import pool
-from gangline_testkit.sessions import lines, session, trained, trained_on
+from gangline_testkit.sessions import lines, session, train_on_ranks, train_session
 
 OPTIMIZERS = {
     "adamw8bit": ("optimizer=adamw8bit", "optimizer.block=4", "optimizer.fewest=1"),
@@ -39,7 +39,7 @@ def layouts(*by_day: str) -> list:
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[str, ...], Path]:
     """(words of an optimizer, the run of one process with them)."""
     words, run_dir = (*OPTIMIZERS[request.param], *WORDS), tmp_path_factory.mktemp("alone") / "one"
-    assert trained(run_dir, *words) == 0
+    assert train_session(run_dir, *words) == 0
     return words, run_dir
 
 
@@ -54,7 +54,7 @@ def same(one: Path, other: Path, rel: float) -> None:
 def test_the_run_is_that_of_one_process(tmp_path: Path, alone: tuple[tuple[str, ...], Path], layout: str) -> None:
     chosen, one = alone
     world, *words = LAYOUTS[layout]
-    assert trained_on(world, tmp_path / "cut", *chosen, *words) == 0
+    assert train_on_ranks(world, tmp_path / "cut", *chosen, *words) == 0
     same(one, tmp_path / "cut", 1e-12)
 
 
@@ -62,11 +62,11 @@ def test_a_run_goes_on_in_another_layout(tmp_path: Path, alone: tuple[tuple[str,
     """Saved after 4 steps on 4 ranks, gone on with on 2 and on one: the run that was never cut."""
     chosen, one = alone
     world, *words = LAYOUTS["tp and pp"]
-    assert trained_on(world, tmp_path / "first", *chosen, *words, "run.steps=4") == 0
+    assert train_on_ranks(world, tmp_path / "first", *chosen, *words, "run.steps=4") == 0
     for name in ("zero 3", "single"):
         shutil.copytree(tmp_path / "first", tmp_path / name)
         world, *words = LAYOUTS.get(name, (1,))
-        assert trained_on(world, tmp_path / name, *chosen, *words, "run.steps=6") == 0
+        assert train_on_ranks(world, tmp_path / name, *chosen, *words, "run.steps=6") == 0
         same(one, tmp_path / name, 1e-12)
 
 
@@ -117,11 +117,11 @@ def test_what_mends_a_cut_block_mends_a_resume(tmp_path: Path) -> None:
     """Saved on one process in blocks of 16; tp=2 cuts at 20, and goes on with blocks of 4: near to the run that was."""
     chosen = ("optimizer=adamw8bit", "optimizer.fewest=1", "batch.global_size=8")
     words = ("parallel=tp", "launch.processes=2", "run.steps=6", "optimizer.block=4")
-    assert trained(tmp_path / "one", *chosen, "optimizer.block=16", "run.steps=6") == 0
-    assert trained(tmp_path / "cut", *chosen, "optimizer.block=16", "run.steps=4") == 0
+    assert train_session(tmp_path / "one", *chosen, "optimizer.block=16", "run.steps=6") == 0
+    assert train_session(tmp_path / "cut", *chosen, "optimizer.block=16", "run.steps=4") == 0
     kept = to_dict(RunDirectory.open(str(tmp_path / "cut")).run())
     assert continued(str(tmp_path / "cut"), kept, words)[1]["optimizer.block"] == [16, 4]
-    assert trained_on(2, tmp_path / "cut", *chosen, *words) == 0
+    assert train_on_ranks(2, tmp_path / "cut", *chosen, *words) == 0
     one, cut = (lines(tmp_path / name, "metrics.jsonl") for name in ("one", "cut"))
     for here, there in zip(one, cut, strict=True):
         assert there["loss"] == pytest.approx(here["loss"], rel=1e-12 if here["step"] < 6 else 1e-3)

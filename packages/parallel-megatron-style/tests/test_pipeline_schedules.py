@@ -91,8 +91,8 @@ def test_zero_bubble_papers(ranks):
     h1 = simulate(make_schedule("zb_h1", ranks=ranks, microbatches=microbatches), times)
     assert h1.bubble == pytest.approx(SCHEDULES["zb_h1"].bubble(ranks, microbatches, 1, times))
     dual = simulate(make_schedule("dualpipe_v", ranks=ranks, microbatches=microbatches), times)
-    pair = times.F + times.of("B")
-    assert dual.makespan - dual.busy(0) <= (ranks - 1) * (pair + times.of("B") - 3 * times.W) + 1e-9
+    pair = times.F + times.get_time("B")
+    assert dual.makespan - dual.busy(0) <= (ranks - 1) * (pair + times.get_time("B") - 3 * times.W) + 1e-9
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
@@ -100,7 +100,7 @@ def test_zero_bubble_papers(ranks):
 def test_pairs_idle_as_the_table_of_dualpipe_says(ranks, times):
     microbatches = 2 * ranks + 1
     found = simulate(make_schedule("dualpipe_v", ranks=ranks, microbatches=microbatches, overlap=True), times)
-    both, whole = times.F + times.of("B"), times.of("B")
+    both, whole = times.F + times.get_time("B"), times.get_time("B")
     assert found.makespan - found.busy(0) == pytest.approx((ranks - 1) * (both + whole - 3 * times.W))
 
 

@@ -25,7 +25,7 @@ from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_parallel_megatron_style.tensor.embedding import Lookup
 from gangline_parallel_megatron_style.tensor.loss import VocabularyLoss
 from gangline_parallel_megatron_style.tensor.region import Region
-from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, gather_sequence, over_sequence
+from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, gather_sequence, make_sequence_reducer
 from gangline_parallel_megatron_style.tensor.setting import Setting
 from gangline_testkit import rank
 from gangline_testkit.pool import pool
@@ -295,7 +295,7 @@ def along_the_sequence():
     x = torch.arange(2 * 8 * 3, dtype=WIDE).view(2, 8, 3)
     own = cut_sequence(x, comm).clone().requires_grad_()
     whole = gather_sequence(own, comm)
-    total = over_sequence(comm)(own.sum())
+    total = make_sequence_reducer(comm)(own.sum())
     (whole * (comm.index + 1)).sum().backward(retain_graph=True)
     gathered, own.grad = own.grad, None
     (total * (comm.index + 1)).backward()

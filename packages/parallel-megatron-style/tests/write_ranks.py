@@ -8,7 +8,7 @@ from gangline.batch import Batch
 from gangline.config.schema import Run
 from gangline.runtime import Sampling, Written
 from gangline_testkit.inputs import share
-from gangline_testkit.strategy_ranks import Stepped, one_step
+from gangline_testkit.strategy_ranks import Stepped, run_step
 
 
 def texts(run: Run, prompts: list[list[int]], how: Sampling) -> tuple[list[Written], float]:
@@ -28,4 +28,4 @@ def batches(run: Run, coordinate: tuple[int, int]) -> list[Batch]:
 def stepped(run: Run) -> Stepped:
     """One step."""
     runtime = runtime_of(run)
-    return one_step(runtime, batches(run, runtime.data_coordinate))
+    return run_step(runtime, batches(run, runtime.data_coordinate))

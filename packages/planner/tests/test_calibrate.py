@@ -17,15 +17,15 @@ from gangline.explain.explained import StepAction
 from gangline.model.products import AttentionProduct, MatrixProduct
 from gangline_basics.cluster.file import Quantity, load_cluster, save_cluster
 from gangline_basics.explain.timeline import StepTimeline
-from gangline_planner.assumed import explain, planned
-from gangline_planner.calibrate.command import crowded, said, threads_of, told, written
+from gangline_planner.assumed import complete_words, explain
+from gangline_planner.calibrate.command import build_cluster, describe_crowding, read_error, run_ranks, threads_of
 from gangline_planner.calibrate.fit import Measured, numbers, stage_time, work_of
 from gangline_planner.calibrate.kernels import ATTENTION, PRODUCTS
 from gangline_planner.calibrate.lines import two_costs
 from gangline_planner.calibrate.links import CollectiveCall
 from gangline_planner.calibrate.small_steps import MICROBATCHES, MODELS, STARTS
 from gangline_planner.price.products import BACKWARD
-from gangline_planner.price.sharing import Cores, shared
+from gangline_planner.price.sharing import Cores, share_cores
 from gangline_planner.price.step import step_time
 
 
@@ -113,7 +113,7 @@ def test_whatever_a_busy_machine_measures_is_a_cluster_file_that_a_plan_takes(tm
     measured.copied /= 10 ** draw.uniform(0, 2)
     measured.alone, measured.late = draw.uniform(0.1, 5), draw.uniform(-0.5, 3)
     path = tmp_path / "here.yaml"
-    save_cluster(written(path, numbers(measured, 4, "cpu") | {"memory.bytes": 1e9}, 4, "made up"), path)
+    save_cluster(build_cluster(path, numbers(measured, 4, "cpu") | {"memory.bytes": 1e9}, 4, "made up"), path)
     cluster = load_cluster(str(path))
     words = [
         "parallel=ddp",
@@ -122,7 +122,7 @@ def test_whatever_a_busy_machine_measures_is_a_cluster_file_that_a_plan_takes(tm
         "batch.sequence_length=128",
         "run.device=cpu",
     ]
-    case = planned(words)
+    case = complete_words(words)
     step = step_time(explain(case, case.run, cluster), cluster)
     assert 0 < step.seconds < 1e4
     assert min(step.kinds.values()) >= 0
@@ -150,7 +150,7 @@ TIMELINE = StepTimeline((((ACTION, 0.0, 2.0),), ((ACTION, 1.0, 3.0),)))
 )
 def test_ranks_that_wait_leave_the_cores_of_their_node_to_the_others(alone, node, each, part, makespan):
     cores = Cores(max(1.0, alone), node, each, pipeline=2)
-    found = shared(TIMELINE, cores, lambda action: part)
+    found = share_cores(TIMELINE, cores, lambda action: part)
     assert found.makespan == pytest.approx(makespan)
     assert TIMELINE.makespan / cores.most <= found.makespan + 1e-9
 
@@ -165,18 +165,18 @@ def test_of_two_nodes_the_one_without_idle_cores_sets_the_pace():
 
 def test_the_way_of_a_result_is_not_shortened_by_idle_cores():
     timeline = StepTimeline((((ACTION, 0.0, 1.0),), ((ACTION, 1.5, 2.5),)))
-    assert shared(timeline, Cores(2.0, 2, 1, 2), lambda action: 1.0, hop=0.5).makespan == pytest.approx(1.5)
+    assert share_cores(timeline, Cores(2.0, 2, 1, 2), lambda action: 1.0, hop=0.5).makespan == pytest.approx(1.5)
     both = StepTimeline((((ACTION, 0.0, 2.0),), ((ACTION, 1.5, 2.5),)))  # under way while the other computes on
-    assert shared(both, Cores(2.0, 2, 1, 2), lambda action: 1.0, hop=0.5).makespan == pytest.approx(1.75)
+    assert share_cores(both, Cores(2.0, 2, 1, 2), lambda action: 1.0, hop=0.5).makespan == pytest.approx(1.75)
 
 
 def test_a_run_of_fewer_ranks_than_were_measured_at_once_has_the_cores_of_the_others():
     numbers = {"node.alone": Quantity(3.0, "a test")}
-    eight = load_cluster("h100_ib").with_numbers(numbers)  # eight ranks a node
+    eight = load_cluster("h100_ib").replace_numbers(numbers)  # eight ranks a node
     words = "parallel=ddp batch.micro_size=1 launch.processes="
     seconds = {}
     for processes in (1, 4, 8, 16):
-        case = planned([*f"{words}{processes}".split(), f"batch.global_size={processes}"])
+        case = complete_words([*f"{words}{processes}".split(), f"batch.global_size={processes}"])
         step = step_time(explain(case, case.run, eight), eight)
         assert sum(step.kinds.values()) == pytest.approx(step.seconds)
         seconds[processes] = step.kinds["compute"]
@@ -190,7 +190,7 @@ def test_how_far_ranks_are_is_told_at_once_and_all_else_is_kept_for_an_error(tmp
         "print('noise'); from gangline_planner.calibrate.progress import RoundProgress as P; P('round 2 of 3', True)"
     )
     words = [sys.executable, "-c", f"{script}('copies', 0); P('round 2 of 3', False)('copies', 0); raise SystemExit(7)"]
-    assert told(words, dict(os.environ), tmp_path / "log") == 7
+    assert run_ranks(words, dict(os.environ), tmp_path / "log") == 7
     assert re.fullmatch(r"calibrate: round 2 of 3, copies: \d\.\d s\n", capsys.readouterr().err)
     assert (tmp_path / "log").read_text() == "noise\n"
 
@@ -245,14 +245,14 @@ def test_ranks_have_the_threads_that_those_of_a_run_would_have(monkeypatch):
 
 def test_more_processes_than_cores_are_said():
     cores = len(os.sched_getaffinity(0))
-    assert crowded(cores) == []
-    (line,) = crowded(cores + 1)
+    assert describe_crowding(cores) == []
+    (line,) = describe_crowding(cores + 1)
     assert line.startswith(f"{cores + 1} processes share {cores} cores: ")
 
 
 def test_the_first_error_of_a_rank_is_said_and_not_what_torchrun_says_of_it(tmp_path):
     log = tmp_path / "log"
     log.write_text("Traceback:\n[rank1]: ValueError: the mesh has 2 ranks\nChildFailedError:\n=====\n")
-    assert said(log) == ["[rank1]: ValueError: the mesh has 2 ranks"]
+    assert read_error(log) == ["[rank1]: ValueError: the mesh has 2 ranks"]
     Path(log).write_text("")
-    assert said(log) == ["It said nothing."]
+    assert read_error(log) == ["It said nothing."]

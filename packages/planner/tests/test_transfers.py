@@ -24,7 +24,7 @@ def machine(**numbers):
         "link.cluster.latency": 0.0,
     }  # fmt: skip
     given = known | {name.replace("__", "."): value for name, value in numbers.items()}
-    return load_cluster("h100_ib").with_numbers({name: Quantity(value, "a test") for name, value in given.items()})
+    return load_cluster("h100_ib").replace_numbers({name: Quantity(value, "a test") for name, value in given.items()})
 
 
 @pytest.mark.parametrize(

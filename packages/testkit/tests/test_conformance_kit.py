@@ -11,7 +11,7 @@ from gangline.errors import UserError
 from gangline.plugin.discovery import Offer
 from gangline.plugin.parts import Part
 from gangline.plugin.registry import installed
-from gangline_testkit import LAYOUT, ScheduleSuite, TrackerSuite, as_installed, needs, waived
+from gangline_testkit import LAYOUT, ScheduleSuite, TrackerSuite, as_installed, needs, waive
 from gangline_testkit.report import Result, run_file, suite_of
 
 HEAD = "from gangline_testkit import *\n"
@@ -40,7 +40,7 @@ class TestMine(ScheduleSuite):
 WAIVES = """
 class TestMine(ScheduleSuite):
     choice = "schedule=cosine"
-    test_pure = waived("it follows the clock")
+    test_pure = waive("it follows the clock")
 """
 
 
@@ -59,12 +59,12 @@ def test_a_waived_test_shows_its_reason(tmp_path: Path) -> None:
 
 def test_a_waiver_needs_a_reason() -> None:
     with pytest.raises(ValueError, match="needs a reason"):
-        waived(" ")
+        waive(" ")
 
 
 def test_the_watch_itself_cannot_be_overridden() -> None:
     with pytest.raises(TypeError, match="watches over the other tests"):
-        type("TestMine", (ScheduleSuite,), {"test_standard_tests_are_all_here": waived("no"), "__module__": "mine"})
+        type("TestMine", (ScheduleSuite,), {"test_standard_tests_are_all_here": waive("no"), "__module__": "mine"})
 
 
 def test_a_claim_that_nobody_knows_fails(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_claim_that_nobody_knows_fails(tmp_path: Path) -> None:
 
 
 RECORDED = """
-    def recorded(self, directory):
+    def read_back(self, directory):
         from gangline.record import read_records
         return [(record["step"], record["loss"]) for record in read_records(directory / "metrics.jsonl")]
 """
@@ -99,7 +99,7 @@ def test_claims_are_checked_both_ways(can: str, text: str, failed: set, could: l
 
 def test_an_unclaimed_capability_is_a_warning_not_a_skip() -> None:
     mine = type("TestMine", (TrackerSuite,), {"choice": "track=jsonl"})()
-    mine.recorded = lambda directory: [(step, mine.losses[step]) for step in sorted(mine.losses)]
+    mine.read_back = lambda directory: [(step, mine.losses[step]) for step in sorted(mine.losses)]
     from gangline_testkit.health import healthy
 
     mine.losses = {record.step: record.loss for record in healthy(20)}

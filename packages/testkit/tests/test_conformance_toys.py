@@ -15,7 +15,7 @@ from gangline_testkit import (
     StrategySuite,
     TrackerSuite,
     as_installed,
-    waived,
+    waive,
 )
 from gangline_testkit.scenarios import Layout
 
@@ -50,8 +50,8 @@ class TestApart(StrategySuite):
 
     choice = "parallel=apart"
     layouts = (Layout(2),)
-    test_traffic_is_marked = waived("it sends no gradients")
-    test_clip_measures_changed_gradients = waived("each replica clips by its own norm")
+    test_traffic_is_marked = waive("it sends no gradients")
+    test_clip_measures_changed_gradients = waive("each replica clips by its own norm")
 
 
 class TestPrevious(CallbackSuite):
@@ -78,6 +78,6 @@ class TestLines(TrackerSuite):
     choice = "track=lines"
     can = {"keeps", "resumes"}
 
-    def recorded(self, directory: Path) -> list[tuple[int, float]]:
+    def read_back(self, directory: Path) -> list[tuple[int, float]]:
         lines = (directory / "lines.txt").read_text().splitlines()
         return [(int(step), float(loss)) for step, loss in map(str.split, lines)]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gangline_testkit.mutants import Mutant, assert_found, assert_only_its_behaviour, judged
+from gangline_testkit.mutants import Mutant, assert_found, assert_only_its_behaviour, judge
 
 pytestmark = pytest.mark.usefixtures("broken_parts")
 
 EPOCH = "test_an_epoch_repeats_nothing_and_leaves_nothing_out"
 LINES = """
-def recorded(self, directory):
+def read_back(self, directory):
     rows = (directory / "lines.txt").read_text().splitlines()
     return [(int(step), float(loss)) for step, loss in map(str.split, rows)]
 """
@@ -150,5 +150,5 @@ def test_over_the_whole_suite(suite: str, mutant: Mutant, tmp_path: Path) -> Non
 
 def test_a_factor_that_begins_at_zero_is_no_mistake(tmp_path: Path) -> None:
     """Its partner's first gradient is zero to the last bit."""
-    result = judged(Mutant("low_rank=on", "", "", ""), "ModelEditSuite", tmp_path, "test_every_parameter_learns", CUT)
+    result = judge(Mutant("low_rank=on", "", "", ""), "ModelEditSuite", tmp_path, "test_every_parameter_learns", CUT)
     assert result.passed == 4, result.failed

@@ -18,7 +18,7 @@ SLEEPER = "import subprocess, sys; subprocess.Popen(['sleep', '1000']); print(fl
 def test_another_exit_code_fails_with_what_was_printed(runs):
     with pytest.raises(AssertionError, match=r"exit code 2, wanted 0:\n.*there is no option no\.such"):
         runs.train("no.such=1")
-    assert "no.such" in runs.refused("no.such=1")
+    assert "no.such" in runs.expect_refusal("no.such=1")
 
 
 def test_a_run_that_ends_before_its_step_is_not_waited_for(runs):
@@ -44,7 +44,7 @@ def test_an_agent_of_the_tests_is_not_the_agent_of_a_run(runs, monkeypatch):
 def test_settings_are_for_new_runs(runs):
     """Those of a run that goes on are its own: saying others would be a mistake."""
     assert "dim: 32" in runs.train("--cfg", "job")
-    assert "there is no run directory" in runs.refused("resume=absent")
+    assert "there is no run directory" in runs.expect_refusal("resume=absent")
 
 
 @pytest.fixture

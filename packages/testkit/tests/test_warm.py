@@ -188,7 +188,7 @@ def test_a_warm_run_is_the_cold_one(runs):
     started = [json.loads((runs.directory / name / "provenance.json").read_text()) for name in ("warm", "cold")]
     assert started[0]["starts"][0]["versions"] == started[1]["starts"][0]["versions"]
     assert all((runs.directory / "warm" / file).stat().st_mtime >= began - 1 for file in warm_files)
-    refused = runs.refused("run.steps=x")
+    refused = runs.expect_refusal("run.steps=x")
     assert "run.steps=x: expected a whole number" in refused
 
 

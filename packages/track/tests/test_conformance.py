@@ -31,7 +31,7 @@ class TestWandb(TrackerSuite):
     settings = ("track.wandb.mode=offline", "track.wandb.deadline_seconds=300")
     can = {"keeps"}
 
-    def recorded(self, directory: Path) -> list[tuple[int, float]]:
+    def read_back(self, directory: Path) -> list[tuple[int, float]]:
         until = time.monotonic() + 60
         while not wandb_ended(directory) and time.monotonic() < until:
             time.sleep(0.05)
@@ -66,7 +66,7 @@ class TestMlflow(TrackerSuite):
             shutil.copytree(self.tables, directory, dirs_exist_ok=True)
         return super().tracker(directory)
 
-    def recorded(self, directory: Path) -> list[tuple[int, float]]:
+    def read_back(self, directory: Path) -> list[tuple[int, float]]:
         return mlflow_history(directory)
 
 
@@ -75,5 +75,5 @@ class TestTrackio(TrackerSuite):
     settings = ("track.trackio.deadline_seconds=300",)
     can = {"keeps"}
 
-    def recorded(self, directory: Path) -> list[tuple[int, float]]:
+    def read_back(self, directory: Path) -> list[tuple[int, float]]:
         return trackio_history(directory)

@@ -60,18 +60,18 @@ class PrefixedStore:
         self._store, self._prefix = store, prefix
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._asked(lambda: self._store.set(f"{self._prefix}/{key}", value))
+        self._ask(lambda: self._store.set(f"{self._prefix}/{key}", value))
 
     def get(self, key: str) -> bytes:
-        return self._asked(lambda: self._store.get(f"{self._prefix}/{key}"))
+        return self._ask(lambda: self._store.get(f"{self._prefix}/{key}"))
 
     def add(self, key: str, amount: int) -> int:
-        return self._asked(lambda: self._store.add(f"{self._prefix}/{key}", amount), again=not amount)
+        return self._ask(lambda: self._store.add(f"{self._prefix}/{key}", amount), again=not amount)
 
     def check(self, keys: list[str]) -> bool:
-        return self._asked(lambda: self._store.check([f"{self._prefix}/{key}" for key in keys]))
+        return self._ask(lambda: self._store.check([f"{self._prefix}/{key}" for key in keys]))
 
-    def _asked(self, ask: Callable[[], T], again: bool = True) -> T:
+    def _ask(self, ask: Callable[[], T], again: bool = True) -> T:
         until = time.monotonic() + (_UNREACHED if again else 0.0)
         while True:
             try:
@@ -111,7 +111,7 @@ class Agreement:
     def wait_for(self, key: str, who: str = "rank 0") -> Any:
         """The value that `who` publishes, waited for. Raises Failed where some rank failed or `patience` is over."""
         if self.world > 1:
-            self._until(lambda: self._there(key), lambda: f"{who} has not answered")
+            self._wait_until(lambda: self._exists(key), lambda: f"{who} has not answered")
             assert self.store is not None
             return json.loads(self.store.get(f"{self.name}/{key}"))
         return self._mine[key]
@@ -134,7 +134,7 @@ class Agreement:
     def check(self) -> None:
         """Raises Failed where some rank has."""
         if self.store is not None and self.world > 1:
-            if self._there("failed"):
+            if self._exists("failed"):
                 raise Failed(*json.loads(self.store.get(f"{self.name}/failed")))
         elif "failed" in self._mine:
             raise Failed(*self._mine["failed"])
@@ -154,25 +154,25 @@ class Agreement:
         self._mine[key] = self._mine.get(key, 0) + number
         return self._mine[key]
 
-    def done(self, key: str) -> None:
+    def mark_done(self, key: str) -> None:
         """This rank has done its part of `key`."""
         if self.store is not None and self.world > 1 and self.patience is not None:
             self.store.set(f"{self._newest}/{self.rank}", f"{self.name}/{key}")
         self.count(key, 1)
 
-    def all_done(self, key: str) -> None:
-        """Wait until every rank is `done` with `key`. Raises Failed where one failed or `patience` is over."""
+    def wait_for_all(self, key: str) -> None:
+        """Wait until every rank has marked `key` as done. Raises Failed where one failed or `patience` is over."""
         if self.store is not None and self.world > 1:
             store = self.store
-            self._until(lambda: store.add(f"{self.name}/{key}", 0) >= self.world, lambda: self._silent(key))
+            self._wait_until(lambda: store.add(f"{self.name}/{key}", 0) >= self.world, lambda: self._silent(key))
         else:
             self.check()
 
-    def _there(self, key: str) -> bool:
+    def _exists(self, key: str) -> bool:
         assert self.store is not None
         return self.store.check([f"{self.name}/{key}"])
 
-    def _until(self, ready: Callable[[], bool], silent: Callable[[], str]) -> None:
+    def _wait_until(self, ready: Callable[[], bool], silent: Callable[[], str]) -> None:
         began, longest = time.monotonic(), max(_LONGEST, 2 * self.world / _ASKED)
         since = began  # when a heartbeat was last seen
         while not ready():

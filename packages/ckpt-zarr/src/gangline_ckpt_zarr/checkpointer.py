@@ -27,7 +27,7 @@ from gangline_ckpt_zarr.save.transfer import fair
 from gangline_ckpt_zarr.save.writer.client import WriterClient
 from gangline_ckpt_zarr.tiers.base import Tier
 from gangline_ckpt_zarr.tiers.memory import MemoryTier
-from gangline_ckpt_zarr.tiers.stored import stored_tiers
+from gangline_ckpt_zarr.tiers.stored import build_tiers
 
 if TYPE_CHECKING:
     from gangline.comm.base import Store
@@ -76,14 +76,14 @@ class ZarrCheckpointer(Checkpointer):
         kept = memory is not None and memory.every == 1
         if step == self._steps and self.config.at_end:
             return SaveRequest(step, record_waits=kept)
-        if self._near_due(step, seconds, every):
+        if self._is_near_due(step, seconds, every):
             due = [tier for tier in self.tiers if tier is memory or tier.every is None or step % tier.every == 0]
             return SaveRequest(step, tiers=tuple(tier.name for tier in due), record_waits=kept)
         if memory is not None and memory.every is not None and step % memory.every == 0:
             return SaveRequest(step, tiers=(memory.name,), record_waits=kept)
         return None
 
-    def _near_due(self, step: int, seconds: float, every: str | int | None) -> bool:
+    def _is_near_due(self, step: int, seconds: float, every: str | int | None) -> bool:
         """With `auto` rank 0 decides: only its clock counts."""
         if self._interval is None:
             return super().due(step, seconds, every) is not None
@@ -241,7 +241,7 @@ def build(config: ZarrCheckpoint, run: Run, store: Store | None) -> ZarrCheckpoi
     if store is not None:  # what an earlier one has said there is not for this one: every rank counts alike
         number = store.add(f"ckpt/made by {_rank()}", 1)
         store = PrefixedStore(store, f"ckpt/{number}")
-    tiers: list[Tier] = [*stored_tiers(config, run.run.dir or "")]
+    tiers: list[Tier] = [*build_tiers(config, run.run.dir or "")]
     if config.memory_every is not None:
         tiers.insert(0, MemoryTier(run, config.memory_every, store, config.memory_copies))
     return ZarrCheckpointer(run, tiers, store, config)

@@ -71,11 +71,11 @@ class SequenceConfig(DataConfig, ABC):
         return tokenizer_files(codec.path, run.model.pretrained()) if isinstance(codec, TokenizerCodec) else {}
 
     def notices(self, run: Run) -> list[str]:
-        from gangline_dataloader.sources.codec import glued_texts, old_masks, stores_of, unused_fraction
+        from gangline_dataloader.sources.codec import old_masks, report_glued_texts, report_unused_fraction, stores_of
 
         stores = stores_of(self)
-        unused = unused_fraction(stores, self.validation_fraction, FRACTION)
-        return [*old_masks(stores), *glued_texts(stores), *unused]
+        unused = report_unused_fraction(stores, self.validation_fraction, FRACTION)
+        return [*old_masks(stores), *report_glued_texts(stores), *unused]
 
     def check_fraction(self, run: Run) -> list[Problem]:
         """Refuse to hold out all that the run trains on."""
@@ -162,12 +162,12 @@ class TokensConfig(SequenceConfig):
         """Reads manifests, no shard."""
         from gangline_dataloader.sources.build import parts_of
         from gangline_dataloader.sources.present import missing
-        from gangline_dataloader.sources.room import within
+        from gangline_dataloader.sources.room import check_room
 
         try:
             parts = parts_of(self, run)
             span = None if self.order == "text" else self.shuffle_span  # the order of data=text has none
-            within(parts, span, self.cache_bytes, run.batch.sequence_length)
+            check_room(parts, span, self.cache_bytes, run.batch.sequence_length)
         except UserError as error:
             return [error.problem()]
         return self._check_vocabulary(run, parts[0].store.vocab_size) or missing(parts)

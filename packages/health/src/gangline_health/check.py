@@ -75,10 +75,10 @@ class WatchCheck(HealthCheck):
             watched = {name: monitor.watches() for name, monitor in self.monitors.items()}
             answers = {kind: list(one.actions) for kind, one in self.config.playbooks.items()}
             details = {"monitors": watched, "playbooks": answers}
-            yield Verdict("watch", "the run", 1.0, self.told(), Action.NOTE, details=details)
-        yield from self._each(lambda monitor: monitor.before_run())
+            yield Verdict("watch", "the run", 1.0, self.describe_start(), Action.NOTE, details=details)
+        yield from self._ask_all(lambda monitor: monitor.before_run())
 
-    def told(self) -> str:
+    def describe_start(self) -> str:
         """Return the note at the start of a run; what each monitor watches for is in the verdict's details."""
         unknown = "".join(f"; unknown: {text}" for monitor in self.monitors.values() if (text := monitor.unknown()))
         names = ", ".join(self.monitors) or "none"
@@ -93,10 +93,10 @@ class WatchCheck(HealthCheck):
             monitor.before_step(step)
             return ()
 
-        self._each(begins)
+        self._ask_all(begins)
 
     def before_update(self, loss: float, grad_norm: float) -> Iterable[Verdict]:
-        yield from self._each(lambda monitor: monitor.before_update(self.step, loss, grad_norm))
+        yield from self._ask_all(lambda monitor: monitor.before_update(self.step, loss, grad_norm))
 
     def collective(self, comm: Comm) -> None:
         for name, monitor in self.monitors.items():
@@ -107,7 +107,7 @@ class WatchCheck(HealthCheck):
         return self.monitors.pop(part, None) is not None
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
-        yield from self._each(lambda monitor: monitor.observe(record))
+        yield from self._ask_all(lambda monitor: monitor.observe(record))
         for name, why in self.failed.items():
             evidence = f"health.on.{name} failed and is left out from step {record.step} on: {why}"
             details = {"monitor": name, "step": record.step}
@@ -121,7 +121,7 @@ class WatchCheck(HealthCheck):
         now = max(steps, default=0) if record is None else record.step
         return playbooks.respond(self.config.playbooks, self.config.budget, agreed, now)
 
-    def _each(self, ask: Callable[[Monitor], Iterable[Verdict]]) -> list[Verdict]:
+    def _ask_all(self, ask: Callable[[Monitor], Iterable[Verdict]]) -> list[Verdict]:
         """What all monitors say; one that raises says nothing, and is not asked again."""
         found: list[Verdict] = []
         for name, monitor in self.monitors.items():

@@ -26,7 +26,7 @@ from gangline_basics.launch.config import ElasticLaunch
 from gangline_health.burn_in.config import PART as BURN_IN
 from gangline_health.chaos.config import PART as CHAOS
 from gangline_health.hangs.config import HangsOptions
-from gangline_health.live.target import is_url, malformed, tells_a_secret
+from gangline_health.live.target import explain_malformed, is_url, tells_a_secret
 from gangline_health.monitors.straggler_options import StragglersOptions
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Playbook:
     rate: Annotated[float, Gt(0), Le(1)] = 1.0  # lower_rate, roll_back, restart: the learning rate times this
     rate_steps: NonNegativeInt = 0  # for so many steps
 
-    def without_effect(self, usual: Playbook) -> Iterator[tuple[str, str]]:
+    def list_ineffective(self, usual: Playbook) -> Iterator[tuple[str, str]]:
         """(option, why) of each option that differs from that of `usual` and changes nothing."""
         returns = {"roll_back", "restart", "exclude"} & set(self.actions)
         slows = {"roll_back", "restart", "lower_rate"} & set(self.actions)
@@ -149,7 +149,7 @@ class Playbooks:
     straggler: Playbook = field(default_factory=Playbook)
     slow_rank: Playbook = field(default_factory=lambda: Playbook(["note"]))
 
-    def of(self, kind: str) -> Playbook | None:
+    def get_playbook(self, kind: str) -> Playbook | None:
         """The playbook for a kind of verdict ("loss-spike"); None: there is none."""
         return getattr(self, kind.replace("-", "_"), None)
 
@@ -221,7 +221,7 @@ class WatchedHealth(HealthConfig):
                     "pip install 'gangline-health[metrics]', or health.on.metrics_port=0",
                 )
             )
-        if why := malformed(self.alert):
+        if why := explain_malformed(self.alert):
             found.append(
                 Problem(
                     f"health.on.alert is no URL that something can be posted to: {why}.",
@@ -254,20 +254,20 @@ class WatchedHealth(HealthConfig):
     def wrap(self, run: Run, comms: Comms) -> Comms:
         if not (self.corruption.on and self.corruption.recompute_every):
             return comms
-        from gangline_health.monitors.recompute import recorded
+        from gangline_health.monitors.recompute import record_comms
 
-        return recorded(comms)
+        return record_comms(comms)
 
     def notices(self, run: Run) -> list[str]:
         """Return what playbooks lack: options with an effect, a checkpoint to go back to, one that is old enough."""
-        return [*self._without_effect(run), *self._without_checkpoint(run)]
+        return [*self._report_ineffective(run), *self._report_no_checkpoint(run)]
 
-    def _without_effect(self, run: Run) -> list[str]:
+    def _report_ineffective(self, run: Run) -> list[str]:
         found = []
         usual, elastic = dict(Playbooks().items()), isinstance(run.launch, ElasticLaunch)
         for kind, playbook in self.playbooks.items():
             place = f"health.on.playbooks.{kind.replace('-', '_')}"
-            for option, why in playbook.without_effect(usual[kind]):
+            for option, why in playbook.list_ineffective(usual[kind]):
                 found.append(f"{place}.{option} has no effect: {place}.{why}")
             if "exclude" in playbook.actions and playbook.actions != usual[kind].actions and not elastic:
                 found.append(
@@ -275,7 +275,7 @@ class WatchedHealth(HealthConfig):
                 )
         return found
 
-    def _without_checkpoint(self, run: Run) -> list[str]:
+    def _report_no_checkpoint(self, run: Run) -> list[str]:
         returns = [kind for kind, playbook in self.playbooks.items() if "roll_back" in playbook.actions]
         if run.checkpoint.every is None and returns:
             return [

@@ -56,7 +56,7 @@ class Gpus:
         found: list[Finding] = []
         for number in range(self._count):
             try:
-                found.extend(self._of(number))  # what was said before an error stays said
+                found.extend(self._inspect(number))  # what was said before an error stays said
             except self._nvml.NVMLError as error:
                 lost = isinstance(error, self._nvml.NVMLError_GpuIsLost)
                 what = "is lost: it has fallen off the bus" if lost else f"does not answer ({error})"
@@ -77,11 +77,11 @@ class Gpus:
             nvml = self._nvml
             handle = nvml.nvmlDeviceGetHandleByIndex(number)
             if self._events is not None:
-                self._maybe(nvml.nvmlDeviceRegisterEvents, handle, nvml.nvmlEventTypeXidCriticalError, self._events)
+                self._query(nvml.nvmlDeviceRegisterEvents, handle, nvml.nvmlEventTypeXidCriticalError, self._events)
             self._handles[number] = handle
         return self._handles[number]
 
-    def _of(self, number: int) -> Iterator[Finding]:
+    def _inspect(self, number: int) -> Iterator[Finding]:
         handle = self._handle(number)
         for kind, what in chain(self._memory(handle), self._clocks(handle)):
             yield Finding(f"GPU {number} {kind}", f"GPU {number} {what}")
@@ -90,28 +90,28 @@ class Gpus:
     def _memory(self, handle: Any) -> Iterator[tuple[str, str]]:
         nvml = self._nvml
         kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
-        if errors := self._maybe(nvml.nvmlDeviceGetTotalEccErrors, handle, *kinds):
+        if errors := self._query(nvml.nvmlDeviceGetTotalEccErrors, handle, *kinds):
             yield "ECC", f"has {errors} uncorrected ECC errors"
-        remapped = self._maybe(nvml.nvmlDeviceGetRemappedRows, handle)
+        remapped = self._query(nvml.nvmlDeviceGetRemappedRows, handle)
         if remapped and (remapped[2] or remapped[3]):
             what = "could not be remapped" if remapped[3] else "wait for a reset to be remapped"
             yield "rows", f"has rows that {what} ({remapped[1]} remapped for uncorrected errors)"
 
     def _clocks(self, handle: Any) -> Iterator[tuple[str, str]]:
         nvml = self._nvml
-        reasons = self._maybe(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
-        degrees = self._maybe(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+        reasons = self._query(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+        degrees = self._query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
         slow = nvml.nvmlClocksThrottleReasonHwThermalSlowdown | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
         threshold = nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-        hottest = self._maybe(nvml.nvmlDeviceGetTemperatureThreshold, handle, threshold)
+        hottest = self._query(nvml.nvmlDeviceGetTemperatureThreshold, handle, threshold)
         if reasons & slow:
-            watts = (self._maybe(nvml.nvmlDeviceGetPowerUsage, handle) or 0) / 1000
+            watts = (self._query(nvml.nvmlDeviceGetPowerUsage, handle) or 0) / 1000
             yield "held down", f"is held down by its hardware (reasons {reasons:#x}, {degrees} degrees, {watts:.0f} W)"
         elif degrees and hottest and degrees >= hottest:
             yield "hot", f"has {degrees} degrees, and slows down from {hottest} on"
-        clock = self._maybe(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
-        highest = self._maybe(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
-        used = self._maybe(nvml.nvmlDeviceGetUtilizationRates, handle)
+        clock = self._query(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
+        highest = self._query(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+        used = self._query(nvml.nvmlDeviceGetUtilizationRates, handle)
         if clock and highest and used and used.gpu >= BUSY and clock < SLOW_CLOCK * highest:
             yield "slow clock", f"is busy at {clock} MHz of {highest}"
 
@@ -119,7 +119,7 @@ class Gpus:
         """Of each NVLink: errors since the last question, and whether it was lost."""
         nvml = self._nvml
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-            state = self._maybe(nvml.nvmlDeviceGetNvLinkState, handle, link)
+            state = self._query(nvml.nvmlDeviceGetNvLinkState, handle, link)
             if state is None:
                 return  # this GPU has no more links
             if state:
@@ -127,7 +127,7 @@ class Gpus:
             elif (number, link) in self._active:
                 yield Finding(f"GPU {number} link {link}", f"GPU {number} has lost its NVLink {link}")
             for name, counter in COUNTERS.items() if state else ():
-                count = self._maybe(nvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, getattr(nvml, counter))
+                count = self._query(nvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, getattr(nvml, counter))
                 if count is None:
                     continue
                 before = self._counted.setdefault((number, link, name), count)
@@ -153,7 +153,7 @@ class Gpus:
                     f"{gpu} Xid {xid}", f"{gpu} reported Xid {xid}" + (f" ({XIDS[xid]})" if xid in XIDS else "")
                 )
 
-    def _maybe(self, call: Callable[..., Any], *arguments: object) -> Any:
+    def _query(self, call: Callable[..., Any], *arguments: object) -> Any:
         """None where this GPU does not support the question, has no such part or answers others alone."""
         nvml = self._nvml
         try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 RETURNS = ("roll_back", "restart")
 
 
-def used(lines: Iterable[Attempt], progress: int, now: int) -> int:
+def count_used(lines: Iterable[Attempt], progress: int, now: int) -> int:
     """How many of these orders, oldest first, the run has had without `progress` steps of progress up to step `now`."""
     count, furthest = 0, None
     for line in lines:
@@ -39,21 +39,22 @@ def respond(playbooks: Playbooks, budget: Budget, agreed: Agreed, now: int) -> O
     orders = [
         order
         for kind in dict.fromkeys(verdict.kind for verdict in agreed.verdicts)
-        if (playbook := playbooks.of(kind)) and (order := answer(kind, playbook, budget, agreed, now)) is not None
+        if (playbook := playbooks.get_playbook(kind))
+        and (order := answer(kind, playbook, budget, agreed, now)) is not None
     ]
     if not orders:
         return None
-    strongest = joined(orders)
+    strongest = join_orders(orders)
     kinds = strongest.kinds
     turns = [line for line in agreed.history if line.order in RETURNS]
-    spent = used(turns, budget.progress, now)
+    spent = count_used(turns, budget.progress, now)
     if strongest.action in (Action.ROLL_BACK, Action.RESTART) and spent >= budget.orders:
         why = f"the budget is spent: {spent} returns and restarts without {budget.progress} steps of progress"
         return Order(Action.STOP, kinds, why=why)
     return strongest
 
 
-def joined(orders: Sequence[Order]) -> Order:
+def join_orders(orders: Sequence[Order]) -> Order:
     """The strongest, that does for all what each asked for.
 
     The earliest return, the lowest rate and every exclusion. Where one passes over all that was read since, so do all:
@@ -82,7 +83,7 @@ def answer(kind: str, playbook: Playbook, budget: Budget, agreed: Agreed, now: i
     if max(int(verdict.details.get("row", 1)) for verdict in found) < playbook.patience:
         return None
     lines = [line for line in agreed.history if line.order and kind in line.kinds]
-    before = used(lines, budget.progress, now)
+    before = count_used(lines, budget.progress, now)
     action = possible(playbook.actions[min(before, len(playbook.actions) - 1) :], found)
     why = f"answer {before + 1} to {kind} without {budget.progress} steps of progress" if before else ""
     does = replace(order(kind, action, playbook, found, now), why=why)
@@ -99,12 +100,12 @@ def possible(actions: Sequence[str], found: Sequence[Verdict]) -> str:
     What is worth an exclusion is not answered by nothing: else a return, or a stop where nobody says how far.
     """
     for action in actions:
-        if action != "exclude" or named(found):
+        if action != "exclude" or name_causes(found):
             return action
     return "roll_back" if any("first" in verdict.details for verdict in found) else "stop"
 
 
-def named(found: Sequence[Verdict]) -> tuple[str, ...]:
+def name_causes(found: Sequence[Verdict]) -> tuple[str, ...]:
     """Whom findings name as the cause: nodes, also by one of their ranks ("rank 3")."""
     return tuple(dict.fromkeys(str(v.details["exclude"]) for v in found if v.details.get("exclude")))
 
@@ -123,7 +124,7 @@ def order(kind: str, action: str, playbook: Playbook, found: Sequence[Verdict], 
         skip=None if playbook.skip else 0,
         rate=1.0 if action == "exclude" else rate,
         rate_steps=0 if action == "exclude" else rate_steps,
-        exclude=named(found) if action == "exclude" else (),
+        exclude=name_causes(found) if action == "exclude" else (),
     )
     steps = [int(verdict.details["first"]) for verdict in found if "first" in verdict.details]
     if not steps and action != "roll_back":  # a machine that is slow has spoilt nothing

@@ -15,7 +15,7 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 
 from gangline import UserError
-from gangline_launch.mistakes import refused
+from gangline_launch.mistakes import report_mistake
 
 # By these core takes a process for a rank of Slurm's own; an agent is none.
 _OF_A_RANK = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID")
@@ -34,31 +34,31 @@ def main(argv: list[str]) -> int:
     from gangline_launch import clocks
     from gangline_launch.forked import fork_agent
     from gangline_launch.kubernetes.tries import refuse_more
-    from gangline_launch.nodes import this_node
+    from gangline_launch.nodes import find_own_node
 
     for name in _OF_A_RANK:
         os.environ.pop(name, None)
     try:
-        node = this_node(asked.run_dir)
+        node = find_own_node(asked.run_dir)
         directory = RunDirectory.open(asked.run_dir)
         refuse_other_code(directory.changed_parts())
         run = directory.run()
         clocks.compare(asked.run_dir, node.name, run.launch.lost_seconds)  # type: ignore[attr-defined]
         refuse_temporary_folder()
     except UserError as error:
-        return refused(asked.run_dir, error)
+        return report_mistake(asked.run_dir, error)
     except OSError as error:
         if error.errno not in _OF_THE_STORAGE:
             raise
         what = f"{os.uname().nodename} cannot write in {asked.run_dir}: {error.strerror}."
         mend = "Make room there, mount it on that node, or give yourself the right to write."
-        return refused(asked.run_dir, UserError(what, "The nodes of a job meet in the run directory.", mend))
+        return report_mistake(asked.run_dir, UserError(what, "The nodes of a job meet in the run directory.", mend))
     code = fork_agent(_AGENT, (argv,), run)
     if code == EXIT_REQUEUE and (index := os.environ.get(POD_INDEX)) is not None:
         try:
             refuse_more(asked.run_dir, index, run.launch.futile_requeues)  # type: ignore[attr-defined]
         except UserError as error:
-            return refused(asked.run_dir, error, ends=True)
+            return report_mistake(asked.run_dir, error, ends=True)
     return code
 
 
@@ -81,15 +81,15 @@ def run(argv: list[str]) -> int:
     asked = parse(argv)
     from gangline.run.directory import RunDirectory
     from gangline_basics.launch.several import run_node
-    from gangline_launch.nodes import this_node
+    from gangline_launch.nodes import find_own_node
 
     try:
-        node = this_node(asked.run_dir)
+        node = find_own_node(asked.run_dir)
         run = RunDirectory.open(asked.run_dir).run()
         run.launch = replace(run.launch, nodes=asked.nodes, per_node=asked.per_node, processes=asked.processes)  # type: ignore[call-arg]
         return run_node(asked.run_dir, run, node.name, node.address, node.place, machines=True)
     except UserError as error:
-        return refused(asked.run_dir, error)
+        return report_mistake(asked.run_dir, error)
 
 
 def refuse_other_code(changed: list[str]) -> None:

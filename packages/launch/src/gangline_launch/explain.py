@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gangline.mesh import Mesh
 from gangline.run.directory import RunDirectory
-from gangline_basics.cluster.given import given_nodes
+from gangline_basics.cluster.given import read_nodes
 from gangline_launch.config import ClusterLaunch
 from gangline_launch.fabric import FABRICS
 
@@ -30,7 +30,7 @@ def explain(run_dir: Path) -> int:
 
 def axes_by_tier(run: Run, run_dir: Path) -> list[str]:
     """Lines: the newest start's nodes in the order of their ranks, then each axis and the slowest links it crosses."""
-    given = given_nodes(run_dir)
+    given = read_nodes(run_dir)
     if given is None:
         return ["no node was given yet"]
     each, world = given.ranks_of_node, given.processes

@@ -113,22 +113,22 @@ def follow(run_dir: Path, scheduler: Scheduler, shown: Path, begun: bool = False
                     print(line, flush=True)
                     told, wait = line, ASK_SECONDS
                 if state.hopeless and begun:
-                    end = f"gangline launch cancel {jobs.typed(shown)}"
+                    end = f"gangline launch cancel {jobs.quote_path(shown)}"
                     raise UserError(
                         f"job {job.id} would never start: {state.why}.", state.hopeless, f"To end it:  {end}"
                     )
-                if state.hopeless and _cancelled(scheduler, job):
+                if state.hopeless and _cancel(scheduler, job):
                     raise UserError(f"job {job.id} would never start: {state.why}. It was cancelled.", state.hopeless)
             lines.show(sys.stdout)
             if state is not None and state.over and job == job_of(run_dir):
-                return how_it_ended(run_dir, state, shown)
+                return report_end(run_dir, state, shown)
             time.sleep(LOOK_SECONDS)
     except KeyboardInterrupt as request:
         return _say_detached(
             request,
             f"job {job_of(run_dir).id} goes on.\n"
-            f"  To follow it again:  gangline launch attach {jobs.typed(shown)}\n"
-            f"  To end it:  gangline launch cancel {jobs.typed(shown)}",
+            f"  To follow it again:  gangline launch attach {jobs.quote_path(shown)}\n"
+            f"  To end it:  gangline launch cancel {jobs.quote_path(shown)}",
         )
 
 
@@ -169,7 +169,7 @@ def _state(scheduler: Scheduler, job: SubmittedJob, said: set[str]) -> JobState 
     return state
 
 
-def _cancelled(scheduler: Scheduler, job: SubmittedJob) -> bool:
+def _cancel(scheduler: Scheduler, job: SubmittedJob) -> bool:
     try:
         scheduler.cancel(job)
     except SchedulerError:  # it is asked again
@@ -179,13 +179,13 @@ def _cancelled(scheduler: Scheduler, job: SubmittedJob) -> bool:
 
 def _code(run_dir: Path, state: JobState) -> int:
     try:
-        return how_it_ended(run_dir, state, run_dir)
+        return report_end(run_dir, state, run_dir)
     except UserError as error:
         print(f"train: {run_dir.name}: {error}", file=sys.stderr)
         return error.exit_code
 
 
-def how_it_ended(run_dir: Path, state: JobState, shown: Path) -> int:
+def report_end(run_dir: Path, state: JobState, shown: Path) -> int:
     """Say it; the exit code of the run. Raises UserError for what was the user's mistake."""
     ending = read_ending(run_dir)
     if ending is not None and ending.reason == "mistake":

@@ -58,7 +58,7 @@ def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
             agent.kill()
         raise
     except (EOFError, OSError):
-        if not (lost := forkserver.lost()):
+        if not (lost := forkserver.read_exit()):
             raise
         print(f"train: {failures.server_lost(lost)}", file=sys.stderr, flush=True)
         return EXIT_FAILURE

@@ -23,7 +23,7 @@ def give_back(directory: RunDirectory) -> int:
 
 
 @contextlib.contextmanager
-def handed_over(directory: RunDirectory, scheduler: Scheduler) -> Iterator[None]:
+def keep_job_on_error(directory: RunDirectory, scheduler: Scheduler) -> Iterator[None]:
     """While its job may live no error takes the directory away; one whose job is known to be over may, as after a run
     on this machine: nothing is left of a run that its ranks refused.
     """

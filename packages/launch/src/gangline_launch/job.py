@@ -40,12 +40,12 @@ class SubmittedJob:
             raise ValueError(f"{self.id!r} is not the id of a job of {self.scheduler}")
 
     @classmethod
-    def now(cls, scheduler: str, id: str, task: int | None = None, mark: str = "") -> SubmittedJob:
+    def create(cls, scheduler: str, id: str, task: int | None = None, mark: str = "") -> SubmittedJob:
         return cls(scheduler, id, time.time(), task, mark)
 
 
 @contextmanager
-def one_submit(run_dir: Path) -> Iterator[None]:
+def lock_submit(run_dir: Path) -> Iterator[None]:
     """While a command submits the run, no other one does. Raises UserError, also where the folder cannot be written."""
     try:
         handle = open_lock(folder(run_dir) / LOCK)
@@ -69,7 +69,7 @@ def _lock(handle: int, run_dir: Path) -> None:
         raise UserError(
             f"another command submits {run_dir} just now.",
             "Two jobs of a run spoil it.",
-            f"To follow its job:  gangline launch attach {typed(run_dir)}",
+            f"To follow its job:  gangline launch attach {quote_path(run_dir)}",
         ) from None
     except OSError as error:
         raise UserError(
@@ -80,14 +80,14 @@ def _lock(handle: int, run_dir: Path) -> None:
         ) from error
 
 
-def typed(run_dir: str | Path) -> str:
+def quote_path(run_dir: str | Path) -> str:
     """As it is typed in a shell."""
     return shlex.quote(str(run_dir))
 
 
 def to_go_on(run_dir: str | Path) -> str:
     """The second line of a message."""
-    return f"  To go on:  train resume={typed(run_dir)}"
+    return f"  To go on:  train resume={quote_path(run_dir)}"
 
 
 def folder(run_dir: str | Path) -> Path:
@@ -123,6 +123,6 @@ def job_of(run_dir: str | Path) -> SubmittedJob:
     if job is None:
         raise UserError(
             f"{run_dir} was never submitted: it has no {FOLDER}/{FILE}.",
-            f"To submit it:  train resume={typed(run_dir)} launch=slurm",
+            f"To submit it:  train resume={quote_path(run_dir)} launch=slurm",
         )
     return job

@@ -9,7 +9,7 @@ from pathlib import Path
 from gangline import UserError
 
 
-def refused(run_dir: Path, error: UserError, ends: bool = False) -> int:
+def report_mistake(run_dir: Path, error: UserError, ends: bool = False) -> int:
     """Say a mistake here, and where the command that follows finds it; its exit code. ends: so does the whole job."""
     print(f"train: {error}", file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):

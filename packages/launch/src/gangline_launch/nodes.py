@@ -25,7 +25,7 @@ class GivenNode:
     place: str = ""
 
 
-def this_node(run_dir: Path, environ: Mapping[str, str] = os.environ) -> GivenNode:
+def find_own_node(run_dir: Path, environ: Mapping[str, str] = os.environ) -> GivenNode:
     """The node of this process."""
     host = os.uname().nodename
     if "GANGLINE_POD" in environ:  # in a JobSet: the pod's own name in its network, and the node that it is on

@@ -16,7 +16,7 @@ from pathlib import Path
 from gangline import Problem, UserError
 
 
-def checked(entries: Iterable[str], python: str, run_dir: str) -> list[str]:
+def check_exit_codes(entries: Iterable[str], python: str, run_dir: str) -> list[str]:
     """Return lines of shell, each entry followed by a look at its exit code; `run_dir` is a word of shell, too."""
     lines = []
     for entry in entries:
@@ -40,14 +40,14 @@ def problems(entries: Iterable[str]) -> list[Problem]:
 
 def main(run_dir: str, entry: str) -> int:
     """Say which entry failed, here and in ending.json; the exit code of a user's mistake."""
-    from gangline_launch.mistakes import refused
+    from gangline_launch.mistakes import report_mistake
 
     error = UserError(
         f"launch.setup failed: {entry}",
         f"What the command said is in {run_dir}/launch. Ranks would train without what it sets up.",
         "Where they may:  'launch.setup=[COMMAND || true]'",
     )
-    return refused(Path(run_dir), error, ends=True)
+    return report_mistake(Path(run_dir), error, ends=True)
 
 
 if __name__ == "__main__":

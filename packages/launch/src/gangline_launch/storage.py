@@ -44,7 +44,7 @@ def mount_of(path: str | Path, mounts: Path = Path("/proc/mounts")) -> tuple[str
     return best
 
 
-def unseen(
+def find_local_paths(
     needed: Iterable[tuple[str, str]], shared: Sequence[str], mounts: Path = Path("/proc/mounts")
 ) -> Iterator[Problem]:
     """Of (what it is, path), those on a file system of this machine alone. shared: mount points that nodes see."""
@@ -59,7 +59,7 @@ def unseen(
             )
 
 
-def needed(run: Run, run_dir: Path, code: bool = True) -> Iterator[tuple[str, str]]:
+def list_needed_paths(run: Run, run_dir: Path, code: bool = True) -> Iterator[tuple[str, str]]:
     """What the nodes have to see: the run directory, files that options name, and the code; an image has its own, but
     the last line of the batch script, which queues the job again, runs outside of it.
     """

@@ -16,7 +16,7 @@ from gangline.model.forward_context import emit_loss, emit_metric, loss_mask, ov
 from gangline_moe.routers.base import Choice, Router
 
 
-def balanced(hidden_BTD: Tensor, router: Router, choice: Choice, load_E: Tensor) -> Tensor:
+def apply_balance(hidden_BTD: Tensor, router: Router, choice: Choice, load_E: Tensor) -> Tensor:
     """`hidden_BTD`, whose backward pass now adds the router's losses; emits them, the load and the entropy.
 
     load_E: how many (token, expert) pairs each expert got on this rank, padding's among them, before any is dropped.
@@ -33,12 +33,12 @@ def balanced(hidden_BTD: Tensor, router: Router, choice: Choice, load_E: Tensor)
             hidden_BTD = emit_loss(hidden_BTD, term, "step_loss")
         if node.z_loss:
             hidden_BTD = emit_loss(hidden_BTD, node.z_loss * z_loss(choice.logits_NE, counts_N), "z_loss")
-    emit_metric("load", without_padding(load_E, choice), "sum")
+    emit_metric("load", drop_padding(load_E, choice), "sum")
     emit_metric("entropy", entropy(choice.prob_NE.detach()).mean(), "mean")
     return hidden_BTD
 
 
-def without_padding(load_E: Tensor, choice: Choice) -> Tensor:
+def drop_padding(load_E: Tensor, choice: Choice) -> Tensor:
     """The load of tokens that do not only fill their row up."""
     if (padding_BT := padding()) is None:
         return load_E

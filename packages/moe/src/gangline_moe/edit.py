@@ -25,10 +25,10 @@ def edit(tree: Node, plan: Plan, options: MoeOptions) -> tuple[Node, Plan, list[
     Raises UserError where the model has no feed-forward to replace, and where experts would compute something else.
     """
     found = {path: node for path, node in nodes(tree) if isinstance(node, FeedForwardNode)}
-    chosen = [path for path in found if _wanted(_block(path, plan), options)]
+    chosen = [path for path in found if _has_experts(_block(path, plan), options)]
     if not chosen:
         raise refusal(found, plan, options)
-    if other := {word for path in chosen for word in _beyond(found[path])}:
+    if other := {word for path in chosen for word in _list_unsupported(found[path])}:
         raise UserError(
             f"moe has no experts with {', '.join(sorted(other))}, as the model's feed-forwards have it.",
             "Its experts are SwiGLU.",
@@ -41,10 +41,10 @@ def edit(tree: Node, plan: Plan, options: MoeOptions) -> tuple[Node, Plan, list[
     example = found[chosen[0]]
     biased = [name for name in LINEARS if _has_bias(example, name)]
     options = replace(options, hidden=options.hidden or max(1, example.hidden // options.top_k))
-    return tree, planned(plan, chosen, left, options, qk_norm, biased), chosen
+    return tree, extend_plan(plan, chosen, left, options, qk_norm, biased), chosen
 
 
-def _beyond(node: FeedForwardNode) -> list[str]:
+def _list_unsupported(node: FeedForwardNode) -> list[str]:
     """What the feed-forward computes that experts do not."""
     found = [] if node.gating.activation == "silu" else [node.gating.activation]
     return found + ([] if type(node).module == FeedForwardNode.module else [type(node).__name__])
@@ -56,7 +56,7 @@ def _block(path: str, plan: Plan) -> int:
     return int(inside[1]) if inside else -1
 
 
-def _wanted(block: int, options: MoeOptions) -> bool:
+def _has_experts(block: int, options: MoeOptions) -> bool:
     return block >= options.first and (block - options.first) % options.every == 0
 
 
@@ -103,7 +103,7 @@ def _has_bias(dense: FeedForwardNode, name: str) -> bool:
     return isinstance(linear, LinearNode) and linear.bias
 
 
-def planned(
+def extend_plan(
     plan: Plan, chosen: list[str], left: set[str], options: MoeOptions, qk_norm: bool, biased: list[str]
 ) -> Plan:
     """The plan with rules for the new layers before the model's own, less those that match nothing any more."""
@@ -111,7 +111,7 @@ def planned(
     rules = {name: plan.init(f"{example}.{name}.weight") for name in LINEARS}
     for place in sorted({_general(path) for path in chosen}):
         if not any(matches(place, path) for path in left):
-            plan = _without(plan, place)
+            plan = _remove_rules(plan, place)
         inits = [Init(f"{place}.*.{name}.bias", "constant", 0.0) for name in biased]
         inits += [Init(f"{place}.router.gate.bias", "constant", 0.0)] * isinstance(options.router, Biased)
         inits += [replace(rule, pattern=f"{place}.experts.{name}") for name, rule in rules.items()]
@@ -137,7 +137,7 @@ def _general(path: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 
-def _without(plan: Plan, place: str) -> Plan:
+def _remove_rules(plan: Plan, place: str) -> Plan:
     return replace(
         plan,
         cuts=tuple(cut for cut in plan.cuts if not matches(place, cut.pattern)),

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from gangline.model import forward_context
 from gangline.model.build import construct
 from gangline.precision import Precision
-from gangline_basics.model.feed_forward import bounded_gradients, gated
+from gangline_basics.model.feed_forward import apply_gate, bound_gradients
 from gangline_basics.model.gating import Gating
 from gangline_moe.nodes import ExpertsNode, StackNode
 from gangline_moe.products import PlainProducts, Products, products_of
@@ -52,7 +52,7 @@ class Experts(nn.Module):
         if all(type(stack) is Stack for stack in stacks):
             weights, biases = (stack.weight for stack in stacks), (stack.bias for stack in stacks)
             return GatedProducts.apply(x_AD, *weights, *biases, bounds, self.w_gate.products, self.gating)
-        return self.w_down(gated(self.gating, self.w_gate(x_AD, bounds), self.w_up(x_AD, bounds)), bounds)
+        return self.w_down(apply_gate(self.gating, self.w_gate(x_AD, bounds), self.w_up(x_AD, bounds)), bounds)
 
 
 def plus(y_AO: Tensor, bias_EO: Tensor | None, bounds: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class GatedProducts(torch.autograd.Function):
         gate_AH = plus(products.rows(x_AD, w_gate, bounds), b_gate, bounds)
         up_AH = plus(products.rows(x_AD, w_up, bounds), b_up, bounds)
         ctx.save_for_backward(x_AD, gate_AH, up_AH, w_gate, w_up, w_down, bounds)
-        joined_AH = F.silu(gate_AH).mul_(up_AH) if gating.plain else gated(gating, gate_AH, up_AH)
+        joined_AH = F.silu(gate_AH).mul_(up_AH) if gating.plain else apply_gate(gating, gate_AH, up_AH)
         return plus(products.rows(joined_AH, w_down, bounds), b_down, bounds)
 
     @staticmethod
@@ -140,9 +140,9 @@ class GatedProducts(torch.autograd.Function):
             dup_AH = active_AH.mul_(dh_AH)
             dgate_AH = torch.ops.aten.silu_backward(dh_AH.mul_(up_AH), gate_AH)
         else:
-            dw_down = weight_gradient(2, dy_AD, gated(ctx.gating, gate_AH, up_AH))
+            dw_down = weight_gradient(2, dy_AD, apply_gate(ctx.gating, gate_AH, up_AH))
             dh_AH = products.back(dy_AD, w_down, bounds)
-            dgate_AH, dup_AH = bounded_gradients(ctx.gating, gate_AH, up_AH, dh_AH)
+            dgate_AH, dup_AH = bound_gradients(ctx.gating, gate_AH, up_AH, dh_AH)
         dw_gate = weight_gradient(0, dgate_AH, x_AD)
         dw_up = weight_gradient(1, dup_AH, x_AD)
         biases = zip(ctx.biases, need[3:], (dgate_AH, dup_AH, dy_AD), strict=True)

@@ -17,7 +17,7 @@ from gangline.track import Start, Tracker
 from gangline_basics.figure import render
 from gangline_moe.config import Heatmap
 from gangline_moe.load_history import StepLoads, loads_of
-from gangline_moe.picture import by_layer
+from gangline_moe.picture import draw_by_layer
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -57,7 +57,7 @@ class HeatmapTracker(Tracker):
             self.file = None
 
     def _draw(self, step: int) -> None:
-        file = render(by_layer(self.steps, self.run), ".png")
+        file = render(draw_by_layer(self.steps, self.run), ".png")
         width, height = struct.unpack(">II", file[16:24])
         image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=file)
         summary = Summary(value=[Summary.Value(tag=TAG, image=image)])

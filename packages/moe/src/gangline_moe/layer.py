@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from gangline.comm.base import Comm
 from gangline.model.build import construct
 from gangline.model.forward_context import emit_metric
-from gangline_moe.balance import balanced
+from gangline_moe.balance import apply_balance
 from gangline_moe.dispatch.dispatcher import TokenDispatcher
 from gangline_moe.dispatch.permute import Combine, Permutation, Permute, drop_over_capacity, permutation
 from gangline_moe.nodes import MoeNode
@@ -42,17 +42,17 @@ class MoeLayer(nn.Module):
         rows_AD = Permute.apply(x_BTD.flatten(0, 1).to(self.experts.w_gate.weight.dtype), made)
         if self.axis is None or self.axis.size == 1:
             rows_AD = self.experts(rows_AD, made.bounds)
-            shared_BTD = self.beside(x_BTD)
+            shared_BTD = self.compute_shared(x_BTD)
         else:
             dispatcher = TokenDispatcher(self.axis, rows_AD, made.counts, self.node.ranks_per_node)
-            shared_BTD = self.beside(x_BTD)
-            rows_AD = dispatcher.returned(self.experts(dispatcher.dispatched(), dispatcher.route.bounds))
+            shared_BTD = self.compute_shared(x_BTD)
+            rows_AD = dispatcher.combine(self.experts(dispatcher.dispatch(), dispatcher.route.bounds))
         y_BTD = Combine.apply(rows_AD, choice.weight_Nk, made).view_as(x_BTD)
         if shared_BTD is not None:
             y_BTD = y_BTD + shared_BTD
-        return balanced(y_BTD, self.router, choice, load_E)
+        return apply_balance(y_BTD, self.router, choice, load_E)
 
-    def beside(self, x_BTD: Tensor) -> Tensor | None:
+    def compute_shared(self, x_BTD: Tensor) -> Tensor | None:
         """What every token goes through."""
         if self.shared is None or self.shared_gate is None:
             return None if self.shared is None else self.shared(x_BTD)

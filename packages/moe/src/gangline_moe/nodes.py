@@ -111,7 +111,7 @@ def softmax(config: Softmax, *, dim: int, experts: int, top_k: int) -> RouterNod
     return SoftmaxNode(dim=dim, experts=experts, top_k=top_k, renormalise=config.renormalise, **_common(config))
 
 
-def biased(config: Biased, *, dim: int, experts: int, top_k: int) -> RouterNode:
+def build_biased(config: Biased, *, dim: int, experts: int, top_k: int) -> RouterNode:
     """The router `biased`."""
     node = softmax(config, dim=dim, experts=experts, top_k=top_k)
     return replace(node, gate=LinearNode(in_features=dim, out_features=experts, bias=True))
@@ -124,7 +124,7 @@ def sigmoid(config: Sigmoid, *, dim: int, experts: int, top_k: int) -> RouterNod
     )
 
 
-def grouped(config: Grouped, *, dim: int, experts: int, top_k: int) -> RouterNode:
+def build_grouped(config: Grouped, *, dim: int, experts: int, top_k: int) -> RouterNode:
     """The router `grouped`."""
     return GroupedNode(
         dim=dim,

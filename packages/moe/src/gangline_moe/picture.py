@@ -22,7 +22,7 @@ SCALE = 0.12  # inches: the height of the colour scale
 
 
 @style()
-def over_time(steps: list[StepLoads], columns: int, run: str) -> Figure:
+def draw_over_time(steps: list[StepLoads], columns: int, run: str) -> Figure:
     """Return experts down and steps across, a plot for each layer; each cell is of one stretch of steps."""
     parts, layers = windows(steps, columns), layers_of(steps)
     counts = {layer: len(load) for step in steps for layer, load in step.loads.items()}
@@ -42,7 +42,7 @@ def over_time(steps: list[StepLoads], columns: int, run: str) -> Figure:
 
 
 @style()
-def by_layer(steps: list[StepLoads], run: str) -> Figure:
+def draw_by_layer(steps: list[StepLoads], run: str) -> Figure:
     """Return layers down and experts across, over all of `steps`."""
     layers = layers_of(steps)
     heights = [max(0.8, 0.2 * len(layers)), SCALE]

@@ -38,10 +38,10 @@ class PlainProducts(Products):
     """In the dtype of what they are given, grouped where `grouped_mm` takes it, else run by run."""
 
     def rows(self, x_AI: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
-        return _by_run(x_AI, w_EOI.transpose(1, 2), bounds)
+        return _multiply_by_run(x_AI, w_EOI.transpose(1, 2), bounds)
 
     def back(self, y_AO: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
-        return _by_run(y_AO, w_EOI, bounds)
+        return _multiply_by_run(y_AO, w_EOI, bounds)
 
     def outer(self, y_AO: Tensor, x_AI: Tensor, bounds: Tensor) -> Tensor:
         if len(x_AI) and _fits(x_AI, x_AI.shape[1], y_AO.shape[1]):
@@ -90,7 +90,7 @@ def runs(rows: Tensor, bounds: Tensor) -> list[tuple[int, slice]]:
     return [(i, slice(start, stop)) for i, (start, stop) in enumerate(pairwise(bounds.tolist())) if stop > start]
 
 
-def _by_run(x_AI: Tensor, w_EIO: Tensor, bounds: Tensor) -> Tensor:
+def _multiply_by_run(x_AI: Tensor, w_EIO: Tensor, bounds: Tensor) -> Tensor:
     if len(x_AI) and _fits(x_AI, *w_EIO.shape[1:]):
         return F.grouped_mm(x_AI, w_EIO, offs=bounds[1:].to(torch.int32))
     out = x_AI.new_empty(len(x_AI), w_EIO.shape[2])

@@ -10,7 +10,7 @@ from gangline.cli.flags import Flags
 from gangline.cli.verbs import run_verb
 from gangline_basics.figure import write_figure
 from gangline_moe.load_history import StepLoads, layers_of, load_history, shares, windows
-from gangline_moe.picture import over_time
+from gangline_moe.picture import draw_over_time
 
 VERBS = {"report": "how evenly the experts of each layer were used over a run"}
 SHADES = " .:-+*#%@"  # of the load over the mean: nothing to SHADED times the mean and more
@@ -32,7 +32,7 @@ def report(argv: Sequence[str]) -> int:
     steps, run = load_history(options.run_dir, notes_by("gangline moe report")), Path(options.run_dir).resolve().name
     print(as_text(steps, options.columns, run))
     if options.svg:
-        write_figure(over_time(steps, options.columns, run), options.svg)
+        write_figure(draw_over_time(steps, options.columns, run), options.svg)
         print(f"\n{options.svg} written")
     return 0
 
@@ -49,7 +49,7 @@ def as_text(steps: list[StepLoads], columns: int, run: str) -> str:
     for layer in layers_of(steps):
         table = [shares(part, layer) for part in parts if any(layer in step.loads for step in part)]
         last = table[-1]
-        lines += ["", f"{layer}: at the end {summary(last)}{_other_numbers(steps[-1], layer)}"]
+        lines += ["", f"{layer}: at the end {summary(last)}{_format_numbers(steps[-1], layer)}"]
         for expert in range(len(last)):
             row = "".join(shade(column[expert]) for column in table)
             lines.append(f"  {expert:>4} |{row}| {last[expert]:.2f}")
@@ -62,7 +62,7 @@ def summary(last: list[float]) -> str:
     return f"max/mean {max(last):.2f}" + (f", no token for {', '.join(idle)}" if idle else "")
 
 
-def _other_numbers(step: StepLoads, layer: str) -> str:
+def _format_numbers(step: StepLoads, layer: str) -> str:
     """The layer's other numbers of a step."""
     found = {name.removeprefix(f"{layer}/"): value for name, value in step.numbers.items() if name.startswith(layer)}
     words = [f"{name} {found[name]:.4g}" for name in ("entropy", "dropped") if name in found]

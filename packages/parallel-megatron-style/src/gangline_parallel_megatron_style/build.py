@@ -35,7 +35,7 @@ from gangline_parallel_megatron_style.sharding.arrays import (
 )
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
-from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, over_sequence, shared_by_heads
+from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, make_head_gatherer, make_sequence_reducer
 from gangline_parallel_megatron_style.tensor.setting import Setting
 
 
@@ -48,7 +48,7 @@ def build(config: AxesConfig, job: Job) -> ComposedRuntime:
     sequence_parallel = config.sequence_parallel and tp.size > 1
     stages = StageAssignment(config, job.composed, mesh, comms.rank)
     given = describe(model, plan)
-    width = hidden_width(model, plan, stages.tree) if pp.size > 1 else None
+    width = probe_width(model, plan, stages.tree) if pp.size > 1 else None
     arrays = lay_out(
         plan,
         mesh,
@@ -101,8 +101,8 @@ def build(config: AxesConfig, job: Job) -> ComposedRuntime:
             sequence_parallel=sequence_parallel,
             own_part=own_part,
             own_tokens=partial(cut_sequence, comm=tp) if sequence_parallel else _as_it_is,
-            over_sequence=_over(comms, *(("cp", "tp") if sequence_parallel else ("cp",))),
-            for_all_heads=shared_by_heads(tp, sequence_parallel) if tp.size > 1 else None,
+            over_sequence=_make_reducer(comms, *(("cp", "tp") if sequence_parallel else ("cp",))),
+            for_all_heads=make_head_gatherer(tp, sequence_parallel) if tp.size > 1 else None,
             tokens_cut=tp.size if sequence_parallel else 1,
             width=width,
             prefetch=config.prefetch if config.zero == 3 else 0,
@@ -168,7 +168,7 @@ class _Unread(dict):
         raise self.NotRead(name)
 
 
-def hidden_width(model: nn.Module, plan: Plan, tree: Node) -> int:
+def probe_width(model: nn.Module, plan: Plan, tree: Node) -> int:
     """D of the hidden state (B, T, D) that the embedding of a model on the meta device gives.
 
     Where it wants more of a batch than tokens (pixels), what its node says.
@@ -191,9 +191,9 @@ def hidden_width(model: nn.Module, plan: Plan, tree: Node) -> int:
         return width
 
 
-def _over(comms: Comms, *axes: str) -> Callable[[Tensor], Tensor] | None:
+def _make_reducer(comms: Comms, *axes: str) -> Callable[[Tensor], Tensor] | None:
     comm = comms.axis(*axes)
-    return over_sequence(comm) if comm.size > 1 else None
+    return make_sequence_reducer(comm) if comm.size > 1 else None
 
 
 def _as_it_is(x):

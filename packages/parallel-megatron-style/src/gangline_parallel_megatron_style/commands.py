@@ -40,9 +40,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _explain(argv: Sequence[str]) -> int:
-    from gangline_parallel_megatron_style.explain.explained import of_case
+    from gangline_parallel_megatron_style.explain.explained import explain_case
     from gangline_parallel_megatron_style.explain.of_run import case_of
-    from gangline_parallel_megatron_style.explain.page import text, traced
+    from gangline_parallel_megatron_style.explain.page import format_traced, text
     from gangline_parallel_megatron_style.layout.fits import untraceable
 
     flags = Flags(
@@ -58,30 +58,30 @@ def _explain(argv: Sequence[str]) -> int:
         help="run the rank that needs most memory through its real operators, without their memory, and measure it",
     )
     asked = flags.read(argv)
-    run, given = _asked(asked.words)
+    run, given = _load_run(asked.words)
     case = case_of(run)
     if given is not None:  # the layout is that of the run's options; its links are those of the nodes
         case = replace(case, config=replace(case.config, topology=given.topology(case.config.topology)))
-    found = of_case(case, run.run.device != "cpu", run.precision.products())
+    found = explain_case(case, run.run.device != "cpu", run.precision.products())
     if asked.trace and (problems := list(untraceable(case.tree, case.plan))):
         raise UserError.of(problems)
     print(text(case, found, asked.gpu_memory))
     if asked.trace:
         from gangline_parallel_megatron_style.explain.trace import trace
 
-        print(traced(found, trace(run, case, found.fullest)))
+        print(format_traced(found, trace(run, case, found.fullest)))
     return 0
 
 
-def _asked(words: Sequence[str]) -> tuple[Run, GivenNodes | None]:
+def _load_run(words: Sequence[str]) -> tuple[Run, GivenNodes | None]:
     """A run of `train`'s words; or one that lies in a directory, with the nodes that its newest start was given."""
     from gangline.config.compose import compose_one
     from gangline.run.directory import RunDirectory
-    from gangline_basics.cluster.given import given_nodes
+    from gangline_basics.cluster.given import read_nodes
 
     if len(words) != 1 or not Path(words[0], "config.yaml").exists():
         return compose_one(words), None
-    run, given = RunDirectory.open(words[0]).run(), given_nodes(words[0])
+    run, given = RunDirectory.open(words[0]).run(), read_nodes(words[0])
     if given is not None:
         run.launch = replace(run.launch, processes=given.processes)
     return run, given
@@ -108,9 +108,9 @@ def _draw(argv: Sequence[str]) -> int:
     if words and (asked.schedule or asked.stages or asked.microbatches or asked.chunks):
         raise UserError("a schedule is drawn of the numbers given, or of a run.", "Leave out the flags, or the words.")
     if len(words) == 1 and Path(words[0], "metrics.jsonl").exists():
-        timeline, caption = _recorded(Path(words[0]))
+        timeline, caption = _read_recorded(Path(words[0]))
     else:
-        schedule, times, caption = _of_run(words) if words else _of_flags(asked)
+        schedule, times, caption = _build_run_schedule(words) if words else _build_schedule(asked)
         timeline = simulate(schedule, times)
     if asked.svg:
         write_figure(schedule_figure(timeline, caption, asked.width or 960), asked.svg)
@@ -120,7 +120,7 @@ def _draw(argv: Sequence[str]) -> int:
     return 0
 
 
-def _of_flags(asked: Namespace) -> tuple[Schedule, ActionTimes, Caption]:
+def _build_schedule(asked: Namespace) -> tuple[Schedule, ActionTimes, Caption]:
     """The schedule that the flags name; its stages cost the same, a backward pass twice a forward pass."""
     from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_schedule
 
@@ -141,7 +141,7 @@ def _title(name: str, schedule: Schedule, whose: str = "") -> str:
     return f"Pipeline {name}{whose}: {sizes}, {schedule.microbatches} microbatches"
 
 
-def _recorded(directory: Path) -> tuple[Timeline, Caption]:
+def _read_recorded(directory: Path) -> tuple[Timeline, Caption]:
     """What the newest recorded step of a run did, in milliseconds."""
     from gangline.cli import notes_by
     from gangline.record import read_records
@@ -165,7 +165,7 @@ def _recorded(directory: Path) -> tuple[Timeline, Caption]:
     return timeline([1000 * at for at in spans], schedule), caption
 
 
-def _of_run(words: Sequence[str]) -> tuple[Schedule, list[ActionTimes], Caption]:
+def _build_run_schedule(words: Sequence[str]) -> tuple[Schedule, list[ActionTimes], Caption]:
     """The schedule of a run, and what its stages compute."""
     from gangline.config.compose import compose_one
     from gangline_parallel_megatron_style.cost.timing import action_times, schedule_of

@@ -49,14 +49,14 @@ class AxesConfig(ParallelConfig):
     WISHES: ClassVar[Mapping[str, int]] = {}  # what open axes take where it divides
     TAKERS: ClassVar[Sequence[str]] = ("dp_shard", "dp_replicate")  # the first open one takes what is left
 
-    def named(self) -> dict[str, int]:
+    def list_given(self) -> dict[str, int]:
         """The axes that the user gave a size, in mesh order."""
         return {axis: size for axis in AXES if (size := getattr(self, axis)) is not None}
 
     def world(self, gpus: int) -> int:
         """All GPUs; without one the part's default, or the product of the named axes where that does not fit it."""
-        product = prod(self.named().values())
-        if all(axis in self.named() for axis in self.TAKERS):
+        product = prod(self.list_given().values())
+        if all(axis in self.list_given() for axis in self.TAKERS):
             return max(1, product)
         if gpus:
             return gpus
@@ -64,7 +64,7 @@ class AxesConfig(ParallelConfig):
 
     def axes(self, world: int) -> dict[str, int]:
         """Sizes of all five axes; raises UserError, with the nearest layouts that fit, where there is none."""
-        return factor(world, self.named(), self._wishes(world), self.TAKERS)
+        return factor(world, self.list_given(), self._wishes(world), self.TAKERS)
 
     def _wishes(self, world: int) -> Mapping[str, int]:
         return self.WISHES
@@ -99,12 +99,12 @@ class AxesConfig(ParallelConfig):
         self, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None, topology: Topology | None = None
     ) -> Explained:
         from gangline_parallel_megatron_style.cost.case import Case
-        from gangline_parallel_megatron_style.explain.explained import of_case
+        from gangline_parallel_megatron_style.explain.explained import explain_case
 
         case = Case.of(run, mesh, model)
         if topology is not None:
             case = replace(case, config=replace(case.config, topology=topology))
-        return of_case(case, run.run.device != "cpu", run.precision.products())
+        return explain_case(case, run.run.device != "cpu", run.precision.products())
 
     def layouts(self, run: Run, world: int) -> Iterator[AxesConfig]:
         """Every size of the axes that are left open, what ZeRO cuts, and orders of the pipeline."""
@@ -159,7 +159,7 @@ class Hsdp(AxesConfig):
     TAKERS = ("dp_replicate", "dp_shard")
 
     def _wishes(self, world: int) -> Mapping[str, int]:
-        left = max(1, world // max(1, prod(self.named().values())))
+        left = max(1, world // max(1, prod(self.list_given().values())))
         inside = [d for d in divisors(left) if d <= self.topology.gpus_per_node and d < left]
         return {"dp_shard": inside[-1] if inside and inside[-1] > 1 else left}
 

@@ -24,7 +24,7 @@ from gangline.shard import Registry, Shard
 from gangline_basics.parallel.matrices import Matrices
 from gangline_basics.parallel.metrics import Tally
 from gangline_basics.parallel.microbatch import count_tokens, frame_of
-from gangline_basics.parallel.sample_losses import check_share, evaluated, in_global_order
+from gangline_basics.parallel.sample_losses import check_share, gather_in_order, sum_evaluated
 from gangline_basics.sampling.decode import decode
 from gangline_basics.sampling.on_ranks import writing
 from gangline_parallel_megatron_style.components import Components
@@ -34,7 +34,7 @@ from gangline_parallel_megatron_style.pipeline import record
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.stage import Stage
 from gangline_parallel_megatron_style.step_context import StepContext, local_frame
-from gangline_parallel_megatron_style.write import everywhere, whole_sequences
+from gangline_parallel_megatron_style.write import broadcast_logits, gather_sequences
 
 
 class ComposedRuntime(Runtime, RankStages):
@@ -58,7 +58,9 @@ class ComposedRuntime(Runtime, RankStages):
         )
         self._norm, self._tokens_cut = self._grad_norm.measured, made.tokens_cut
         self._groups = GroupSchedule(made.storage, made.stages, made.prefetch)
-        self.stages = [Stage(segments, self._groups.before, self._groups.after) for segments in made.stages]
+        self.stages = [
+            Stage(segments, self._groups.begin_segment, self._groups.end_segment) for segments in made.stages
+        ]
         self._executor = made.executor(self)
         self._context = self._begin((), None)
 
@@ -83,7 +85,7 @@ class ComposedRuntime(Runtime, RankStages):
         self._emitted = tallied.by_path
         finite = math.isfinite(tallied.loss_sum) and math.isfinite(self._norm.value)
         if self.made.records and microbatches:
-            tallied.metrics.update(self._recorded(len(microbatches)))
+            tallied.metrics.update(self._read_record(len(microbatches)))
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics, tallied.own_loss_sum, int(counted))
 
     def run_microbatches(self, microbatches: Sequence[Batch], tokens: int | None = None) -> list[Tensor]:
@@ -98,7 +100,7 @@ class ComposedRuntime(Runtime, RankStages):
             self._context.tokens = tokens
         return self._executor.step(len(microbatches)) if microbatches else []
 
-    def _recorded(self, microbatches: int) -> dict[str, float | list[float]]:
+    def _read_record(self, microbatches: int) -> dict[str, float | list[float]]:
         coordinate = self.mesh.coordinate(self.rank)
         first = all(index == 0 for axis, index in coordinate.items() if axis != "pp")
         schedule = self._executor.schedule(microbatches)
@@ -109,19 +111,19 @@ class ComposedRuntime(Runtime, RankStages):
         counts = self._counts_loss and self.mesh.coordinate(self.rank)["pp"] == 0
         tokens = count_tokens(self._context.batches if counts else (), self.device)[0]
         self._context = self._begin((), None)
-        return evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.world, self.device)
+        return sum_evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.world, self.device)
 
     def score(self, batches: Sequence[Batch], each: int = 1) -> Tensor:
         check_share(batches, self.world, self.device)
         losses = self._losses(batches)
         self._context = self._begin((), None)
-        return in_global_order(losses, len(batches), self.data_coordinate, self.world, self.device, each)
+        return gather_in_order(losses, len(batches), self.data_coordinate, self.world, self.device, each)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None
     ) -> list[Written]:
         self.storage.refresh()
-        with writing(self.made.model), whole_sequences(self.made, self.stages):
+        with writing(self.made.model), gather_sequences(self.made, self.stages):
             self._tokens_cut = 1
             try:
                 return decode(self._next, prompts, sampling, cached=self.made.cached, device=self.device, stop=stop)
@@ -132,7 +134,7 @@ class ComposedRuntime(Runtime, RankStages):
     def _next(self, batch: Batch) -> Tensor:
         """(B, V), on every rank: the logits of what follows each row's last token."""
         self._context = StepContext([batch], [frame_of(batch, 0, self.made.seed, None)], None)
-        return everywhere(self.made, self._executor.evaluate(1))
+        return broadcast_logits(self.made, self._executor.evaluate(1))
 
     @torch.no_grad()
     def _losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:

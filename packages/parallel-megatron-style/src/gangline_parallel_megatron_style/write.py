@@ -25,7 +25,7 @@ from gangline_parallel_megatron_style.tensor.loss import VocabularyLoss
 
 
 @contextmanager
-def whole_sequences(made: Components, stages: list[Stage]) -> Iterator[None]:
+def gather_sequences(made: Components, stages: list[Stage]) -> Iterator[None]:
     """Within, every rank has all tokens of its batch, and the head gives logits."""
     setting, cut = made.setting, made.setting is not None and made.setting.sequence_parallel
     over: list[tuple[Any, Any]] = [(module, module.attention) for module, _ in made.attentions]
@@ -46,13 +46,13 @@ def whole_sequences(made: Components, stages: list[Stage]) -> Iterator[None]:
             stage.writes = False
 
 
-def everywhere(made: Components, logits: list[Tensor]) -> Tensor:
+def broadcast_logits(made: Components, logits: list[Tensor]) -> Tensor:
     """(B, V) on every rank, of what the ranks with the head have: theirs, or their parts of the vocabulary."""
     pp, tp = made.comms.axis("pp"), made.comms.axis("tp")
     heads = [segment.module for stage in made.stages for segment in stage if segment.kind == "head"]
     mine = logits[0].double() if logits else None
     if mine is not None and heads and isinstance(heads[0].loss, VocabularyLoss):
-        mine = _joined(mine, tp)
+        mine = _join(mine, tp)
     if pp.size == 1:
         assert mine is not None
         return mine
@@ -63,7 +63,7 @@ def everywhere(made: Components, logits: list[Tensor]) -> Tensor:
     return pp.all_reduce(mine)
 
 
-def _joined(part_BV: Tensor, tp: Comm) -> Tensor:
+def _join(part_BV: Tensor, tp: Comm) -> Tensor:
     """The parts of a vocabulary in order of rank; the last ones may be shorter, or empty."""
     sizes = tp.all_gather(torch.tensor([part_BV.shape[1]], dtype=torch.int64, device=part_BV.device)).tolist()
     padded_VB = F.pad(part_BV, (0, max(sizes) - part_BV.shape[1])).t().contiguous()

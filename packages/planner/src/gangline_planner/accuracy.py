@@ -19,7 +19,7 @@ def accuracy() -> Mapping[str, float]:
     return found
 
 
-def expected_error() -> str:
+def describe_expected_error() -> str:
     """Return the error of a predicted step time to expect, as a line for people."""
     found = accuracy()
     side = "short" if found["bias"] < 0 else "long"

@@ -25,7 +25,7 @@ class LaidOut(NamedTuple):
     mesh: Mesh
 
 
-def divided(case: Planned) -> Iterator[list[LaidOut]]:
+def lay_out_alternatives(case: Planned) -> Iterator[list[LaidOut]]:
     """The alternatives whose batch divides, those together that differ in what is recomputed, the least of it first."""
     size, world = case.run.batch.global_size, case.world
     for one, parallel, bases in alternatives(case):
@@ -40,11 +40,11 @@ def mesh_of(parallel: ParallelConfig, world: int) -> Mesh:
     """The layout's mesh; read off where all axes are named."""
     sizes = tuple((axis, getattr(parallel, axis, None)) for axis in AXES)
     named = all(size is not None for _, size in sizes)
-    return _same(sizes if named else tuple(parallel.axes(world).items()))
+    return _intern_mesh(sizes if named else tuple(parallel.axes(world).items()))
 
 
 @cache
-def _same(sizes: tuple[tuple[str, int], ...]) -> Mesh:
+def _intern_mesh(sizes: tuple[tuple[str, int], ...]) -> Mesh:
     """One object for all layouts of these sizes."""
     return Mesh.of(dict(sizes))
 
@@ -57,7 +57,7 @@ def alternatives(case: Planned) -> Iterator[tuple[Planned, ParallelConfig, list[
     typed = {name_of(word) for word in case.words}
     fixed = [name for name in (item.name for item in fields(run.parallel)) if f"parallel.{name}" in typed]
     again = (run.run.recompute,) if "run.recompute" in typed else tuple(Recompute)
-    for edited in _edited(case, typed):
+    for edited in _enumerate_edits(case, typed):
         ways = [replace(run.run, recompute=recompute) for recompute in again]
         batches = [replace(run.batch, micro_size=micro) for micro in _micro_sizes(run, typed)]
         bases = [[replace(edited.run, batch=batch, run=way) for way in ways] for batch in batches]
@@ -66,12 +66,12 @@ def alternatives(case: Planned) -> Iterator[tuple[Planned, ParallelConfig, list[
                 yield edited, parallel, bases
 
 
-def _edited(case: Planned, typed: set[str]) -> Iterator[Planned]:
+def _enumerate_edits(case: Planned, typed: set[str]) -> Iterator[Planned]:
     """The case, and those whose edits share the model otherwise."""
     groups = list(case.run.edits)
     for options in product(*(config.layouts(case.run, case.world) for config in case.run.edits.values())):
         edits = dict(zip(groups, options, strict=True))
-        names = {f"{group}.{name}" for group in groups for name in changed(case.run.edits[group], edits[group])}
+        names = {f"{group}.{name}" for group in groups for name in list_changes(case.run.edits[group], edits[group])}
         if not names:
             yield case
         elif typed.isdisjoint(names):
@@ -87,7 +87,7 @@ def _micro_sizes(run: Run, typed: set[str]) -> list[int | None]:
     return list(dict.fromkeys((run.batch.micro_size, *powers)))
 
 
-def changed(before: PartConfig, after: PartConfig) -> list[str]:
+def list_changes(before: PartConfig, after: PartConfig) -> list[str]:
     """Names of the options that differ."""
     if before is after:
         return []
@@ -96,9 +96,11 @@ def changed(before: PartConfig, after: PartConfig) -> list[str]:
 
 def words_of(before: Run, after: Run) -> tuple[str, ...]:
     """What to type for `after` beside the words of `before`."""
-    found = [f"parallel.{name}={getattr(after.parallel, name)}" for name in changed(before.parallel, after.parallel)]
+    found = [
+        f"parallel.{name}={getattr(after.parallel, name)}" for name in list_changes(before.parallel, after.parallel)
+    ]
     for group, edit in after.edits.items():
-        found += [f"{group}.{name}={getattr(edit, name)}" for name in changed(before.edits[group], edit)]
+        found += [f"{group}.{name}={getattr(edit, name)}" for name in list_changes(before.edits[group], edit)]
     if after.batch.micro_size != before.batch.micro_size:
         found.append(f"batch.micro_size={after.batch.micro_size}")
     if after.run.recompute != before.run.recompute:

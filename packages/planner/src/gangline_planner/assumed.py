@@ -38,7 +38,7 @@ class Planned:
         return world_of(self.run)
 
 
-def planned(words: Sequence[str]) -> Planned:
+def complete_words(words: Sequence[str]) -> Planned:
     """Complete `words` to a run: assume precision, sequence length, batch and strategy, each only if it is not named.
 
     A recipe or another run names all of them. Raises UserError for words that make no run. The layout is not checked.
@@ -107,7 +107,7 @@ def _has_room(config: ParallelConfig, options: set[str], world: int) -> bool:
         return False
 
 
-def refused(run: Run) -> UserError | None:
+def check_run(run: Run) -> UserError | None:
     """Why this run cannot be: what its parts and its layout say against it."""
     try:
         problems = [problem for part in (run.model, *run.edits.values()) for problem in part.check(run)]

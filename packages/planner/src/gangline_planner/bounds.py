@@ -14,7 +14,7 @@ from gangline.model.flops import flops_per_token
 from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline_basics.cluster.file import Cluster
-from gangline_planner.alternatives import LaidOut, divided, words_of
+from gangline_planner.alternatives import LaidOut, lay_out_alternatives, words_of
 from gangline_planner.assumed import Planned, kernels_of
 from gangline_planner.price.products import Rates
 from gangline_planner.price.sharing import Cores
@@ -52,10 +52,10 @@ class Alternative:
         return words_of(self.first, self.run)
 
 
-def bounded(case: Planned, cluster: Cluster) -> list[Alternative]:
+def sort_by_bound(case: Planned, cluster: Cluster) -> list[Alternative]:
     """The alternatives, the fastest bound first."""
     seconds = LeastSeconds(case, cluster)
-    every = (laid_out for same in divided(case) for laid_out in same)
+    every = (laid_out for same in lay_out_alternatives(case) for laid_out in same)
     return sorted((one for laid_out in every if (one := seconds.alternative(laid_out))), key=lambda one: one.least)
 
 
@@ -65,7 +65,7 @@ def fastest_first(case: Planned, cluster: Cluster) -> Iterator[Alternative]:
     """
     seconds, number = LeastSeconds(case, cluster), count()
     waiting: list[tuple[float, int, Alternative | list[tuple[int, LaidOut]]]] = []
-    for first, *others in divided(case):
+    for first, *others in lay_out_alternatives(case):
         place, one = next(number), seconds.alternative(first)
         if one:
             waiting.append((one.least, place, one))
@@ -107,7 +107,7 @@ class LeastSeconds:
     def _plain(self, run: Run, mesh: Mesh, bounds: LayoutBounds, model: tuple[Node, Plan]) -> tuple[float, float]:
         """Without jitter: (without transfers beside computation, with them)."""
         if bounds.work is None:
-            work = self._by_peak(run, mesh, model) / (1 - bounds.idle)
+            work = self._bound_by_peak(run, mesh, model) / (1 - bounds.idle)
             return work, work
         if id(bounds.work) not in self._known:
             kernels = kernels_of(run)
@@ -126,7 +126,7 @@ class LeastSeconds:
         return least, least + (SPLIT * self._bare(bounds, time, ranks) if bounds.beside else 0.0)
 
     def _bare(self, bounds: LayoutBounds, time: StageTime, ranks: int) -> float:
-        """Seconds of transfers that no computation beside them can hide: `price.step.exposed` hides no more of any."""
+        """Seconds of transfers that no computation beside them can hide: `measure_exposed` hides no more of any."""
         forward, backward, m = time.forward / ranks, (time.all - time.forward) / ranks, bounds.microbatches
         turn = min(m, ranks) if bounds.stages > ranks else 1
         room = {"F": forward * m, "B": backward * m, "end": backward * turn, "update": forward * turn}
@@ -138,7 +138,7 @@ class LeastSeconds:
             found += seconds - min(room[when], share * seconds)
         return found
 
-    def _by_peak(self, run: Run, mesh: Mesh, model: tuple[Node, Plan]) -> float:
+    def _bound_by_peak(self, run: Run, mesh: Mesh, model: tuple[Node, Plan]) -> float:
         rates, length = Rates.of(self.cluster, run.precision.products()), run.batch.sequence_length
         work = flops_per_token(model[0], length, model[1]) * length * run.batch.global_size
         return work / mesh.world / max(rates.narrow, rates.wide, rates.attention * 2)  # counted uncut

@@ -10,7 +10,7 @@ from math import inf
 from gangline.explain.explained import Explained
 from gangline_basics.cluster.file import Cluster
 from gangline_planner.alternatives import name_of
-from gangline_planner.assumed import Planned, explain, refused
+from gangline_planner.assumed import Planned, check_run, explain
 from gangline_planner.bounds import Alternative, fastest_first
 from gangline_planner.forecast import Forecast, forecast
 from gangline_planner.price.step import Pieces
@@ -18,18 +18,18 @@ from gangline_planner.price.step import Pieces
 NEAR = 0.05  # of a step: what one plan takes less than another is then within their error
 
 
-def chosen(case: Planned, cluster: Cluster, tokens: float | None) -> tuple[Forecast, tuple[str, ...]]:
+def choose_plan(case: Planned, cluster: Cluster, tokens: float | None) -> tuple[Forecast, tuple[str, ...]]:
     """(its plan, the words that were assumed or chosen). Raises UserError where no layout can be.
 
     What is left open is chosen such that no layout is faster by more than `NEAR`; `search` finds the fastest.
     """
-    problem = refused(case.run)
+    problem = check_run(case.run)
     plan = None if problem else forecast(explain(case, case.run, cluster), cluster, tokens)
     if plan is not None and plan.fits:
         return plan, case.assumed
     best, words = fastest(case, cluster, tokens, NEAR)
     if best is not None:
-        return best, all_words(case, words)
+        return best, merge_words(case, words)
     if plan is not None:
         return plan, case.assumed
     assert problem is not None
@@ -37,7 +37,7 @@ def chosen(case: Planned, cluster: Cluster, tokens: float | None) -> tuple[Forec
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def pause_gc() -> Iterator[None]:
     """Without the search for reference cycles: layouts have none, and it walks all that are alive again and again, a
     fifth of the time.
     """
@@ -50,7 +50,7 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@uncollected()
+@pause_gc()
 def fastest(
     case: Planned, cluster: Cluster, tokens: float | None = None, within: float = 0.0
 ) -> tuple[Forecast | None, tuple[str, ...]]:
@@ -66,9 +66,9 @@ def fastest(
         if other.bytes > cluster["memory.bytes"]:
             continue
         beaten = Beaten([best] if best is not None else [], limit=cluster["memory.bytes"])
-        found = planned_as(other, cluster, tokens, beaten)
+        found = plan_alternative(other, cluster, tokens, beaten)
         better = found is not None and found.fits and (best is None or found.step.seconds < best.step.seconds)
-        if better and refused(other.run) is None:
+        if better and check_run(other.run) is None:
             best, words = found, other.words
     return best, words
 
@@ -91,10 +91,10 @@ class Beaten:
         return any(one.step.seconds <= least and (not self.memory or one.memory <= held) for one in self.plans)
 
 
-def planned_as(
+def plan_alternative(
     other: Alternative, cluster: Cluster, tokens: float | None = None, beaten: Beaten | None = None
 ) -> Forecast | None:
-    """The plan of an alternative. None: it does not divide, or is beaten. `refused` takes longer, and is asked of the
+    """The plan of an alternative. None: it does not divide, or is beaten. `check_run` takes longer, and is asked of the
     best alone.
     """
     try:
@@ -107,7 +107,7 @@ def planned_as(
         return None
 
 
-def all_words(case: Planned, words: Sequence[str]) -> tuple[str, ...]:
+def merge_words(case: Planned, words: Sequence[str]) -> tuple[str, ...]:
     """What was assumed, in so far as it was not chosen otherwise, and what was chosen."""
     names = {name_of(word) for word in words}
     return (*(word for word in case.assumed if name_of(word) not in names), *words)

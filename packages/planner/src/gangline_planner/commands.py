@@ -9,7 +9,7 @@ from pathlib import Path
 from gangline import UserError
 from gangline.cli.flags import Flags
 from gangline.cli.verbs import run_verb
-from gangline_basics.cluster.file import Cluster, Quantity, load_cluster, shipped
+from gangline_basics.cluster.file import Cluster, Quantity, list_shipped, load_cluster
 from gangline_basics.figure import write_figure
 
 VERBS = {
@@ -39,8 +39,8 @@ def _flags(verb: str, text: str, argument: str, more: str = "") -> Flags:
 
 
 def _search(argv: Sequence[str]) -> int:
-    from gangline_planner.assumed import planned
-    from gangline_planner.search import figure, nothing_fits, search, text
+    from gangline_planner.assumed import complete_words
+    from gangline_planner.search import explain_misfit, figure, search, text
 
     flags = _flags(
         "search",
@@ -51,7 +51,7 @@ def _search(argv: Sequence[str]) -> int:
     flags.add_argument("--svg", metavar="FILE", help="a picture of the layouts by time and memory")
     asked = flags.read(argv)
     cluster, words = cluster_of(asked.words)
-    case = planned(words)
+    case = complete_words(words)
     found = search(case, cluster)
     if asked.svg and found.fit:
         write_figure(figure(found, cluster), asked.svg)
@@ -66,15 +66,15 @@ def _search(argv: Sequence[str]) -> int:
     else:
         print(text(found, words, case))
     if not found.fit:
-        raise nothing_fits(found, words, case)
+        raise explain_misfit(found, words, case)
     return 0
 
 
 def _plan(argv: Sequence[str]) -> int:
     from gangline_planner.accuracy import accuracy
-    from gangline_planner.assumed import planned
-    from gangline_planner.choose import chosen
-    from gangline_planner.failures import as_text, simulated
+    from gangline_planner.assumed import complete_words
+    from gangline_planner.choose import choose_plan
+    from gangline_planner.failures import as_text, simulate_goodput
     from gangline_planner.page import buys, text
 
     verbs = "\n".join(f"  {verb:9} {text}" for verb, text in VERBS.items())
@@ -94,26 +94,26 @@ def _plan(argv: Sequence[str]) -> int:
     flags.add_argument("--svg", metavar="FILE", help="pictures of the step, the memory and the pipeline")
     asked = flags.read(argv)
     cluster, words = cluster_of(asked.words)
-    case = planned(words)
+    case = complete_words(words)
     if asked.price:
-        cluster = cluster.with_numbers({"price.hour": Quantity(asked.price, "--price")})
+        cluster = cluster.replace_numbers({"price.hour": Quantity(asked.price, "--price")})
     if asked.mtbf:
         for name in ("storage.bandwidth", "restart.seconds"):
             cluster[name]  # which says what lacks
         hours = Quantity(asked.mtbf * case.world, f"--mtbf {asked.mtbf:g} of the whole run")
-        cluster = cluster.with_numbers({"failure.hours": hours})
-    plan, assumed = chosen(case, cluster, asked.tokens)
-    bought = plan.within(asked.budget) if asked.budget else None
+        cluster = cluster.replace_numbers({"failure.hours": hours})
+    plan, assumed = choose_plan(case, cluster, asked.tokens)
+    bought = plan.plan_budget(asked.budget) if asked.budget else None
     if bought is not None and not asked.tokens:
         plan = bought
     if asked.svg:
         from gangline_planner.pictures.plan import plan_figure
 
         write_figure(plan_figure(plan), asked.svg)
-    course = simulated(plan)
+    course = simulate_goodput(plan)
     if asked.json:
         budget = {"budget_dollars": asked.budget, "budget_tokens": bought.tokens} if bought else {}
-        error = dict(accuracy()) if cluster.name in shipped() else None
+        error = dict(accuracy()) if cluster.name in list_shipped() else None
         added = {"simulated": course.data() if course else None, "assumed": list(assumed), "expected_error": error}
         print(json.dumps({**plan.data(), **budget, **added}, indent=1))
     else:
@@ -186,6 +186,6 @@ def cluster_of(words: Sequence[str]) -> tuple[Cluster, list[str]]:
         raise UserError(
             "a plan is for a cluster, and the words name none." if not names else "the words name two clusters.",
             "How long a step takes depends on the machine.",
-            f"cluster=NAME, one of {', '.join(shipped())}; or cluster=FILE.yaml",
+            f"cluster=NAME, one of {', '.join(list_shipped())}; or cluster=FILE.yaml",
         )
     return load_cluster(names[0]), [word for word in words if not word.startswith("cluster=")]

@@ -41,7 +41,7 @@ class SimulatedGoodput:
         }
 
 
-def simulated(plan: Forecast) -> SimulatedGoodput | None:
+def simulate_goodput(plan: Forecast) -> SimulatedGoodput | None:
     """The course of the planned run. None where no simulator is installed, or failures are not known or too many."""
     offers, known = installed().offers(GROUP), plan.reliability
     if not offers or known is None or plan.save_every is None:

@@ -102,11 +102,11 @@ class Forecast:
         price = self.cluster.get("price.kwh")
         return None if price is None or self.megawatt_hours is None else self.megawatt_hours * 1000 * price
 
-    def of(self, tokens: float | None) -> Forecast:
+    def plan_tokens(self, tokens: float | None) -> Forecast:
         """The plan of so many tokens."""
         return replace(self, tokens=tokens)
 
-    def within(self, budget: float) -> Forecast:
+    def plan_budget(self, budget: float) -> Forecast:
         """The plan of as many tokens as so many dollars pay for, of none where it does not fit.
 
         Raises UserError where nobody says a price.
@@ -119,7 +119,7 @@ class Forecast:
                 "--price=DOLLARS says what an accelerator costs an hour.",
             )
         each = self.tokens_per_day
-        return self.of(None if each is None else budget / (24 * self.world * price) * each)
+        return self.plan_tokens(None if each is None else budget / (24 * self.world * price) * each)
 
     @property
     def megawatt_hours(self) -> float | None:

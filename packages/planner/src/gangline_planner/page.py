@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from gangline.config import Run
 from gangline.plugin.registry import installed
-from gangline_basics.cluster.file import shipped
-from gangline_planner.accuracy import expected_error
+from gangline_basics.cluster.file import list_shipped
+from gangline_planner.accuracy import describe_expected_error
 from gangline_planner.forecast import Forecast
 from gangline_planner.pictures.terminal import memory_bars, step_bar, timeline
 
@@ -19,7 +19,7 @@ FAILURES = ("failure.hours", "storage.bandwidth", "restart.seconds")
 def text(plan: Forecast, run: Run, assumed: Sequence[str]) -> str:
     """Return the report of a plan. assumed: words that the user did not type."""
     return "\n".join(
-        [*_head(plan, run, assumed), "", *_step(plan), "", *_memory(plan), "", *_pipeline(plan), *_all(plan)]
+        [*_head(plan, run, assumed), "", *_step(plan), "", *_memory(plan), "", *_pipeline(plan), *_format_totals(plan)]
     )
 
 
@@ -67,8 +67,8 @@ def _step(plan: Forecast) -> Iterable[str]:
         yield f"  {'checkpoint stall':16} {plan.save_stall:9.4f} s  on average, beside the step"
     each = plan.tokens_per_second / plan.world
     yield f"{number(plan.tokens_per_second)} tokens/s, {each:.4g} a rank; MFU {plan.mfu:.1%} of the 16-bit peak"
-    if plan.cluster.name in shipped():
-        yield expected_error()
+    if plan.cluster.name in list_shipped():
+        yield describe_expected_error()
 
 
 def _memory(plan: Forecast) -> Iterable[str]:
@@ -93,7 +93,7 @@ def _pipeline(plan: Forecast) -> Iterable[str]:
         yield ""
 
 
-def _all(plan: Forecast) -> Iterable[str]:
+def _format_totals(plan: Forecast) -> Iterable[str]:
     if not plan.fits:
         yield (
             "it does not fit, so it has no goodput, and no days, money or tokens: take more accelerators or smaller "

@@ -9,12 +9,12 @@ from heapq import nsmallest
 from typing import TYPE_CHECKING, Any
 
 from gangline import UserError
-from gangline_basics.cluster.file import Cluster, shipped
-from gangline_planner.accuracy import expected_error
+from gangline_basics.cluster.file import Cluster, list_shipped
+from gangline_planner.accuracy import describe_expected_error
 from gangline_planner.alternatives import name_of
-from gangline_planner.assumed import Planned, refused
-from gangline_planner.bounds import Alternative, bounded
-from gangline_planner.choose import Beaten, all_words, planned_as, uncollected
+from gangline_planner.assumed import Planned, check_run
+from gangline_planner.bounds import Alternative, sort_by_bound
+from gangline_planner.choose import Beaten, merge_words, pause_gc, plan_alternative
 from gangline_planner.forecast import Forecast
 from gangline_planner.page import unknown
 from gangline_planner.pictures.terminal import plane
@@ -78,7 +78,7 @@ class SearchResult:
         return front
 
 
-@uncollected()
+@pause_gc()
 def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
     """`shown` of each kind at most. Alternatives come by the least time that they can take, so that none is looked at
     which cannot be among the first. Every one that fits has passed `check`.
@@ -86,7 +86,7 @@ def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
     fit: list[Candidate] = []
     large: list[Candidate] = []
     crowded: list[Alternative] = []  # whose memory does not fit at its least
-    alternatives, looked = bounded(case, cluster), 0
+    alternatives, looked = sort_by_bound(case, cluster), 0
     for other in alternatives:
         if len(fit) >= shown and other.least >= fit[shown - 1].plan.step.seconds:
             break
@@ -95,7 +95,7 @@ def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
             crowded.append(other)
             continue
         slow = Beaten([one.plan for one in fit], memory=True) if len(fit) >= shown else None
-        plan = planned_as(other, cluster, beaten=slow)
+        plan = plan_alternative(other, cluster, beaten=slow)
         if plan is None:
             continue
         found = Candidate(plan, other.words)
@@ -103,19 +103,19 @@ def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
             large.append(found)
         else:
             place = bisect(fit, plan.step.seconds, key=lambda one: one.plan.step.seconds)
-            if place >= shown or refused(other.run) is None:  # which takes longer, and is asked of the first alone
+            if place >= shown or check_run(other.run) is None:  # which takes longer, and is asked of the first alone
                 fit.insert(place, found)
     for other in nsmallest(shown, crowded, key=lambda other: other.bytes):
-        plan = planned_as(other, cluster)
+        plan = plan_alternative(other, cluster)
         if plan is not None and not plan.fits:
             large.append(Candidate(plan, other.words))
-    if not fit and not large and (problem := refused(case.run)) is not None:
+    if not fit and not large and (problem := check_run(case.run)) is not None:
         raise problem
     least = nsmallest(shown, large, key=lambda one: one.lacks)
     return SearchResult(tuple(fit[:shown]), tuple(least), tuple(fit), len(alternatives) - looked)
 
 
-def nothing_fits(found: SearchResult, words: Sequence[str], case: Planned) -> UserError:
+def explain_misfit(found: SearchResult, words: Sequence[str], case: Planned) -> UserError:
     """Which layout lacks least, and what would mend it. found: none fits."""
     what, more = "no layout that the words leave open fits.", f"launch.processes={2 * case.world}"
     if not found.large:
@@ -155,10 +155,10 @@ def text(found: SearchResult, words: Sequence[str], case: Planned) -> str:
     lines += [line for one in (*found.fit, *found.large)[:1] for line in unknown(one.plan)]
     lines += [f"{'s a step':>9} {'MFU':>6} {'GB':>7}"] if found.fit else ["no layout fits"]
     for one in found.fit:
-        typed = " ".join([*words, *all_words(case, one.words)])
+        typed = " ".join([*words, *merge_words(case, one.words)])
         lines.append(f"{one.plan.step.seconds:9.4g} {one.plan.mfu:6.1%} {one.plan.memory / 1e9:7.1f}  train {typed}")
-    if found.fit and found.fit[0].plan.cluster.name in shipped():
-        lines.append(expected_error())
+    if found.fit and found.fit[0].plan.cluster.name in list_shipped():
+        lines.append(describe_expected_error())
     if found.others:
         lines.append(f"{found.others} more layouts can be no faster than these, whatever they do")
     if len(found.drawn) > 1:

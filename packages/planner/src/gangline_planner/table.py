@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gangline_basics.cluster.file import Cluster
-from gangline_planner.assumed import planned
+from gangline_planner.assumed import complete_words
 from gangline_planner.choose import NEAR, fastest
 from gangline_planner.forecast import Forecast
 from gangline_planner.page import number
@@ -57,10 +57,10 @@ class TableRow:
 
 def table_row(model: str, world: int, cluster: Cluster) -> TableRow:
     """The fastest layout that fits."""
-    case = planned(["parallel=3d", *MODELS[model].split(), *BATCH.split(), f"launch.processes={world}"])
+    case = complete_words(["parallel=3d", *MODELS[model].split(), *BATCH.split(), f"launch.processes={world}"])
     case = replace(case, run=replace(case.run, batch=replace(case.run.batch, micro_size=1)))  # where the search begins
     plan, _ = fastest(case, cluster, within=NEAR)
-    return TableRow(model, world, plan and plan.of(TOKENS * plan.explained.parameters))
+    return TableRow(model, world, plan and plan.plan_tokens(TOKENS * plan.explained.parameters))
 
 
 def rows(cluster: Cluster) -> Iterator[TableRow]:
@@ -69,7 +69,7 @@ def rows(cluster: Cluster) -> Iterator[TableRow]:
             yield table_row(model, world, cluster)
 
 
-def below(cluster: Cluster) -> list[str]:
+def list_assumptions(cluster: Cluster) -> list[str]:
     """What the table takes for granted, and from where its prices are."""
     said = [
         f"On {cluster.name} ({cluster.about}); {TOKENS} tokens to a parameter (arXiv 2203.15556), 2,048 sequences of "
@@ -85,4 +85,4 @@ def below(cluster: Cluster) -> list[str]:
 def text(found: Iterator[TableRow], cluster: Cluster) -> str:
     """As Markdown."""
     line = "|" + " --- |" * (HEAD.count("|") - 1)
-    return "\n".join([HEAD, line, *(row.text for row in found), "", "\n\n".join(below(cluster))])
+    return "\n".join([HEAD, line, *(row.text for row in found), "", "\n\n".join(list_assumptions(cluster))])

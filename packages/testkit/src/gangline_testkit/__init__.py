@@ -43,7 +43,7 @@ _WHERE = {
     "pool": "pool",
     "readable": "figures",
     "tips_of": "figures",
-    "waived": "claims",
+    "waive": "claims",
     "words_of": "figures",
 }
 

@@ -18,8 +18,8 @@ from gangline.shard import in_model
 from gangline.train.rank import train
 from gangline.train.session import Session
 from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, needs
-from gangline_testkit.compare import Held, all_close, assemble
-from gangline_testkit.health_ranks import no_collectives
+from gangline_testkit.compare import Held, assemble, compare_all
+from gangline_testkit.health_ranks import forbid_collectives
 from gangline_testkit.install import as_installed
 from gangline_testkit.pool import pool
 from gangline_testkit.sessions import session
@@ -51,7 +51,7 @@ class Lived:
         return [(record.step, record.loss, record.grad_norm, record.validation_loss) for record in self.records]
 
 
-def lived(run_dir: Path, name: str, *settings: str) -> Lived:
+def run_callback(run_dir: Path, name: str, *settings: str) -> Lived:
     """Train on this rank until the run is done."""
     with ExitStack() as stack:
         if "rows" not in installed().offers("parallel"):
@@ -61,10 +61,10 @@ def lived(run_dir: Path, name: str, *settings: str) -> Lived:
         tell = s.reporter.record
         s.reporter.record = lambda record: found.records.append(record) or tell(record)  # type: ignore[method-assign, func-returns-value]
         train(s)
-        return _held(s, name, found)
+        return _collect(s, name, found)
 
 
-def _held(s: Session, name: str, found: Lived) -> Lived:
+def _collect(s: Session, name: str, found: Lived) -> Lived:
     found.shapes = {array: s.registry[array].shape for array in s.registry}
     found.weights = [(shard.name, shard.offset, shard.local.detach().clone()) for shard in s.runtime.shards()]
     callback = s.callbacks.get(name)
@@ -77,11 +77,11 @@ def _held(s: Session, name: str, found: Lived) -> Lived:
     return found
 
 
-def ended_by_an_error(run_dir: Path, name: str, *settings: str) -> None:
+def end_by_error(run_dir: Path, name: str, *settings: str) -> None:
     """A run on which everything of a callback is called, then an error on this rank alone."""
     s = session(run_dir, *settings)
     train(s)
-    with no_collectives():
+    with forbid_collectives():
         s.callbacks[name].on_error(RuntimeError("another rank is gone"))
 
 
@@ -98,19 +98,19 @@ class CallbackSuite(PartSuite):
         """The settings of a short run with the callback, validated and saved in the middle."""
         return (FEW, *self.settings, f"run.steps={STEPS}", f"validate.every={HALF}", f"checkpoint.every={HALF}")
 
-    def lived(self, run_dir: Path, *more: str, world: int = 1, without: bool = False) -> list[Lived]:
+    def run_on_ranks(self, run_dir: Path, *more: str, world: int = 1, without: bool = False) -> list[Lived]:
         """What each rank saw of a run."""
         own = (FEW, f"run.steps={STEPS}", f"validate.every={HALF}") if without else (*self.chosen, *self.words)
-        return pool(world).run(lived, run_dir, self.offer.part.name, *own, *self.beside(*more))
+        return pool(world).run(run_callback, run_dir, self.offer.part.name, *own, *self.beside(*more))
 
     def straight(self, place: Path) -> list[Lived]:
         """What one process saw of the whole run; run once and kept."""
         key = repr((self.offer.part, self.words))
         if key not in _straight:
-            _straight[key] = self.lived(place, ONE)
+            _straight[key] = self.run_on_ranks(place, ONE)
         return _straight[key]
 
-    def whole(self, found: list[Lived]) -> dict[str, Tensor]:
+    def assemble_arrays(self, found: list[Lived]) -> dict[str, Tensor]:
         """The callback's arrays in the global view."""
         own = {name: shape for name, shape in found[0].shapes.items() if name.startswith(f"{self.place}/")}
         return assemble([rank.arrays for rank in found], own)
@@ -134,7 +134,7 @@ class CallbackSuite(PartSuite):
         """Losses, metrics, arrays and state are those of one process; metrics and state the same on every rank."""
         world, choice = LAYOUTS[layout]
         (alone,) = one = self.straight(tmp_path / "one")
-        found = self.lived(tmp_path / "several", choice, world=world)
+        found = self.run_on_ranks(tmp_path / "several", choice, world=world)
         for rank in found:
             assert not rank.boxes, f"the registry knows nothing of {rank.boxes[0]}"
             assert rank.state == found[0].state, "ranks keep different states"
@@ -146,24 +146,24 @@ class CallbackSuite(PartSuite):
                 assert record.metrics[name] == pytest.approx(value, rel=ROUNDING), f"step {record.step}: {name}"
         losses = [pytest.approx(loss[:3], rel=ROUNDING) for loss in alone.losses]
         assert [loss[:3] for loss in found[0].losses] == losses
-        all_close("array", self.whole(found), self.whole(one), ROUNDING)
+        compare_all("array", self.assemble_arrays(found), self.assemble_arrays(one), ROUNDING)
         assert found[0].state.keys() == alone.state.keys()
 
     def test_a_checkpoint_in_the_middle_changes_no_bit(self, tmp_path: Path) -> None:
         (straight,) = whole = self.straight(tmp_path / "straight")
-        self.lived(tmp_path / "resumed", ONE, f"run.steps={HALF}")
-        (resumed,) = again = self.lived(tmp_path / "resumed", ONE)
+        self.run_on_ranks(tmp_path / "resumed", ONE, f"run.steps={HALF}")
+        (resumed,) = again = self.run_on_ranks(tmp_path / "resumed", ONE)
         assert resumed.losses == straight.losses[HALF:]
         assert [r.metrics for r in resumed.records] == [r.metrics for r in straight.records[HALF:]]
-        all_close("array", self.whole(again), self.whole(whole), 0)
+        compare_all("array", self.assemble_arrays(again), self.assemble_arrays(whole), 0)
         assert resumed.state == straight.state
 
     def test_begins_where_a_checkpoint_has_nothing_of_it(self, tmp_path: Path) -> None:
         """And a run goes on without it."""
-        self.lived(tmp_path / "run", ONE, f"run.steps={HALF}", without=True)
-        (found,) = self.lived(tmp_path / "run", ONE)
+        self.run_on_ranks(tmp_path / "run", ONE, f"run.steps={HALF}", without=True)
+        (found,) = self.run_on_ranks(tmp_path / "run", ONE)
         assert [record.step for record in found.records] == list(range(HALF + 1, STEPS + 1))
-        self.lived(tmp_path / "run", ONE, f"run.steps={STEPS + 1}", without=True)
+        self.run_on_ranks(tmp_path / "run", ONE, f"run.steps={STEPS + 1}", without=True)
 
     def test_leaves_over_some_of_the_arrays_it_is_asked_about(self) -> None:
         run = self.run()
@@ -176,11 +176,11 @@ class CallbackSuite(PartSuite):
 
     def test_no_collectives_on_an_error(self, tmp_path: Path) -> None:
         words = (*self.chosen, *self.words, *self.beside("parallel=ddp"))
-        pool(2).run(ended_by_an_error, tmp_path / "run", self.offer.part.name, *words)
+        pool(2).run(end_by_error, tmp_path / "run", self.offer.part.name, *words)
 
     @needs("watches")
     def test_the_run_is_as_without_it(self, tmp_path: Path) -> None:
         (one,) = found = self.straight(tmp_path / "with")
-        (want,) = without = self.lived(tmp_path / "without", ONE, without=True)
+        (want,) = without = self.run_on_ranks(tmp_path / "without", ONE, without=True)
         assert one.losses == want.losses
-        all_close("weight", self.weights(found), self.weights(without), 0)
+        compare_all("weight", self.weights(found), self.weights(without), 0)

@@ -24,7 +24,7 @@ from gangline.mesh import Mesh
 from gangline.plugin.registry import load as load_object
 from gangline.shard import Division, Layout, Registry, Shard, dtype_name
 from gangline_testkit import rank
-from gangline_testkit.toys.rows_storage import even
+from gangline_testkit.toys.rows_storage import split_evenly
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ def registry_of(mesh: Mesh, large: int = 0) -> Registry:
     rows = mesh.size("dp_shard")
 
     def cut(length: int) -> tuple[Division, ...]:
-        return (Division(("dp_shard",), (even(length, rows),), rows=True),)
+        return (Division(("dp_shard",), (split_evenly(length, rows),), rows=True),)
 
-    both = (Division(("tp",), (even(10, mesh.size("tp")),), 1), *cut(6))
+    both = (Division(("tp",), (split_evenly(10, mesh.size("tp")),), 1), *cut(6))
     last_stage = (("pp", mesh.size("pp") - 1),)
     layouts = {
         "model/embed.weight": Layout((11, 6), "float32", cut(11)),

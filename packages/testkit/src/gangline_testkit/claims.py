@@ -43,7 +43,7 @@ def needs(capability: str) -> Callable[[Callable], Callable]:
 
     def mark(test: Callable) -> Callable:
         @functools.wraps(test)
-        def either(self: Any, *args: Any, **kwargs: Any) -> None:
+        def run_either(self: Any, *args: Any, **kwargs: Any) -> None:
             if claims(self, capability):
                 try:
                     test(self, *args, **kwargs)
@@ -58,8 +58,8 @@ def needs(capability: str) -> Callable[[Callable], Callable]:
                 return
             warnings.warn(Unclaimed(self.choice, capability, test.__name__), stacklevel=2)
 
-        either.capability = capability  # type: ignore[attr-defined]
-        return either
+        run_either.capability = capability  # type: ignore[attr-defined]
+        return run_either
 
     return mark
 
@@ -69,8 +69,8 @@ def claims(suite: Any, capability: str) -> bool:
     return capability in suite.can or (capability == LAYOUT and not suite.offer.part.layout_dependent)
 
 
-def waived(reason: str) -> Callable:
-    """Stands in for a standard test that does not fit: ``test_x = waived("why")``. The report shows the reason.
+def waive(reason: str) -> Callable:
+    """Stands in for a standard test that does not fit: ``test_x = waive("why")``. The report shows the reason.
 
     Raises ValueError without one.
     """
@@ -95,7 +95,7 @@ def standard_tests(cls: type) -> dict[str, Callable]:
 
 
 def overridden(cls: type) -> list[str]:
-    """Names of standard tests that a class replaces or deletes without `waived`."""
+    """Names of standard tests that a class replaces or deletes without `waive`."""
     return [
         name
         for name, test in standard_tests(cls).items()

@@ -15,7 +15,7 @@ from gangline_testkit import rank
 MESHES = ({"dp_shard": 2}, {"tp": 2})
 
 
-def carried(config: PartConfig, run: Run) -> None:
+def check_traffic(config: PartConfig, run: Run) -> None:
     """Raises AssertionError where the wrapped axes are other ones, or carry something else."""
     for sizes in MESHES:
         inner = rank.comms(Mesh.of(sizes), True)
@@ -31,10 +31,10 @@ def carried(config: PartConfig, run: Run) -> None:
         pairs += [(wrapped.world, inner.world), (wrapped.fold(fold), inner.fold(fold))]
         pairs += [(wrapped.fold_rest(fold), inner.fold_rest(fold))]
         for comm, bare in pairs:
-            _same(comm, bare)
+            _compare_comms(comm, bare)
 
 
-def _same(comm: Comm, bare: Comm) -> None:
+def _compare_comms(comm: Comm, bare: Comm) -> None:
     for name in ("axis", "size", "index", "ranks"):
         ours, theirs = getattr(comm, name), getattr(bare, name)
         assert ours == theirs, f"{name} of {bare.axis} is {ours} instead of {theirs}"

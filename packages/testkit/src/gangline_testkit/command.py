@@ -8,7 +8,7 @@ import sys
 from typing import ClassVar
 
 from gangline.plugin.registry import installed, load
-from gangline_testkit.suite import LONGEST_SUMMARY, succeeded
+from gangline_testkit.suite import LONGEST_SUMMARY, check_success
 
 _TORCH_FREE = """
 import sys
@@ -47,5 +47,5 @@ class CommandSuite:
         """`gangline VERB --help` says how it is used, at once, and ends with 0."""
         words = [sys.executable, "-c", _TORCH_FREE, self.verb, "--help"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=os.environ)
-        succeeded(done)
+        check_success(done)
         assert self.verb in done.stdout, f"the help does not name the verb: {done.stdout!r}"

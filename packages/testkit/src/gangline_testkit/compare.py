@@ -64,7 +64,7 @@ def close(what: str, got: Tensor, want: Tensor, relative: float) -> None:
     )
 
 
-def all_close(what: str, got: Mapping[str, Tensor], want: Mapping[str, Tensor], relative: float) -> None:
+def compare_all(what: str, got: Mapping[str, Tensor], want: Mapping[str, Tensor], relative: float) -> None:
     """`close` for every name; the names must be the same."""
     assert set(got) == set(want), f"{what}: names differ: {sorted(set(got) ^ set(want))}"
     for name in want:
@@ -77,7 +77,9 @@ def number_close(what: str, got: float, want: float, relative: float) -> None:
     assert apart <= relative * abs(want), f"{what} is {got!r}, expected {want!r}"
 
 
-def clipped_close(per_rank: Sequence[Clipped], shapes: Mapping[str, tuple[int, ...]], limit: float, what: str) -> None:
+def compare_clipped(
+    per_rank: Sequence[Clipped], shapes: Mapping[str, tuple[int, ...]], limit: float, what: str
+) -> None:
     """Compare what `clip` made of gradients on each rank with those before it, scaled to a norm of `limit`."""
     before = assemble([held for _, held, _ in per_rank], shapes)
     after = assemble([held for _, _, held in per_rank], shapes)
@@ -86,10 +88,10 @@ def clipped_close(per_rank: Sequence[Clipped], shapes: Mapping[str, tuple[int, .
         number_close(what, clipped, norm, 1e-12)
     factor = min(limit / norm, 1.0)
     scaled = {name: gradient * factor for name, gradient in before.items()}
-    all_close("clipped gradient", after, scaled, 1e-4 if factor < 1 else 0)
+    compare_all("clipped gradient", after, scaled, 1e-4 if factor < 1 else 0)
 
 
-def mapped_once(
+def check_mapped_once(
     answers: Sequence[tuple[list[Held], list[MatrixId], dict[MatrixId, int]]], want: Mapping[str, Tensor]
 ) -> None:
     """Assert that every matrix was mapped once, on its owner, and that all its holders have the bits of one process.
@@ -98,7 +100,7 @@ def mapped_once(
     """
     shapes = {name: tuple(array.shape) for name, array in want.items()}
     held = assemble([pieces for pieces, _, _ in answers], shapes)
-    all_close("mapped", held, want, 0)
+    compare_all("mapped", held, want, 0)
     matrices = sorted((name, index) for name, shape in shapes.items() for index in range(math.prod(shape[:-2])))
     mapped = sorted(tuple(id) for _, ids, _ in answers for id in ids)
     assert mapped == matrices, f"of the matrices {matrices} the ranks mapped {mapped}"

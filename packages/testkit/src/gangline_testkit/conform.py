@@ -47,10 +47,10 @@ def offers_of(distribution: str) -> tuple[list[Offer], list[str]]:
     """The parts and the verbs that a distribution supplies. Raises UserError, with the cause, where there are none."""
     found = installed()
     for failure in found.failures:
-        if _same(failure.distribution, distribution):
+        if _is_same_name(failure.distribution, distribution):
             raise UserError(f"{failure.supplier} {failure.why}", failure.mend)
     every = [offer for group in found.groups() for offer in found.offers(group).values() if not offer.viewed]
-    mine = [offer for offer in every if _same(offer.distribution, distribution)]
+    mine = [offer for offer in every if _is_same_name(offer.distribution, distribution)]
     verbs = found.verbs_of(distribution)
     if not mine and not verbs:
         names = ", ".join(sorted({offer.distribution for offer in every if offer.distribution}))
@@ -68,7 +68,7 @@ def conform(offers: Sequence[Offer], verbs: Sequence[str], tests: Path | None) -
     with tempfile.TemporaryDirectory(prefix="gangline-conform-") as folder:
         if tests is None:
             tests = Path(folder, "test_conformance.py")
-            tests.write_text(report.generated(offers, verbs), encoding="utf-8")
+            tests.write_text(report.generate_tests(offers, verbs), encoding="utf-8")
         results = report.run_file(tests.resolve())
     suites = {f"{offer.group}={offer.part.name}": report.suite_of(offer) for offer in offers}
     suites |= {f"gangline {verb}": "gangline_testkit:CommandSuite" for verb in verbs}
@@ -106,7 +106,7 @@ def _cells(result: Result) -> tuple[str, ...]:
     return result.choice, result.suite, claims, str(result.passed), str(len(result.failed)), "; ".join(remarks)
 
 
-def _same(one: str, other: str) -> bool:
+def _is_same_name(one: str, other: str) -> bool:
     """Whether two names of distributions are one, as packaging normalises them."""
     plain = re.compile(r"[-_.]+")
     return plain.sub("-", one).lower() == plain.sub("-", other).lower()

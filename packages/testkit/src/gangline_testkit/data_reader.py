@@ -92,7 +92,7 @@ class BatchReaderSuite(PartSuite):
             for index in range(width):
                 with self.reading(source, index, width) as reader:
                     held_out = 0
-                    for stored in reader.held_out(5):
+                    for stored in reader.read_held_out(5):
                         rows = stored.sample.tolist()
                         self.assert_samples(source, [stored], rows, stored.counted)
                         read += rows if stored.counted is None else rows[: stored.counted]

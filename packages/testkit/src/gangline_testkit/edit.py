@@ -30,12 +30,12 @@ from gangline.plan import Plan
 from gangline_basics.model.kept_node import EightBitNode
 from gangline_testkit import strategy_ranks as ranks
 from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, needs
-from gangline_testkit.compare import all_close, assemble, close, number_close
-from gangline_testkit.inputs import whole_sequences
+from gangline_testkit.compare import assemble, close, compare_all, number_close
+from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.pool import pool
 from gangline_testkit.scenarios import FLOAT64
 from gangline_testkit.strategy_ranks import Job
-from gangline_testkit.suite import PartSuite, succeeded
+from gangline_testkit.suite import PartSuite, check_success
 from gangline_testkit.toys.plugin import Rows
 
 _TORCH_FREE = """
@@ -71,13 +71,13 @@ class ModelEditSuite(PartSuite):
     def config(self, run: Run) -> Any:
         return run.edits[self.group]
 
-    def before(self) -> tuple[Node, Plan]:
+    def compose_before(self) -> tuple[Node, Plan]:
         """The model without the edit."""
         return compose_model(replace(self.run(), edits={}))
 
-    def after(self) -> tuple[Node, Plan, list[str]]:
+    def compose_after(self) -> tuple[Node, Plan, list[str]]:
         """The edit applied: tree, plan, and the paths it claims."""
-        tree, plan = self.before()
+        tree, plan = self.compose_before()
         tree, plan, claimed = self.build(tree, plan, self.config(self.run()))
         return tree, plan, list(claimed)
 
@@ -85,7 +85,7 @@ class ModelEditSuite(PartSuite):
 
     def test_pure(self) -> None:
         """What it is given stays as it was, and what it gives is the same each time."""
-        tree, plan = self.before()
+        tree, plan = self.compose_before()
         options = self.config(self.run())
         kept = copy.deepcopy((tree, plan, options))
         one = self.build(tree, plan, options)
@@ -98,43 +98,43 @@ class ModelEditSuite(PartSuite):
         done = subprocess.run(
             [sys.executable, "-c", _TORCH_FREE, *words], capture_output=True, text=True, timeout=120, env=os.environ
         )
-        succeeded(done)
+        check_success(done)
         here = hashlib.sha256(repr(compose_model(self.run())).encode()).hexdigest()
         assert done.stdout.strip() == here, "another process makes another model of the same words"
 
     def test_claims_what_it_changed(self) -> None:
         """Two edits of one node are refused by their claims, so each changed node lies in a claimed one."""
-        tree, _ = self.before()
-        edited, _, claimed = self.after()
-        changed = list(_changed(tree, edited))
+        tree, _ = self.compose_before()
+        edited, _, claimed = self.compose_after()
+        changed = list(_list_changed(tree, edited))
         assert changed or not claimed, f"claims {', '.join(claimed)} and changes nothing"
         for path in changed:
-            assert any(_within(path, claim) for claim in claimed), f"{path or 'the root'} is changed and not claimed"
+            assert any(_is_within(path, claim) for claim in claimed), f"{path or 'the root'} is changed and not claimed"
         for claim in claimed:
-            assert any(_within(path, claim) for path in changed), f"{claim} is claimed and not changed"
+            assert any(_is_within(path, claim) for path in changed), f"{claim} is claimed and not changed"
 
     # --- plan and modules --------------------------------------------------------------------------------------------
 
     def test_every_array_has_an_init(self) -> None:
         """Parameters and persistent buffers; tied ones under the name they are kept under."""
-        tree, plan, _ = self.after()
+        tree, plan, _ = self.compose_after()
         for name in construct(tree).state_dict():
             plan.init(plan.owner(name))
 
     def test_every_pattern_of_the_plan_matches(self) -> None:
-        tree, plan, _ = self.after()
+        tree, plan, _ = self.compose_after()
         unmatched = plan.unmatched(construct(tree).state_dict())
         assert not unmatched, f"patterns that match nothing: {', '.join(unmatched)}"
 
     def test_nodes_know_the_shapes_of_their_modules(self) -> None:
         """Parameters are counted from the tree alone."""
-        tree, _, _ = self.after()
+        tree, _, _ = self.compose_after()
         made = {name: tuple(p.shape) for name, p in construct(tree).named_parameters()}
         assert parameter_shapes(tree) == made
 
     def test_codes_are_kept_in_the_blocks_of_their_nodes(self) -> None:
         """What fills codes and scales reads the plan, what multiplies by them the node."""
-        tree, plan, _ = self.after()
+        tree, plan, _ = self.compose_after()
         blocks = {f"{path}.weight": node.block for path, node in nodes(tree) if isinstance(node, EightBitNode)}
         for name in parameter_shapes(tree):
             rule = plan.kept_of(name)
@@ -146,16 +146,16 @@ class ModelEditSuite(PartSuite):
             )
 
     def test_nodes_count_their_operations(self) -> None:
-        tree, plan, _ = self.after()
+        tree, plan, _ = self.compose_after()
         assert flops_per_token(tree, 128, plan) > 0
 
     def test_every_cut_module_can_be_bound(self) -> None:
         """A strategy cuts core's Linear and Embedding, and what a loss seam multiplies; any other with a cut parameter
         has `bind(axis)`.
         """
-        tree, plan, _ = self.after()
+        tree, plan, _ = self.compose_after()
         model, losses = construct(tree), calls(tree, plan, "loss")
-        before = dict(construct(self.before()[0]).named_parameters(remove_duplicate=False))
+        before = dict(construct(self.compose_before()[0]).named_parameters(remove_duplicate=False))
         for name, parameter in model.named_parameters(remove_duplicate=False):
             axes = set(plan.cuts_of(name, parameter.dim()))
             if not axes or name in before:
@@ -170,7 +170,7 @@ class ModelEditSuite(PartSuite):
 
     def test_functions_compute_what_their_nodes_say(self) -> None:
         """At each seam of the plan: a strategy that puts its own call there computes what is said of the module's."""
-        tree, plan, _ = self.after()
+        tree, plan, _ = self.compose_after()
         modules = dict(construct(tree).named_modules())
         for seam in plan.seams:
             for path, call in calls(tree, plan, seam.name).items():
@@ -187,7 +187,7 @@ class ModelEditSuite(PartSuite):
     def job(self, world: int, recompute: bool = False) -> Job:
         """The edited model on data ranks of the toy strategy `rows`, which implements folds."""
         run = replace(self.run("run.deterministic=false"), parallel=Rows())
-        tree, plan, _ = self.after()
+        tree, plan, _ = self.compose_after()
         build = "gangline_testkit.toys.rows:build"
         return Job(build, run, tree, plan, Mesh.of({"dp_shard": world}), torch.float64, "ragged", 3, recompute)
 
@@ -211,7 +211,7 @@ class ModelEditSuite(PartSuite):
 
     def test_what_is_kept_between_tokens_changes_no_text(self) -> None:
         """Where all nodes say how they take one more token (`Node.decodes`); else nothing is kept."""
-        for kept, anew in pool(1).run(written, self.job(1))[0]:
+        for kept, anew in pool(1).run(generate_texts, self.job(1))[0]:
             close("with what is kept of earlier tokens, logits of the next ones", kept, anew, FLOAT64)
 
     @needs(LAYOUT)
@@ -238,14 +238,14 @@ class ModelEditSuite(PartSuite):
             number_close(f"loss of step {number}", one.loss_sum, want.loss_sum, relative)
             shapes = {name: tuple(gradient.shape) for name, gradient in want.gradients.items()}
             held = assemble([of_rank.steps[number].held for of_rank in got], shapes)
-            all_close(f"gradient of step {number}:", held, want.gradients, relative)
+            compare_all(f"gradient of step {number}:", held, want.gradients, relative)
             assert set(want.metrics) <= set(one.metrics)
             for name, value in want.metrics.items():
                 close(
                     f"metric {name}", torch.tensor(one.metrics[name]).double(), torch.tensor(value).double(), relative
                 )
         shapes = {name: tuple(array.shape) for name, array in last.items()}
-        all_close("at the end:", assemble([of_rank.last for of_rank in got], shapes), last, relative)
+        compare_all("at the end:", assemble([of_rank.last for of_rank in got], shapes), last, relative)
         number_close("evaluated loss", got[0].evaluated[0], evaluated[0], relative)
 
 
@@ -260,7 +260,7 @@ def bare(job: Job) -> bool:
 
 
 @torch.no_grad()
-def written(job: Job) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def generate_texts(job: Job) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Logits (tokens, V) by which a text is written after each of some prompts side by side, and those of the text
     alone, computed at once. Nothing where a node does not say how it takes one more token.
     """
@@ -285,26 +285,26 @@ def written(job: Job) -> list[tuple[torch.Tensor, torch.Tensor]]:
     texts = decode(forward, prompts, how, cached=True, device=torch.device("cpu"))
     found = []
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        alone = whole_sequences(torch.tensor([prompt + text.tokens[:-1]]))
+        alone = make_full_batch(torch.tensor([prompt + text.tokens[:-1]]))
         found.append((torch.stack([step[row] for step in steps]), model.logits(alone)[0, len(prompt) - 1 :]))
     return found
 
 
-def _within(path: str, claim: str) -> bool:
+def _is_within(path: str, claim: str) -> bool:
     return path == claim or path.startswith(claim + ".") or claim == ""
 
 
-def _changed(before: Node, after: Node, path: str = "") -> Iterator[str]:
+def _list_changed(before: Node, after: Node, path: str = "") -> Iterator[str]:
     """The topmost nodes that differ."""
     theirs, ours = dict(children(before)), dict(children(after))
-    if type(before) is not type(after) or set(theirs) != set(ours) or _own(before) != _own(after):
+    if type(before) is not type(after) or set(theirs) != set(ours) or _read_fields(before) != _read_fields(after):
         yield path
         return
     for name, child in theirs.items():
-        yield from _changed(child, ours[name], f"{path}.{name}" if path else name)
+        yield from _list_changed(child, ours[name], f"{path}.{name}" if path else name)
 
 
-def _own(node: Node) -> dict[str, Any]:
+def _read_fields(node: Node) -> dict[str, Any]:
     """The fields of a node that are no nodes."""
     values = {item.name: getattr(node, item.name) for item in fields(node)}
     return {

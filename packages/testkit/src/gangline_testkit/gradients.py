@@ -40,9 +40,9 @@ class GradientsSuite(PartSuite):
     def sums(self, **options: Any) -> Sums:
         return Sums(self.offer.part.build, self.run(*self.beside("parallel=ddp")), **{"steps": HALF, **options})
 
-    def summed(self, world: int, **options: Any) -> list[list[list[Tensor]]]:
+    def sum_buckets(self, world: int, **options: Any) -> list[list[list[Tensor]]]:
         """Rank -> step -> bucket -> what the rank gets."""
-        found: list[list[list[Tensor]]] = pool(world).run(ranks.summed, self.sums(**options))
+        found: list[list[list[Tensor]]] = pool(world).run(ranks.sum_buckets, self.sums(**options))
         return found
 
     # --- the part ----------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class GradientsSuite(PartSuite):
 
     def test_arrays_are_a_function_of_the_layout(self, world: int, scatters: bool) -> None:
         """Each rank names the arrays of all ranks, without asking them."""
-        said = ranks.described(self.sums(scatters=scatters), world)
+        said = ranks.describe_arrays(self.sums(scatters=scatters), world)
         count = len(ranks.BUCKETS)
         assert said[:count] == said[count : 2 * count] == said[2 * count :], "other arrays the second time"
         for arrays in said[:count]:
@@ -76,13 +76,13 @@ class GradientsSuite(PartSuite):
 
     def test_sums_have_the_same_bits_on_all_ranks(self, world: int) -> None:
         for dtype in (torch.float32, torch.float64):
-            first, *others = self.summed(world, dtype=dtype)
+            first, *others = self.sum_buckets(world, dtype=dtype)
             for index, other in enumerate(others, 1):
-                _same_bits(first, other, f"rank {index} gets another sum than rank 0")
+                _check_same_bits(first, other, f"rank {index} gets another sum than rank 0")
 
     def test_sums_are_near_the_exact_ones(self, world: int, scatters: bool) -> None:
         """The mean over many steps; of ranges together those of all ranks."""
-        found = self.summed(world, steps=ROUNDS, constant=True, scatters=scatters)
+        found = self.sum_buckets(world, steps=ROUNDS, constant=True, scatters=scatters)
         for number, layout in enumerate(ranks.BUCKETS):
             of_ranks = [sum((step[number].double() for step in of_rank), torch.zeros(())) / ROUNDS for of_rank in found]
             mean = torch.cat(of_ranks) if scatters else of_ranks[0]
@@ -94,19 +94,21 @@ class GradientsSuite(PartSuite):
 
     def test_waiting_later_changes_no_bit(self, world: int, scatters: bool) -> None:
         """Buckets that are under way together get what each gets by itself."""
-        early = self.summed(world, late=False, scatters=scatters)
-        _same_bits(early, self.summed(world, scatters=scatters), "a sum depends on when it is waited for")
+        early = self.sum_buckets(world, late=False, scatters=scatters)
+        _check_same_bits(early, self.sum_buckets(world, scatters=scatters), "a sum depends on when it is waited for")
 
     def test_a_second_run_has_the_same_bits(self, world: int) -> None:
-        _same_bits(self.summed(world), self.summed(world), "the same gradients have another sum the second time")
+        _check_same_bits(
+            self.sum_buckets(world), self.sum_buckets(world), "the same gradients have another sum the second time"
+        )
 
     # --- what is kept ------------------------------------------------------------------------------------------------
 
     def test_nothing_but_kept_arrays_is_remembered(self, world: int, scatters: bool) -> None:
         """A reduction that is built in the middle, and gets the kept arrays, continues to the bit."""
-        straight = self.summed(world, steps=2 * HALF, scatters=scatters)
-        resumed = self.summed(world, steps=2 * HALF, scatters=scatters, handover=HALF)
-        _same_bits(straight, resumed, "kept arrays are not all that it remembers")
+        straight = self.sum_buckets(world, steps=2 * HALF, scatters=scatters)
+        resumed = self.sum_buckets(world, steps=2 * HALF, scatters=scatters, handover=HALF)
+        _check_same_bits(straight, resumed, "kept arrays are not all that it remembers")
 
     def test_a_resume_changes_no_bit(self, layout: str, tmp_path: Path) -> None:
         """A run that is stopped and resumed has the losses and weights of one that is not; replicas stay the same."""
@@ -117,31 +119,31 @@ class GradientsSuite(PartSuite):
             *self.chosen,
             *self.settings,
         )
-        straight = self.lived(tmp_path / "straight", *words, f"run.steps={2 * HALF}")
-        self.lived(tmp_path / "resumed", *words, f"run.steps={HALF}")
-        resumed = self.lived(tmp_path / "resumed", *words, f"run.steps={2 * HALF}")
+        straight = self.run_training(tmp_path / "straight", *words, f"run.steps={2 * HALF}")
+        self.run_training(tmp_path / "resumed", *words, f"run.steps={HALF}")
+        resumed = self.run_training(tmp_path / "resumed", *words, f"run.steps={2 * HALF}")
         for (records, weights, _), (again, others, names) in zip(straight, resumed, strict=True):
             losses = [(record.step, record.loss, record.grad_norm) for record in records]
             assert losses[HALF:] == [(record.step, record.loss, record.grad_norm) for record in again], names
-            _same_weights(weights, others, "of the resumed run differ")
+            _check_same_weights(weights, others, "of the resumed run differ")
         held: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         for _, weights, _ in straight:
             for name, offset, local in weights:
                 assert torch.equal(held.setdefault((name, offset), local), local), f"{name} differs between replicas"
 
-    def lived(self, run_dir: Path, *words: str) -> list[Any]:
+    def run_training(self, run_dir: Path, *words: str) -> list[Any]:
         """Of each of two ranks what it saw of a run."""
-        return pool(2).run(ranks.lived, run_dir, *words, "checkpoint.every=null")
+        return pool(2).run(ranks.run_training, run_dir, *words, "checkpoint.every=null")
 
 
-def _same_bits(first: Any, second: Any, what: str) -> None:
+def _check_same_bits(first: Any, second: Any, what: str) -> None:
     if isinstance(first, Tensor):
         assert torch.equal(first, second), what
         return
     for one, other in zip(first, second, strict=True):
-        _same_bits(one, other, what)
+        _check_same_bits(one, other, what)
 
 
-def _same_weights(first: list[ranks.Held], second: list[ranks.Held], what: str) -> None:
+def _check_same_weights(first: list[ranks.Held], second: list[ranks.Held], what: str) -> None:
     for (name, _, one), (_, _, other) in zip(first, second, strict=True):
         assert torch.equal(one, other), f"weights {name} {what}"

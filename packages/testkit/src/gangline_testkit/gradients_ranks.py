@@ -76,7 +76,7 @@ def layouts(ranks: int, scatters: bool) -> list[BucketLayout]:
     return [replace(bucket, ranks=ranks, scatters=scatters) for bucket in BUCKETS]
 
 
-def built(sums: Sums) -> GradientReduction:
+def build_reduction(sums: Sums) -> GradientReduction:
     reduction: GradientReduction = load(sums.build)(sums.run.gradients, sums.run)
     return reduction
 
@@ -87,23 +87,23 @@ def fresh(sums: Sums, reduction: GradientReduction, comm: Comm) -> list[Mapping[
 
 
 @torch.no_grad()
-def summed(sums: Sums) -> list[list[Tensor]]:
+def sum_buckets(sums: Sums) -> list[list[Tensor]]:
     """Step -> bucket -> what this rank gets."""
     comm = rank.comms(Mesh.of({"dp_replicate": rank.world}), False).axis("dp_replicate")
-    reduction = built(sums)
+    reduction = build_reduction(sums)
     kept, found = fresh(sums, reduction, comm), []
     for step in range(sums.steps):
         if step and step == sums.handover:
-            before, reduction = kept, built(sums)
+            before, reduction = kept, build_reduction(sums)
             kept = fresh(sums, reduction, comm)
             for arrays, filled in zip(before, kept, strict=True):
                 for name, array in arrays.items():
                     filled[name].copy_(array)
-        found.append([total.clone() for total in _one_step(sums, reduction, comm, kept, step)])
+        found.append([total.clone() for total in _run_step(sums, reduction, comm, kept, step)])
     return found
 
 
-def _one_step(
+def _run_step(
     sums: Sums, reduction: GradientReduction, comm: Comm, kept: Sequence[Mapping[str, Tensor]], step: int
 ) -> Iterator[Tensor]:
     pending: list[Pending[Tensor]] = []
@@ -117,9 +117,9 @@ def _one_step(
         yield one.wait()
 
 
-def described(sums: Sums, ranks: int) -> list[dict[str, tuple[int, ...]]]:
+def describe_arrays(sums: Sums, ranks: int) -> list[dict[str, tuple[int, ...]]]:
     """The kept arrays of every bucket, as one reduction says twice and another once."""
-    first, other = built(sums), built(sums)
+    first, other = build_reduction(sums), build_reduction(sums)
     return [
         {name: tuple(shape) for name, shape in reduction.arrays(layout).items()}
         for reduction in (first, first, other)
@@ -127,7 +127,7 @@ def described(sums: Sums, ranks: int) -> list[dict[str, tuple[int, ...]]]:
     ]
 
 
-def lived(run_dir: Path, *settings: str) -> tuple[list[StepRecord], list[Held], list[str]]:
+def run_training(run_dir: Path, *settings: str) -> tuple[list[StepRecord], list[Held], list[str]]:
     """(records, weights, names of arrays of this layout alone) of this rank after a run, or a resume."""
     s, records = session(run_dir, *settings), list[StepRecord]()
     tell = s.reporter.record

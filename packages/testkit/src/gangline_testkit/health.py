@@ -18,7 +18,7 @@ from gangline.health import Action, Agreed, HealthCheck, Verdict, decide
 from gangline.record import StepRecord
 from gangline.run.attempts import Attempt
 from gangline_testkit.claims import Unclaimed
-from gangline_testkit.health_ranks import asked, attached, lived, observed, small_runtime
+from gangline_testkit.health_ranks import ask_check, attach_check, observe_records, run_training, small_runtime
 from gangline_testkit.pool import pool
 from gangline_testkit.suite import PartSuite
 
@@ -109,12 +109,12 @@ class HealthCheckSuite(PartSuite):
     def check(self) -> HealthCheck:
         """A fresh check."""
         run = self.run()
-        return attached(self.build(self.config(run), run), self.offer.part.name)
+        return attach_check(self.build(self.config(run), run), self.offer.part.name)
 
     def verdicts(self, records: Records, check: HealthCheck | None = None) -> list[tuple[int, Verdict]]:
         """What one process's check says: (step, verdict)."""
         check, (*_, comms) = check or self.check(), small_runtime()
-        return [(record.step, verdict) for record in records for verdict in asked(check, record, comms.world)]
+        return [(record.step, verdict) for record in records for verdict in ask_check(check, record, comms.world)]
 
     # --- faults ------------------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class HealthCheckSuite(PartSuite):
                 f"run.steps={steps}",
                 "validate.every=2",
             )
-            for notes, history in pool(2).run(lived, tmp_path / "run", *words):
+            for notes, history in pool(2).run(run_training, tmp_path / "run", *words):
                 failed = [note for note in notes if "failed" in note]
                 assert not failed, failed[0]
                 assert not [line for line in history if line.order], f"on a healthy run it ordered {history[-1]}"
@@ -203,7 +203,9 @@ class HealthCheckSuite(PartSuite):
         """And state is the same on all ranks."""
         run = self.run()
         records = FAULTS["not-finite"](healthy(FAULT + 5))
-        answers = pool(2).run(observed, self.offer.part.build, self.offer.part.name, self.config(run), run, records)
+        answers = pool(2).run(
+            observe_records, self.offer.part.build, self.offer.part.name, self.config(run), run, records
+        )
         assert answers[0][1] == answers[1][1], "ranks keep different states"
 
     def test_strange_records_raise_nothing(self) -> None:

@@ -35,7 +35,7 @@ class Outside(AssertionError):
 
 
 @contextmanager
-def no_collectives() -> Iterator[None]:
+def forbid_collectives() -> Iterator[None]:
     """What every Comm between processes calls raises, and torch.distributed's own calls."""
     names = ("all_reduce", "all_gather_into_tensor", "all_gather_object", "all_to_all_single", "barrier", "broadcast")
     places: list[tuple[Any, str]] = [(dist, name) for name in (*names, "broadcast_object_list", "batch_isend_irecv")]
@@ -63,7 +63,7 @@ def small_runtime() -> tuple[Runtime, Optimizer, Comms]:
     return runtime, build(run.optimizer, run, runtime), rank.comms(mesh, True)
 
 
-def attached(check: HealthCheck, name: str) -> HealthCheck:
+def attach_check(check: HealthCheck, name: str) -> HealthCheck:
     """A check as it is before a run's first step."""
     runtime, optimizer, comms = small_runtime()
     check.place = f"health/{name}"
@@ -71,35 +71,35 @@ def attached(check: HealthCheck, name: str) -> HealthCheck:
     return check
 
 
-def asked(check: HealthCheck, record: StepRecord, comm: Comm) -> list[Verdict]:
+def ask_check(check: HealthCheck, record: StepRecord, comm: Comm) -> list[Verdict]:
     """What a check says in one step, asked as core does."""
     check.before_step(record.step)
     found: list[Verdict] = []
     if record.finite:
-        with no_collectives():
+        with forbid_collectives():
             found += check.before_update(record.loss, record.grad_norm)
     check.after_step(record, record.finite)
     if record.step % check.every == 0:
         check.collective(comm)
-        with no_collectives():
+        with forbid_collectives():
             found += check.observe(record)
     return found
 
 
-def observed(
+def observe_records(
     build: str, name: str, config: HealthConfig, run: Run, records: list[StepRecord]
 ) -> tuple[list[dict], dict]:
     """What a rank's check says over these records, as core would ask it; and its state at the end."""
-    check = attached(load(build)(config, run), name)
+    check = attach_check(load(build)(config, run), name)
     said = [verdict.to_dict() for verdict in check.before_run()]
     *_, comms = small_runtime()
     for record in records:
-        said += [verdict.to_dict() for verdict in asked(check, record, comms.world)]
-    with no_collectives():
+        said += [verdict.to_dict() for verdict in ask_check(check, record, comms.world)]
+    with forbid_collectives():
         return said, check.state()
 
 
-def lived(run_dir: Path, *settings: str) -> tuple[list[str], list[Attempt]]:
+def run_training(run_dir: Path, *settings: str) -> tuple[list[str], list[Attempt]]:
     """Train on this rank: (what people were told, the lines of attempts.jsonl)."""
     s = session(run_dir, *settings)
     notes, note = [], s.reporter.note

@@ -32,10 +32,10 @@ def microbatch(numbers: list[int], step: int, length: int, vocab_size: int, kind
     """These samples as one microbatch."""
     rows = [sample(number, length, vocab_size, kind) for number in numbers]
 
-    def stacked(name: str) -> torch.Tensor | None:
+    def stack_rows(name: str) -> torch.Tensor | None:
         return torch.from_numpy(np.stack([row[name] for row in rows])) if name in rows[0] else None
 
-    tokens, mask, position = stacked("tokens"), stacked("loss_mask"), stacked("position")
+    tokens, mask, position = stack_rows("tokens"), stack_rows("loss_mask"), stack_rows("position")
     assert tokens is not None
     assert mask is not None
     return Batch(
@@ -44,12 +44,12 @@ def microbatch(numbers: list[int], step: int, length: int, vocab_size: int, kind
         loss_mask=mask,
         position=torch.arange(length).expand(len(rows), length) if position is None else position,
         sample=torch.tensor(numbers),
-        document=stacked("document"),
+        document=stack_rows("document"),
         step=step,
     )
 
 
-def whole_sequences(tokens_BT: torch.Tensor) -> Batch:
+def make_full_batch(tokens_BT: torch.Tensor) -> Batch:
     """These tokens as one microbatch, for tests of logits and of sizes: each counts, and is its own target."""
     rows, length = tokens_BT.shape
     position = torch.arange(length).expand(rows, length)

@@ -30,7 +30,7 @@ class Mutant:
         return self.choice.replace("=on", "").rpartition("=")[2]
 
 
-def judged(mutant: Mutant, suite: str, place: Path, *tests: str) -> Result:
+def judge(mutant: Mutant, suite: str, place: Path, *tests: str) -> Result:
     """What the suite, or these tests of it, says about the mutant."""
     path = place / f"test_{re.sub(r'[^a-z]', '_', str(mutant))}.py"
     lines = [
@@ -52,7 +52,7 @@ def judged(mutant: Mutant, suite: str, place: Path, *tests: str) -> Result:
 
 def assert_found(mutant: Mutant, suite: str, place: Path) -> None:
     """The named test fails, and says why."""
-    result = judged(mutant, suite, place, mutant.test, "test_claims_are_known_words")
+    result = judge(mutant, suite, place, mutant.test, "test_claims_are_known_words")
     failed = {test.partition("[")[0]: why for test, why in result.failed.items()}
     assert list(failed) == [mutant.test], f"{mutant.test} lets {mutant} pass; failed: {result.failed}"
     assert re.search(mutant.saying, failed[mutant.test]), failed[mutant.test]
@@ -60,7 +60,7 @@ def assert_found(mutant: Mutant, suite: str, place: Path) -> None:
 
 def assert_only_its_behaviour(mutant: Mutant, suite: str, place: Path) -> None:
     """Over the whole suite: the named test is among those that fail, and all else that is said of every part holds."""
-    result = judged(mutant, suite, place)
+    result = judge(mutant, suite, place)
     failed = {test.partition("[")[0] for test in result.failed}
     assert mutant.test in failed
     assert not failed & set(standard_tests(PartSuite)) - {mutant.test}, (

@@ -109,9 +109,9 @@ def files(name: str, kind: str) -> dict[str, str]:
     entry = next(iter(code.values()))
     old = entry_name(entry)
     choices = choices_of(name, chosen)
-    choice, words = choices[0], " ".join(map(_typed, choices))
+    choice, words = choices[0], " ".join(map(_quote_choice, choices))
     group, _, part = choice.partition("=")
-    outer = "".join(f"{word} " for word in _around(group))
+    outer = "".join(f"{word} " for word in _choose_openers(group))
     supplier = chosen.example.partition(".")[0].replace("_", "-")
     suppliers = {"gangline-core", *({supplier} - {"gangline", "gangline-testkit"})}
     needs = sorted(f'"{supplier}>=0.1,<1"' for supplier in suppliers)
@@ -122,13 +122,13 @@ def files(name: str, kind: str) -> dict[str, str]:
     written = {
         "pyproject.toml": PYPROJECT.format(**names),
         "README.md": README.format(**names, use=use, hook=hook, listed=listed),
-        **{path.replace("MODULE", module): renamed(text, old, name, chosen) for path, text in code.items()},
+        **{path.replace("MODULE", module): rename_example(text, old, name, chosen) for path, text in code.items()},
         "tests/test_conformance.py": _tests(name, chosen),
     }
     return written
 
 
-def _typed(choice: str) -> str:
+def _quote_choice(choice: str) -> str:
     """As a user types it: a list in brackets."""
     group, _, part = choice.partition("=")
     return f"'{group}=[{'console,' if group == 'track' else ''}{part}]'" if group in LISTS else choice
@@ -181,7 +181,7 @@ def entry_name(code: str) -> str:
 def choices_of(name: str, kind: Kind) -> list[str]:
     """What a user types to choose each part of a new plugin; of a verb, the command."""
     entry = next(iter(example(kind).values()))
-    code = renamed(entry, entry_name(entry), name, kind)
+    code = rename_example(entry, entry_name(entry), name, kind)
     if kind.group:
         return [f"{kind.group}={name}"]
     return parts_of(code) if _opens_a_group(kind) else [f"gangline {name}"]
@@ -205,7 +205,7 @@ def parts_of(code: str) -> list[str]:
     return found
 
 
-def renamed(code: str, example: str, name: str, kind: Kind) -> str:
+def rename_example(code: str, example: str, name: str, kind: Kind) -> str:
     """The example's code with its name replaced: of the module, of the classes, of the part or the group."""
     own = name.replace("-", "_")
     code = code.replace(f"gangline_{example}", f"gangline_{own}")
@@ -218,13 +218,13 @@ def _opens_a_group(kind: Kind) -> bool:
     return not kind.group and hooks_of(next(iter(example(kind).values())))[0][0].yields is Part
 
 
-def _around(group: str) -> list[str]:
+def _choose_openers(group: str) -> list[str]:
     """What has to be chosen for a group to exist: a part that opens it."""
     outer, nested, field = group.rpartition("/")
     if not nested:
         return []
     openers = [name for name, offer in sorted(installed().offers(outer).items()) if field in offer.part.opens]
-    return [*_around(outer), f"{outer}={'on' if 'on' in openers else openers[0]}"]
+    return [*_choose_openers(outer), f"{outer}={'on' if 'on' in openers else openers[0]}"]
 
 
 def _title(name: str) -> str:

@@ -19,7 +19,7 @@ from gangline.shard import Registry, dtype_name
 from gangline_basics.precision.plain import Plain
 from gangline_testkit import strategy_ranks as ranks
 from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, needs
-from gangline_testkit.compare import Held, all_close, assemble, close
+from gangline_testkit.compare import Held, assemble, close, compare_all
 from gangline_testkit.pool import pool
 from gangline_testkit.strategy_ranks import Job, start_rows
 from gangline_testkit.suite import PartSuite
@@ -72,13 +72,13 @@ def steps(job: Job, runtime: Runtime, optimizer: Optimizer, first: int, last: in
     return losses
 
 
-def trained(job: Job, count: int, rate: float = RATE) -> Stepped:
+def train_job(job: Job, count: int, rate: float = RATE) -> Stepped:
     runtime, optimizer = start(job)
     losses = steps(job, runtime, optimizer, 0, count, rate)
     return Stepped(weights_of(runtime), state_of(optimizer), optimizer.state(), losses)
 
 
-def gone_on_with(job: Job, count: int) -> tuple[Stepped, Stepped]:
+def resume_job(job: Job, count: int) -> tuple[Stepped, Stepped]:
     """A run in one go, and one whose second half has an optimizer and a runtime that were filled from the first's."""
     runtime, optimizer = start(job)
     steps(job, runtime, optimizer, 0, count)
@@ -96,7 +96,7 @@ def gone_on_with(job: Job, count: int) -> tuple[Stepped, Stepped]:
     return ends[0], ends[1]
 
 
-def described(job: Job) -> tuple[Registry, list[tuple[str, tuple[int, ...], tuple[int, ...], str, bool]]]:
+def describe_shards(job: Job) -> tuple[Registry, list[tuple[str, tuple[int, ...], tuple[int, ...], str, bool]]]:
     """The registry of a fresh optimizer, and its shards: name, offset, shape, dtype, primary."""
     _, optimizer = start(job)
     shards = [
@@ -128,17 +128,17 @@ class OptimizerSuite(PartSuite):
         mesh = Mesh.of({"dp_shard": world} if usual else run.parallel.axes(world))
         return Job(self.offer.part.build, run, tree, plan, mesh, dtype, "ragged")
 
-    def whole(self, world: int, count: int, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def assemble_state(self, world: int, count: int, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(weights, state) in the global view after some steps."""
-        registry, _ = pool(1).run(described, self.job(1))[0]
-        answers = pool(world).run(trained, self.job(world, dtype), count)
+        registry, _ = pool(1).run(describe_shards, self.job(1))[0]
+        answers = pool(world).run(train_job, self.job(world, dtype), count)
         state = assemble([a.state for a in answers], {name: registry[name].shape for name in registry})
-        shapes = {name: tuple(local.shape) for name, _, local in pool(1).run(trained, self.job(1), 0)[0].weights}
+        shapes = {name: tuple(local.shape) for name, _, local in pool(1).run(train_job, self.job(1), 0)[0].weights}
         return assemble([a.weights for a in answers], shapes), state
 
     def test_state_is_there_before_the_first_step(self, world: int) -> None:
         """So that a load has something to fill: registered, tiling, named optimizer/<state>/<parameter>."""
-        answers = pool(world).run(described, self.job(world))
+        answers = pool(world).run(describe_shards, self.job(world))
         registry = answers[0][0]
         assert all(other == registry for other, _ in answers)
         assert len(registry.layouts), "no state; an optimizer without any waives this test"
@@ -155,20 +155,20 @@ class OptimizerSuite(PartSuite):
     @needs(LAYOUT)
     def test_layouts_agree(self, world: int) -> None:
         """Weights and state after several steps, to rounding in float64."""
-        (weights, state), (want, want_state) = (self.whole(w, STEPS, torch.float64) for w in (world, 1))
-        all_close("weights", weights, want, 1e-9)
-        all_close("state", state, want_state, 1e-9)
+        (weights, state), (want, want_state) = (self.assemble_state(w, STEPS, torch.float64) for w in (world, 1))
+        compare_all("weights", weights, want, 1e-9)
+        compare_all("state", state, want_state, 1e-9)
 
     @needs("exact")
     def test_pieces_get_the_bits_of_the_whole(self, world: int) -> None:
         """Steps from the same gradients, on pieces and on whole arrays."""
-        answers = pool(world).run(stepped_by_known_gradients, self.job(world, torch.float32), STEPS)
-        (alone,) = pool(1).run(stepped_by_known_gradients, self.job(1, torch.float32), STEPS)
+        answers = pool(world).run(step_known_gradients, self.job(world, torch.float32), STEPS)
+        (alone,) = pool(1).run(step_known_gradients, self.job(1, torch.float32), STEPS)
         shapes = {name: tuple(local.shape) for name, _, local in alone}
-        all_close("weights", assemble(answers, shapes), assemble([alone], shapes), 0)
+        compare_all("weights", assemble(answers, shapes), assemble([alone], shapes), 0)
 
     def test_a_checkpoint_in_the_middle_changes_no_bit(self, world: int) -> None:
-        for straight, resumed in pool(world).run(gone_on_with, self.job(world, torch.float32), 2):
+        for straight, resumed in pool(world).run(resume_job, self.job(world, torch.float32), 2):
             assert straight.losses == resumed.losses
             assert straight.counters == resumed.counters
             for (name, _, want), (_, _, got) in zip(
@@ -177,7 +177,7 @@ class OptimizerSuite(PartSuite):
                 close(name, got, want, 0)
 
     def test_state_counts_the_same_on_all_ranks(self, world: int) -> None:
-        answers = pool(world).run(trained, self.job(world), 2)
+        answers = pool(world).run(train_job, self.job(world), 2)
         assert all(answer.counters == answers[0].counters for answer in answers)
         assert json.loads(json.dumps(answers[0].counters)) == answers[0].counters
 
@@ -187,12 +187,12 @@ class OptimizerSuite(PartSuite):
         assert answers == [[]] * world, f"leaves over an array of a state that it never had: {answers}"
 
     def test_the_loss_falls(self) -> None:
-        losses = pool(1).run(trained, self.job(1), 12)[0].losses
+        losses = pool(1).run(train_job, self.job(1), 12)[0].losses
         assert losses[-1] < losses[0] - 0.05, f"{losses[0]:.3f} -> {losses[-1]:.3f} over the same batch"
 
     def test_a_rate_of_nothing_changes_no_weight(self) -> None:
         job = self.job(1)
-        before, after = (pool(1).run(trained, job, count, 0.0)[0].weights for count in (0, 2))
+        before, after = (pool(1).run(train_job, job, count, 0.0)[0].weights for count in (0, 2))
         for (name, _, was), (_, _, now) in zip(before, after, strict=True):
             close(name, now, was, 0)
 
@@ -203,7 +203,7 @@ def given_up(job: Job, state: str) -> list[str]:
     return sorted(optimizer.leaves([f"optimizer/{state}/{name}" for name in runtime.names()]))
 
 
-def stepped_by_known_gradients(job: Job, count: int) -> list[Held]:
+def step_known_gradients(job: Job, count: int) -> list[Held]:
     """Steps from gradients that are a function of the place in the whole array, so that sums of ranks play no part."""
     runtime, optimizer = start(job)
     for step in range(count):

@@ -30,19 +30,19 @@ def _product(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     return x.double() @ w.double().T + (0 if b is None else b.double())
 
 
-def trained(build: str, job: Job) -> tuple[list[float], list[dict[str, Tensor]], list[str]]:
+def train_job(build: str, job: Job) -> tuple[list[float], list[dict[str, Tensor]], list[str]]:
     """Losses, gradients and dtypes of a short training in one process, in the precision under test."""
     precision: Precision = load(build)(job.run.precision, job.run)
     runtime = ranks.start_rows(job, precision)
     losses, gradients = [], []
     velocities: dict[int, torch.Tensor] = {}
     for step in range(STEPS):
-        stepped = ranks.one_step(runtime, job.share(step, 0, 1))
+        stepped = ranks.run_step(runtime, job.share(step, 0, 1))
         for _ in range(40):  # a loss scale needs a few tries until the gradients fit
             if stepped.finite or not precision.scales:
                 break
             precision.update(True)
-            stepped = ranks.one_step(runtime, job.share(step, 0, 1))
+            stepped = ranks.run_step(runtime, job.share(step, 0, 1))
         assert stepped.finite
         losses.append(stepped.loss_sum)
         shapes = {named.name: named.shape for named in runtime.parameters()}
@@ -69,7 +69,7 @@ class PrecisionSuite(PartSuite):
         run = run or self.run()
         return self.build(run.precision, run)
 
-    def allowed(self, precision: Precision) -> float:
+    def compute_tolerance(self, precision: Precision) -> float:
         return 8 * torch.finfo(precision.compute_dtype).eps if "faithful" in self.can else self.tolerance
 
     def inputs(self, precision: Precision, *lead: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,7 +78,7 @@ class PrecisionSuite(PartSuite):
         x, w, b = (torch.randn(shape, generator=draws) for shape in ((*lead, 24), (16, 24), (16,)))
         return tuple(t.to(precision.compute_dtype).requires_grad_() for t in (x, w * 0.2, b))  # type: ignore[return-value]
 
-    def near(self, what: str, got: Tensor, want: Tensor, relative: float) -> None:
+    def check_near(self, what: str, got: Tensor, want: Tensor, relative: float) -> None:
         """Within `relative` of the norm."""
         apart = float((got.detach().double() - want.detach().double()).norm() / want.detach().double().norm())
         assert apart <= relative, f"{what} is {apart:.3g} of its norm away from float64; {relative:.3g} is allowed"
@@ -101,14 +101,14 @@ class PrecisionSuite(PartSuite):
         y = precision.linear(x, w, b if biased else None)
         assert y.shape == (*lead, 16)
         assert y.is_floating_point()
-        self.near("x Wᵀ + b", y, _product(x, w, b if biased else None), self.allowed(precision))
+        self.check_near("x Wᵀ + b", y, _product(x, w, b if biased else None), self.compute_tolerance(precision))
 
     @needs("faithful")
     def test_linear_is_as_exact_as_its_dtype(self) -> None:
         precision = self.precision()
         x, w, b = self.inputs(precision, 64)
         exact = 8 * torch.finfo(precision.compute_dtype).eps
-        self.near("x Wᵀ + b", precision.linear(x, w, b), _product(x, w, b), exact)
+        self.check_near("x Wᵀ + b", precision.linear(x, w, b), _product(x, w, b), exact)
 
     def test_linear_has_the_gradients_of_the_product(self) -> None:
         precision = self.precision()
@@ -120,7 +120,7 @@ class PrecisionSuite(PartSuite):
         product = exact[0] @ exact[1].T + exact[2]
         want = torch.autograd.grad(product, exact, upstream.double())
         for name, mine, theirs in zip(("x", "w", "b"), got, want, strict=True):
-            self.near(f"the gradient of {name}", mine, theirs, 2 * self.allowed(precision))
+            self.check_near(f"the gradient of {name}", mine, theirs, 2 * self.compute_tolerance(precision))
 
     def test_linear_of_no_tokens(self) -> None:
         """A rank may have none."""
@@ -183,20 +183,20 @@ class PrecisionSuite(PartSuite):
 
     # --- training ----------------------------------------------------------------------------------------------------
 
-    def both(self) -> tuple[Any, Any]:
+    def train_both(self) -> tuple[Any, Any]:
         """A short training in this precision and the reference's in float32 (or float64, as the masters are)."""
         run = self.run("run.deterministic=true")
         tree, plan = compose_model(run)
         master = self.precision(run).param_dtype
         job = Job(self.offer.part.build, run, tree, plan, Mesh.of({}), master, "ragged", STEPS)
-        return pool(1).run(trained, self.offer.part.build, job)[0], pool(1).run(ranks.expect, job, 1)[0][1]
+        return pool(1).run(train_job, self.offer.part.build, job)[0], pool(1).run(ranks.expect, job, 1)[0][1]
 
     def test_training_follows_the_masters_precision(self) -> None:
         """Losses and unscaled gradients stay near those of a run that computes as exactly as its masters are kept."""
-        (losses, gradients, dtypes), steps = self.both()
+        (losses, gradients, dtypes), steps = self.train_both()
         precision = self.precision()
         assert dtypes == [str(precision.param_dtype)]
-        allowed = min(8 * self.allowed(precision), 0.25)
+        allowed = min(8 * self.compute_tolerance(precision), 0.25)
         for number, want in enumerate(steps):
             apart = abs(losses[number] - want.loss_sum) / want.loss_sum
             assert apart <= allowed, f"the loss of step {number} is {apart:.3g} away; {allowed:.3g} is allowed"

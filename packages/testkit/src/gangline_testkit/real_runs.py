@@ -44,7 +44,7 @@ SMALL = (
 _FOREIGN = re.compile(r"RANK|WORLD_SIZE|LOCAL_.*|GROUP_.*|ROLE_.*|MASTER_.*|TORCHELASTIC_.*|SLURM_.*|GANGLINE_.*")
 
 
-def own_environment() -> dict[str, str]:
+def copy_environment() -> dict[str, str]:
     """The environment of this process, without what an agent says to its ranks.
 
     Where one started the tests, it must not be taken for the one that starts a run.
@@ -76,7 +76,7 @@ class RealRuns:
     takes longer has failed. warm: `train` and `fork` have it forked from a process that has torch loaded
     (`gangline_testkit.warm`); `start` starts it cold. loaded: modules that this process has loaded besides, where every
     run would import them; they see `environment` as it is when the first run begins.
-    `environment` holds variables for every command, beside `own_environment()`; add to it.
+    `environment` holds variables for every command, beside `copy_environment()`; add to it.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class RealRuns:
         return self._start([*torchrun, *agent, "--no-python", *train], words, variables)
 
     def _variables(self, more: dict[str, str]) -> dict[str, str]:
-        return {**own_environment(), **self.environment, **more}
+        return {**copy_environment(), **self.environment, **more}
 
     def _start(self, command: list[str], words: Sequence[str], variables: dict[str, str]) -> subprocess.Popen[str]:
         has_settings = any(word.startswith(("resume=", "from=")) for word in words)
@@ -173,7 +173,7 @@ class RealRuns:
             return self.finish(self.start(*words, prefix=prefix, **environment), code)
         return self.finish(self.fork(*words, **environment), code)
 
-    def refused(self, *words: str, **environment: str) -> str:
+    def expect_refusal(self, *words: str, **environment: str) -> str:
         """What `train` says to a user's mistake: exit code 2, a message, no traceback."""
         printed = self.train(*words, code=2, **environment)
         assert "Traceback" not in printed, printed
@@ -182,9 +182,9 @@ class RealRuns:
     def wait_for_step(self, process: subprocess.Popen[str], run_dir: str, step: int, seconds: float = 240.0) -> None:
         """Return as soon as the record of the step is on disk; fail where the process ends without it."""
         deadline = time.monotonic() + seconds
-        while not self._reached(run_dir, step):
+        while not self._has_reached(run_dir, step):
             if process.poll() is not None:  # between the two looks, perhaps, and with all its steps done
-                assert self._reached(run_dir, step), f"ended early:\n{process.communicate()[0]}"
+                assert self._has_reached(run_dir, step), f"ended early:\n{process.communicate()[0]}"
                 return
             assert time.monotonic() < deadline, f"step {step} was not reached in {seconds:g} s"
             time.sleep(0.01)
@@ -203,7 +203,7 @@ class RealRuns:
         """The lines of `attempts.jsonl`: each start of the run and each way back."""
         return [json.loads(line) for line in (self.directory / run_dir / "attempts.jsonl").read_text().splitlines()]
 
-    def _reached(self, run_dir: str, step: int) -> bool:
+    def _has_reached(self, run_dir: str, step: int) -> bool:
         path = self.directory / run_dir / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return any(json.loads(line)["step"] >= step for line in lines if line.endswith("\n"))

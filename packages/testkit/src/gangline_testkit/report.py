@@ -39,7 +39,7 @@ def suite_of(offer: Offer) -> str:
     return next(fitting, "gangline_testkit:PartSuite")
 
 
-def generated(offers: Iterable[Offer], verbs: Iterable[str] = ()) -> str:
+def generate_tests(offers: Iterable[Offer], verbs: Iterable[str] = ()) -> str:
     """A test file with a suite for each part and each verb, and no claims."""
     wanted = [(suite_of(offer), f"{offer.group}={offer.part.name}") for offer in offers]
     wanted += [("gangline_testkit:CommandSuite", f"gangline {verb}") for verb in verbs]

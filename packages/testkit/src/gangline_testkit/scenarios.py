@@ -20,7 +20,7 @@ class Layout:
     settings: tuple[str, ...] = ()
 
     @classmethod
-    def on(cls, words: str) -> Layout:
+    def from_words(cls, words: str) -> Layout:
         """Axes and options of a strategy that has every axis, "pp=2 tp=2 zero=3"; an axis left out has one rank."""
         options = {**dict.fromkeys(AXES, "1"), **dict(word.split("=") for word in words.split())}
         world = math.prod(int(options[axis]) for axis in AXES)

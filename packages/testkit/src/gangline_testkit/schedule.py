@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import ClassVar
 
-from gangline_testkit.suite import PartSuite, succeeded
+from gangline_testkit.suite import PartSuite, check_success
 
 STEPS = 50
 
@@ -67,5 +67,5 @@ class ScheduleSuite(PartSuite):
             timeout=120,
             env=os.environ,
         )
-        succeeded(done)
+        check_success(done)
         assert float(done.stdout) == self.factor("run.steps=20")(3)

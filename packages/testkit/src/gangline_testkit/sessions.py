@@ -41,14 +41,14 @@ def session(run_dir: Path, *settings: str) -> Session:
     return build(run, RunDirectory.open(str(run_dir)), mesh, comms, torch.device("cpu"))
 
 
-def trained(run_dir: Path, *settings: str) -> int:
+def train_session(run_dir: Path, *settings: str) -> int:
     """Train, in this process, to the end; the exit code."""
     return train(session(run_dir, *settings))
 
 
-def trained_on(world: int, run_dir: Path, *settings: str) -> int:
+def train_on_ranks(world: int, run_dir: Path, *settings: str) -> int:
     """The same on the ranks of a pool."""
-    return pool(world).run(trained, run_dir, *settings)[0]
+    return pool(world).run(train_session, run_dir, *settings)[0]
 
 
 def lines(run_dir: Path, file: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from gangline.explain.reliability import FailureSimulator, SimulatedJob, SimulatedTime
-from gangline_testkit.suite import PartSuite, succeeded
+from gangline_testkit.suite import PartSuite, check_success
 
 COURSES = 20
 JOBS = {
@@ -73,4 +73,4 @@ class SimulatorSuite(PartSuite):
     def test_builds_without_torch(self) -> None:
         name = self.choice.partition("=")[2]
         command = [sys.executable, "-c", _TORCH_FREE, name]
-        succeeded(subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ))
+        check_success(subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ))

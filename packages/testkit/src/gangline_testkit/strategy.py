@@ -13,7 +13,7 @@ from gangline.mesh import DATA_AXES, Mesh
 from gangline.shard import dtype_name, model_array
 from gangline_testkit import strategy_ranks as ranks, traffic_ranks as traffic
 from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, needs
-from gangline_testkit.compare import all_close, assemble, clipped_close, close, mapped_once, number_close
+from gangline_testkit.compare import assemble, check_mapped_once, close, compare_all, compare_clipped, number_close
 from gangline_testkit.pool import pool
 from gangline_testkit.scenarios import (
     ACCUMULATED,
@@ -51,17 +51,17 @@ class StrategySuite(StrategyRuns):
         """A function of (seed, name), to the bit."""
         for scenario in (PLAIN, TIED, LANES):
             job = self.job(layout, scenario)
-            got = self.trained(job)
-            first = self.expected(job, got[0].coordinate[1])[0]
-            all_close("initial", self.whole([of_rank.first for of_rank in got], first), first, 0)
+            got = self.train_job(job)
+            first = self.train_reference(job, got[0].coordinate[1])[0]
+            compare_all("initial", self.assemble_shards([of_rank.first for of_rank in got], first), first, 0)
 
     def test_registry_is_whole_and_the_same_on_every_rank(self, layout: Layout) -> None:
         """It is made from plan and mesh alone: every array, its boxes tiling it, one holder of each primary."""
         job = self.job(layout, LANES)
-        registries = [of_rank.registry for of_rank in self.trained(job)]
+        registries = [of_rank.registry for of_rank in self.train_job(job)]
         first = registries[0]
         assert all(registry == first for registry in registries)
-        arrays = self.expected(job, 1)[0]
+        arrays = self.train_reference(job, 1)[0]
         assert set(first) == {model_array(name) for name in arrays}
         for name, array in arrays.items():
             assert first[model_array(name)].shape == tuple(array.shape)
@@ -79,9 +79,9 @@ class StrategySuite(StrategyRuns):
     def test_shards_are_the_boxes_of_the_registry(self, layout: Layout) -> None:
         for scenario in (PLAIN, TIED, LANES):
             job = self.job(layout, scenario)
-            registry = self.trained(job)[0].registry
+            registry = self.train_job(job)[0].registry
             primaries: dict[str, int] = {}
-            for rank, shards in enumerate(self.on_ranks(ranks.held_shards, job)):
+            for rank, shards in enumerate(self.run_on_ranks(ranks.list_shards, job)):
                 for name, shape, offset, length, dtype, primary in shards:
                     assert shape == registry[name].shape
                     assert dtype == registry[name].dtype
@@ -94,7 +94,7 @@ class StrategySuite(StrategyRuns):
     def test_parameters_are_the_same_on_all_ranks_of_a_stage(self, layout: Layout) -> None:
         job = self.job(layout, LANES)
         by_stage: dict[int, list] = {}
-        for rank, parameters in enumerate(self.on_ranks(ranks.held_pieces, job)):
+        for rank, parameters in enumerate(self.run_on_ranks(ranks.list_pieces, job)):
             stage = job.mesh.coordinate(rank)["pp"]
             described = [(name, shape) for name, shape, _ in parameters]
             assert by_stage.setdefault(stage, described) == described, f"rank {rank} has other parameters"
@@ -105,7 +105,7 @@ class StrategySuite(StrategyRuns):
                 assert inside, f"rank {rank}: a piece of {name} lies outside of it"
 
     def test_every_share_of_the_batch_is_read(self, layout: Layout) -> None:
-        coordinates = [of_rank.coordinate for of_rank in self.trained(self.job(layout, PLAIN))]
+        coordinates = [of_rank.coordinate for of_rank in self.train_job(self.job(layout, PLAIN))]
         width = coordinates[0][1]
         assert {of for _, of in coordinates} == {width}
         assert sorted({index for index, _ in coordinates}) == list(range(width))
@@ -116,7 +116,7 @@ class StrategySuite(StrategyRuns):
         for scenario in (PLAIN, LANES):
             job = self.job(layout, scenario)
             want = pool(1).run(ranks.expect_mapped, replace(job, mesh=Mesh.of({})))[0]
-            mapped_once(self.on_ranks(ranks.map_matrices, job), want)
+            check_mapped_once(self.run_on_ranks(ranks.map_matrices, job), want)
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
@@ -124,8 +124,8 @@ class StrategySuite(StrategyRuns):
     def test_loss_and_tokens(self, layout: Layout) -> None:
         """Sums over the global count of valid tokens, equal on all ranks."""
         job = self.job(layout, PLAIN)
-        got = self.trained(job)
-        steps = self.expected(job, got[0].coordinate[1])[1]
+        got = self.train_job(job)
+        steps = self.train_reference(job, got[0].coordinate[1])[1]
         for of_rank in got:
             for one, want in zip(of_rank.steps, steps, strict=True):
                 number_close("loss", one.loss_sum, want.loss_sum, FLOAT64)
@@ -137,9 +137,9 @@ class StrategySuite(StrategyRuns):
     def test_each_rank_says_what_it_added_to_the_loss(self, layout: Layout) -> None:
         """The ranks that read one share of the batch add up to the loss and the tokens of that share."""
         job = self.job(layout, PLAIN)
-        got = self.trained(job)
+        got = self.train_job(job)
         width = got[0].coordinate[1]
-        for number, want in enumerate(self.expected(job, width)[1]):
+        for number, want in enumerate(self.train_reference(job, width)[1]):
             for index, (loss_sum, tokens) in enumerate(want.shares):
                 owns = [of_rank.steps[number].own for of_rank in got if of_rank.coordinate[0] == index]
                 what = f"own loss of data rank {index}, step {number},"
@@ -150,17 +150,17 @@ class StrategySuite(StrategyRuns):
     def test_gradients(self, layout: Layout) -> None:
         """Every element, in the global view."""
         job = self.job(layout, PLAIN)
-        got = self.trained(job)
-        want = self.expected(job, got[0].coordinate[1])[1][0].gradients
-        all_close("gradient", self.whole([of_rank.steps[0].held for of_rank in got], want), want, FLOAT64)
+        got = self.train_job(job)
+        want = self.train_reference(job, got[0].coordinate[1])[1][0].gradients
+        compare_all("gradient", self.assemble_shards([of_rank.steps[0].held for of_rank in got], want), want, FLOAT64)
 
     @needs(LAYOUT)
     def test_gradient_norm(self, layout: Layout) -> None:
         """Global, each parameter counted once, the same on all ranks."""
         for scenario in (PLAIN, TIED, LANES):
             job = self.job(layout, scenario)
-            got = self.trained(job)
-            want = self.expected(job, got[0].coordinate[1])[1][0].norm
+            got = self.train_job(job)
+            want = self.train_reference(job, got[0].coordinate[1])[1][0].norm
             for of_rank in got:
                 number_close("norm", of_rank.steps[0].norm, want, FLOAT64)
                 assert of_rank.steps[0].norm == got[0].steps[0].norm, "ranks disagree about the norm"
@@ -168,7 +168,7 @@ class StrategySuite(StrategyRuns):
     def test_traffic_is_marked(self, layout: Layout) -> None:
         """With `gangline.comm.purpose.mark_traffic`, by which parts that wrap a Comm tell gradients from other sums."""
         job = self.job(layout, PLAIN)
-        found = self.on_ranks(traffic.sent_in_a_step, job)
+        found = self.run_on_ranks(traffic.sent_in_a_step, job)
         if job.mesh.size(*DATA_AXES) == 1:
             return
         for index, of_rank in enumerate(found):
@@ -181,19 +181,19 @@ class StrategySuite(StrategyRuns):
     def test_clip_scales_all_gradients_alike(self, layout: Layout) -> None:
         """Down to the norm, and never up."""
         job = self.job(layout, PLAIN)
-        want = self.expected(job, 1)[1][0]
+        want = self.train_reference(job, 1)[1][0]
         for limit in (0.5 * want.norm, 2.0 * want.norm):
-            found = self.on_ranks(ranks.clipped, job, limit)
+            found = self.run_on_ranks(ranks.clip_gradients, job, limit)
             number_close("the norm that clip gives", found[0][0], want.norm, FLOAT64)
-            clipped_close(found, shapes_of(want.gradients), limit, "norm")
+            compare_clipped(found, shapes_of(want.gradients), limit, "norm")
 
     def test_clip_measures_changed_gradients(self, layout: Layout) -> None:
         """Gradients that were multiplied after the step are clipped by their own norm, or `clip` refuses them."""
         job = self.job(layout, PLAIN)
-        shapes = shapes_of(self.expected(job, 1)[1][0].gradients)
-        for found in zip(*self.on_ranks(ranks.clipped_after_a_change, job, 0.5, 10.0), strict=True):
+        shapes = shapes_of(self.train_reference(job, 1)[1][0].gradients)
+        for found in zip(*self.run_on_ranks(ranks.clip_changed_gradients, job, 0.5, 10.0), strict=True):
             if None not in found:  # else a rank refused, which ends the run
-                clipped_close(found, shapes, 0.5, "norm of gradients times 10")
+                compare_clipped(found, shapes, 0.5, "norm of gradients times 10")
 
     @needs(LAYOUT)
     def test_float32_step(self, layout: Layout) -> None:
@@ -219,7 +219,7 @@ class StrategySuite(StrategyRuns):
         self.compare(layout, RECOMPUTED, FLOAT64)
 
     def test_a_step_in_which_no_target_counts(self, layout: Layout) -> None:
-        for of_rank in self.on_ranks(ranks.nothing_counts, self.job(layout, PLAIN)):
+        for of_rank in self.run_on_ranks(ranks.step_without_targets, self.job(layout, PLAIN)):
             assert (of_rank.loss_sum, of_rank.tokens, of_rank.finite, of_rank.norm) == (0.0, 0, True, 0.0)
             assert not any(bool(gradient.any()) for _, _, gradient in of_rank.held)
 
@@ -227,7 +227,7 @@ class StrategySuite(StrategyRuns):
     def test_not_finite_on_one_rank_is_known_to_all(self, layout: Layout, value: float) -> None:
         """And the next step is as if nothing had been."""
         job = self.job(layout, PLAIN)
-        answers = self.on_ranks(ranks.one_bad_sample, job, value)
+        answers = self.run_on_ranks(ranks.step_bad_sample, job, value)
         for bad, good in answers:
             assert not bad.finite, "a step that was not finite on one rank counts as finite on another"
             assert good.finite
@@ -240,15 +240,15 @@ class StrategySuite(StrategyRuns):
     def test_weights_after_several_steps(self, layout: Layout) -> None:
         """What the optimizer wrote into the pieces is taken up, and replicas hold the same bits."""
         job = self.job(layout, PLAIN)
-        got = self.trained(job)
-        last = self.expected(job, got[0].coordinate[1])[2]
-        all_close("weights", self.whole([of_rank.last for of_rank in got], last), last, FLOAT64)
+        got = self.train_job(job)
+        last = self.train_reference(job, got[0].coordinate[1])[2]
+        compare_all("weights", self.assemble_shards([of_rank.last for of_rank in got], last), last, FLOAT64)
 
     @needs(LAYOUT)
     def test_evaluate(self, layout: Layout) -> None:
         job = self.job(layout, PLAIN)
-        got = self.trained(job)
-        loss_sum, tokens = self.expected(job, got[0].coordinate[1])[3]
+        got = self.train_job(job)
+        loss_sum, tokens = self.train_reference(job, got[0].coordinate[1])[3]
         for of_rank in got:
             number_close("evaluated loss", of_rank.evaluated[0], loss_sum, FLOAT64)
             assert of_rank.evaluated[1] == tokens
@@ -257,8 +257,8 @@ class StrategySuite(StrategyRuns):
     def test_score(self, layout: Layout) -> None:
         """Each sample's log-likelihood, in global order, the same bits on all ranks; 0 for what fills a share up."""
         job = self.job(layout, PLAIN)
-        got = self.trained(job)
-        scores = self.expected(job, got[0].coordinate[1])[4]
+        got = self.train_job(job)
+        scores = self.train_reference(job, got[0].coordinate[1])[4]
         for of_rank in got:
             close("score of sample", of_rank.scores, scores, FLOAT64)
             close("score of sample, between two ranks,", of_rank.scores, got[0].scores, 0)
@@ -266,7 +266,7 @@ class StrategySuite(StrategyRuns):
 
     def test_score_refuses_shares_that_do_not_fit(self, layout: Layout) -> None:
         """On every rank alike, for a rank that went on alone would wait for ever."""
-        for answers in zip(*self.on_ranks(ranks.misfit_shares, self.job(layout, PLAIN)), strict=True):
+        for answers in zip(*self.run_on_ranks(ranks.misfit_shares, self.job(layout, PLAIN)), strict=True):
             assert len(set(answers)) == 1, f"the ranks say {answers}"
             assert answers[0].startswith("ValueError"), f"score took shares that do not fit: {answers[0]}"
 
@@ -274,14 +274,14 @@ class StrategySuite(StrategyRuns):
         """A checkpoint is loaded so."""
         job = self.job(layout, PLAIN)
         want = pool(1).run(ranks.expect_written, replace(job, mesh=Mesh.of({})), 1.5)[0]
-        for loss_sum, tokens in self.on_ranks(ranks.write_and_evaluate, job, 1.5):
+        for loss_sum, tokens in self.run_on_ranks(ranks.write_and_evaluate, job, 1.5):
             number_close("evaluated loss", loss_sum, want[0], FLOAT64)
             assert tokens == want[1]
 
     def test_two_runs_of_one_layout_are_bit_identical(self, layout: Layout) -> None:
         """Under run.deterministic."""
         job = self.job(layout, EXACT)
-        one, two = self.trained(job), self.on_ranks(ranks.train, job)
+        one, two = self.train_job(job), self.run_on_ranks(ranks.train, job)
         for first, second in zip(one, two, strict=True):
             assert [(s.loss_sum, s.norm) for s in first.steps] == [(s.loss_sum, s.norm) for s in second.steps]
             for (name, _, before), (_, _, after) in zip(first.last, second.last, strict=True):
@@ -312,8 +312,8 @@ class StrategySuite(StrategyRuns):
         """Sums, means, maxima and loss terms, each token counted once; equal on all ranks."""
         for scenario in (LANES, RECOMPUTED):
             job = self.job(layout, scenario)
-            got = self.trained(job)
-            steps = self.expected(job, got[0].coordinate[1])[1]
+            got = self.train_job(job)
+            steps = self.train_reference(job, got[0].coordinate[1])[1]
             for of_rank in got:
                 for one, want in zip(of_rank.steps, steps, strict=True):
                     missing = sorted(set(want.metrics) - set(one.metrics))  # a strategy may tell more
@@ -326,19 +326,19 @@ class StrategySuite(StrategyRuns):
     def test_emitted_loss_reaches_the_gradients(self, layout: Layout) -> None:
         """The objective is (loss + terms) / global tokens; the reported loss is without the terms."""
         job = self.job(layout, LANES)
-        got = self.trained(job)
-        want = self.expected(job, got[0].coordinate[1])[1][0]
+        got = self.train_job(job)
+        want = self.train_reference(job, got[0].coordinate[1])[1][0]
         number_close("loss without the terms", got[0].steps[0].loss_sum, want.loss_sum, FLOAT64)
-        held = self.whole([of_rank.steps[0].held for of_rank in got], want.gradients)
-        all_close("gradient", held, want.gradients, FLOAT64)
+        held = self.assemble_shards([of_rank.steps[0].held for of_rank in got], want.gradients)
+        compare_all("gradient", held, want.gradients, FLOAT64)
 
     @needs(LAYOUT)
     def test_modules_are_told_after_the_step(self, layout: Layout) -> None:
         """`after_step` gets what was emitted, reduced over the whole step; its buffer is state."""
         job = self.job(layout, LANES)
-        got = self.trained(job)
-        last = self.expected(job, got[0].coordinate[1])[2]
-        held = self.whole([of_rank.last for of_rank in got], last)
+        got = self.train_job(job)
+        last = self.train_reference(job, got[0].coordinate[1])[2]
+        held = self.assemble_shards([of_rank.last for of_rank in got], last)
         buffers = [name for name in last if name.endswith(".balance")]
         assert buffers
         for name in buffers:

@@ -68,7 +68,7 @@ class Job:
             kind=self.batches,
         )
 
-    def scored(self, index: int, width: int) -> list[Batch]:
+    def share_for_score(self, index: int, width: int) -> list[Batch]:
         """The share of one data rank for `score`: one sample a batch; the very last fills up and has no targets."""
         batch = self.run.batch
         batches = share(
@@ -155,7 +155,7 @@ def gradients(runtime: Runtime) -> list[Held]:
     return held
 
 
-def one_step(runtime: Runtime, microbatches: list[Batch]) -> Stepped:
+def run_step(runtime: Runtime, microbatches: list[Batch]) -> Stepped:
     """Forward, backward, norm; nothing is scaled and nothing stepped."""
     result = runtime.step(microbatches)
     norm = runtime.clip(None)
@@ -182,10 +182,10 @@ def train(job: Job) -> Trained:
     trained = Trained((index, width), runtime.registry, names, first=arrays(runtime))
     velocities: dict[int, Tensor] = {}
     for step in range(job.steps):
-        trained.steps.append(one_step(runtime, job.share(step, index, width)))
+        trained.steps.append(run_step(runtime, job.share(step, index, width)))
         apply(runtime, velocities)
     trained.evaluated = runtime.evaluate(job.share(job.steps, index, width))
-    trained.scores = runtime.score(job.scored(index, width))
+    trained.scores = runtime.score(job.share_for_score(index, width))
     trained.last = arrays(runtime)
     return trained
 
@@ -201,11 +201,11 @@ def expect(
         steps.append(reference.step([job.share(step, index, width) for index in range(width)]))
         reference.update()
     evaluated = reference.evaluate([job.share(job.steps, index, width) for index in range(width)])
-    scores = reference.score(job.scored(0, 1))
+    scores = reference.score(job.share_for_score(0, 1))
     return first, steps, {name: array.clone() for name, array in reference.arrays().items()}, evaluated, scores
 
 
-def held_shards(job: Job) -> list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], str, bool]]:
+def list_shards(job: Job) -> list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], str, bool]]:
     """Every shard: name, global shape, offset, local shape, dtype, primary."""
     return [
         (s.name, tuple(s.global_shape), tuple(s.offset), tuple(s.local.shape), dtype_name(s.dtype), s.primary)
@@ -213,7 +213,7 @@ def held_shards(job: Job) -> list[tuple[str, tuple[int, ...], tuple[int, ...], t
     ]
 
 
-def held_pieces(job: Job) -> list[tuple[str, tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]]:
+def list_pieces(job: Job) -> list[tuple[str, tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]]:
     """Every parameter: name, shape, its pieces' offsets and shapes. The pieces must be leaves."""
     found = []
     for named in start(job).parameters():
@@ -223,25 +223,25 @@ def held_pieces(job: Job) -> list[tuple[str, tuple[int, ...], list[tuple[tuple[i
     return found
 
 
-def of_whole(matrix: Tensor) -> Tensor:
+def transform_matrix(matrix: Tensor) -> Tensor:
     """A function of a matrix whose every element depends on all of it."""
     return matrix @ matrix.T @ matrix + matrix.norm()
 
 
 def map_matrices(job: Job) -> tuple[list[Held], list[MatrixId], dict[MatrixId, int]]:
-    """This rank's pieces of what `map_matrices` makes, by `of_whole`, of all matrices doubled; which it mapped.
+    """This rank's pieces of what `map_matrices` makes, by `transform_matrix`, of all matrices doubled; which it mapped.
 
     And what `matrix_owners` says of all.
     """
     runtime, held, mapped = start(job), [], list[MatrixId]()
 
-    def counted(matrix: Tensor, id: MatrixId) -> Tensor:
+    def count_matrix(matrix: Tensor, id: MatrixId) -> Tensor:
         mapped.append(id)
-        return of_whole(matrix)
+        return transform_matrix(matrix)
 
     named = {one.name: one for one in runtime.parameters() if len(one.shape) >= 2}
     given = ((one.name, [piece.tensor.detach() * 2 for piece in one.pieces]) for one in named.values())
-    for name, made in runtime.map_matrices(counted, given):
+    for name, made in runtime.map_matrices(count_matrix, given):
         pairs = zip(named[name].pieces, made, strict=True)
         held += [(name, piece.shard.offset, tensor.clone()) for piece, tensor in pairs]
     names = [name for name in runtime.names() if len(runtime.registry[model_array(name)].shape) >= 2]
@@ -254,11 +254,11 @@ def expect_mapped(job: Job) -> dict[str, Tensor]:
     for name, weight in reference.weights.items():
         if weight.dim() >= 2:
             matrices = weight.detach().reshape(-1, *weight.shape[-2:]) * 2
-            found[name] = torch.stack([of_whole(matrix) for matrix in matrices]).view(weight.shape)
+            found[name] = torch.stack([transform_matrix(matrix) for matrix in matrices]).view(weight.shape)
     return found
 
 
-def clipped(job: Job, max_norm: float) -> Clipped:
+def clip_gradients(job: Job, max_norm: float) -> Clipped:
     """One step, and what `clip` makes of its gradients."""
     runtime = start(job)
     runtime.step(job.share(0, *runtime.data_coordinate))
@@ -267,7 +267,7 @@ def clipped(job: Job, max_norm: float) -> Clipped:
     return norm, before, gradients(runtime)
 
 
-def clipped_after_a_change(job: Job, max_norm: float, factor: float) -> list[Clipped | None]:
+def clip_changed_gradients(job: Job, max_norm: float, factor: float) -> list[Clipped | None]:
     """Two steps, and what `clip` makes of their gradients, which were multiplied after the step.
 
     In the first step `remeasure` is not called, and `clip` may raise RuntimeError (None); in the second it is.
@@ -298,7 +298,7 @@ def misfit_shares(job: Job) -> list[str]:
     """What `score` raises where a batch has two samples, and where the first share is shorter than the others."""
     runtime = start(job)
     index, width = runtime.data_coordinate
-    one = job.scored(index, width)[0]
+    one = job.share_for_score(index, width)[0]
     names = ("tokens", "targets", "loss_mask", "position", "sample")
     two: dict[str, Any] = {name: torch.cat((getattr(one, name),) * 2) for name in names}
     shares = [[replace(one, **two)]]
@@ -338,7 +338,7 @@ def expect_written(job: Job, factor: float) -> tuple[float, int]:
     return reference.evaluate([job.share(0, 0, 1)])
 
 
-def one_bad_sample(job: Job, value: float) -> list[Stepped]:
+def step_bad_sample(job: Job, value: float) -> list[Stepped]:
     """A step whose sample 0 alone meets a weight that is not finite, then the same step with the weight mended."""
     runtime = start(job)
     index, width = runtime.data_coordinate
@@ -354,12 +354,12 @@ def one_bad_sample(job: Job, value: float) -> list[Stepped]:
                     shard.local
                 ):
                     shard.local[job.vocab_size - 1 - shard.offset[0]] = poison
-        steps.append(one_step(runtime, batches))
+        steps.append(run_step(runtime, batches))
     return steps
 
 
-def nothing_counts(job: Job) -> Stepped:
+def step_without_targets(job: Job) -> Stepped:
     """A step in which no target counts on any rank."""
     runtime = start(job)
     batches = job.share(0, *runtime.data_coordinate)
-    return one_step(runtime, [replace(batch, loss_mask=torch.zeros_like(batch.loss_mask)) for batch in batches])
+    return run_step(runtime, [replace(batch, loss_mask=torch.zeros_like(batch.loss_mask)) for batch in batches])

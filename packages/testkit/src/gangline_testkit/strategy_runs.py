@@ -14,7 +14,7 @@ from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline_testkit import strategy_ranks as ranks
-from gangline_testkit.compare import Held, all_close, assemble, close, number_close
+from gangline_testkit.compare import Held, assemble, close, compare_all, number_close
 from gangline_testkit.pool import pool
 from gangline_testkit.scenarios import Layout, Scenario
 from gangline_testkit.strategy_ranks import Job, Trained
@@ -50,18 +50,18 @@ class StrategyRuns(PartSuite):
         build = self.offer.part.build
         return Job(build, run, tree, plan, mesh, scenario.dtype, scenario.batches, scenario.steps, scenario.recompute)
 
-    def on_ranks(self, body: Any, job: Job, *args: Any) -> list[Any]:
+    def run_on_ranks(self, body: Any, job: Job, *args: Any) -> list[Any]:
         """Run a body on all ranks of the job's mesh."""
         return pool(job.mesh.world).run(body, job, *args)
 
-    def trained(self, job: Job) -> list[Trained]:
+    def train_job(self, job: Job) -> list[Trained]:
         """Each rank's record of the job; run once and kept."""
         key = f"{type(self).__qualname__} {job.key()}"
         if key not in _done:
-            _done[key] = self.on_ranks(ranks.train, job)
+            _done[key] = self.run_on_ranks(ranks.train, job)
         return _done[key]
 
-    def expected(self, job: Job, width: int) -> Any:
+    def train_reference(self, job: Job, width: int) -> Any:
         """The reference's record of the same; groups of microbatches as `width` data ranks would have them."""
         plain = replace(job, build="", mesh=Mesh.of({}), recompute=False)
         key = f"{width} {replace(plain, run=_without_strategy(plain.run)).key()}"
@@ -69,24 +69,24 @@ class StrategyRuns(PartSuite):
             _done[key] = pool(1).run(ranks.expect, plain, width)[0]
         return _done[key]
 
-    def whole(self, per_rank: list[list[Held]], names: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def assemble_shards(self, per_rank: list[list[Held]], names: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The global view of what the ranks hold, by the shapes that the reference knows."""
         return assemble(per_rank, shapes_of(names))
 
     def compare(self, layout: Layout, scenario: Scenario, relative: float) -> None:
         """Everything of a training run against the reference."""
         job = self.job(layout, scenario)
-        got = self.trained(job)
+        got = self.train_job(job)
         width = got[0].coordinate[1]
-        _, steps, last, evaluated, scores = self.expected(job, width)
+        _, steps, last, evaluated, scores = self.train_reference(job, width)
         for number, want in enumerate(steps):
             one = got[0].steps[number]
             number_close(f"loss of step {number}", one.loss_sum, want.loss_sum, relative)
             assert one.tokens == want.tokens
-            held = self.whole([of_rank.steps[number].held for of_rank in got], want.gradients)
-            all_close(f"gradient of step {number}:", held, want.gradients, relative)
+            held = self.assemble_shards([of_rank.steps[number].held for of_rank in got], want.gradients)
+            compare_all(f"gradient of step {number}:", held, want.gradients, relative)
             number_close(f"norm of step {number}", one.norm, want.norm, relative)
-        all_close("at the end:", self.whole([of_rank.last for of_rank in got], last), last, relative)
+        compare_all("at the end:", self.assemble_shards([of_rank.last for of_rank in got], last), last, relative)
         number_close("evaluated loss", got[0].evaluated[0], evaluated[0], relative)
         close("score of sample", got[0].scores, scores, relative)
 

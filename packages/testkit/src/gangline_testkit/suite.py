@@ -123,9 +123,9 @@ class PartSuite:
     # --- hygiene -----------------------------------------------------------------------------------------------------
 
     def test_standard_tests_are_all_here(self) -> None:
-        """No standard test is replaced or deleted, unless with `waived("why")`."""
+        """No standard test is replaced or deleted, unless with `waive("why")`."""
         gone = overridden(type(self))
-        assert not gone, f"standard tests are overridden: {', '.join(gone)}; put waived('why') in their place"
+        assert not gone, f"standard tests are overridden: {', '.join(gone)}; put waive('why') in their place"
 
     def test_claims_are_known_words(self) -> None:
         unknown = sorted(set(self.can) - set(self.CLAIMS))
@@ -135,23 +135,23 @@ class PartSuite:
 
     def test_entry_module_imports_without_torch(self) -> None:
         """`train --help` and `gangline plugins` import it in every environment that has it."""
-        heavy = self.imported()["heavy"]
+        heavy = self.import_entry_module()["heavy"]
         assert not heavy, f"{entry_module(self.offer.distribution)} imports {', '.join(heavy)}"
 
     def test_entry_module_imports_quickly(self) -> None:
-        seconds = self.imported()["seconds"]
+        seconds = self.import_entry_module()["seconds"]
         if seconds >= IMPORT_SECONDS:  # once more: a busy machine, or modules that had to be compiled first
             of = entry_module(self.offer.distribution), os.environ.get("PYTHONPATH", "")
-            seconds = min(seconds, _imported.__wrapped__(*of)["seconds"])
+            seconds = min(seconds, _import_module.__wrapped__(*of)["seconds"])
         assert seconds < IMPORT_SECONDS, f"{seconds:.2f} s of CPU; {IMPORT_SECONDS} s are allowed"
 
     def test_entry_module_prints_nothing(self) -> None:
-        printed = self.imported()["printed"]
+        printed = self.import_entry_module()["printed"]
         assert not printed, f"printed on import: {printed!r}"
 
-    def imported(self) -> dict[str, Any]:
+    def import_entry_module(self) -> dict[str, Any]:
         """What the import of the entry module does in a fresh process."""
-        return _imported(entry_module(self.offer.distribution), os.environ.get("PYTHONPATH", ""))
+        return _import_module(entry_module(self.offer.distribution), os.environ.get("PYTHONPATH", ""))
 
     def test_summary_is_one_short_line(self) -> None:
         summary = self.offer.part.summary
@@ -201,13 +201,13 @@ class PartSuite:
         run = self.run()
         config = self.config(run)
         if type(config).wrap is not PartConfig.wrap:
-            from gangline_testkit.comm_ranks import carried
+            from gangline_testkit.comm_ranks import check_traffic
             from gangline_testkit.pool import pool
 
-            pool(2).run(carried, config, run)
+            pool(2).run(check_traffic, config, run)
 
 
-def succeeded(done: subprocess.CompletedProcess[str]) -> None:
+def check_success(done: subprocess.CompletedProcess[str]) -> None:
     """A process ended well; if not, the last line that it wrote to stderr comes first. Raises AssertionError."""
     if done.returncode:
         raise AssertionError(f"{done.stderr.strip().rpartition(chr(10))[2]}\n{done.stderr}")
@@ -222,7 +222,7 @@ def entry_module(distribution: str) -> str:
 
 
 @cache
-def _imported(module: str, pythonpath: str) -> dict[str, Any]:
+def _import_module(module: str, pythonpath: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         printed = Path(directory, "printed")
         done = subprocess.run(
@@ -232,5 +232,5 @@ def _imported(module: str, pythonpath: str) -> dict[str, Any]:
             timeout=120,
             env={**os.environ, "PYTHONPATH": pythonpath},
         )
-        succeeded(done)
+        check_success(done)
         return {**json.loads(done.stdout), "printed": printed.read_text() + done.stderr}

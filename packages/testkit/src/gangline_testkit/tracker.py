@@ -46,19 +46,19 @@ def strange() -> list[StepRecord]:
 
 
 class TrackerSuite(PartSuite):
-    """Subclass with ``choice = "track=mine"``; to claim anything, `recorded` must read back what was written."""
+    """Subclass with ``choice = "track=mine"``; to claim anything, `read_back` must read back what was written."""
 
     CLAIMS: ClassVar[dict[str, str]] = {
         "keeps": "every record can be read back",
         "resumes": "after a resume or a way back no step shows twice, and none of an abandoned branch",
     }
 
-    def recorded(self, directory: Path) -> list[tuple[int, float]]:
+    def read_back(self, directory: Path) -> list[tuple[int, float]]:
         """(step, loss) of every record that lies in the run directory, in order. For the author to write.
 
         Raises AssertionError until it is.
         """
-        raise AssertionError("nothing reads the records back: override `recorded`")
+        raise AssertionError("nothing reads the records back: override `read_back`")
 
     def tracker(self, directory: Path) -> Tracker:
         """A tracker on a run directory."""
@@ -66,7 +66,7 @@ class TrackerSuite(PartSuite):
         run = self.run(f"run.dir={directory}")
         return self.build(self.config(run), run)
 
-    def begun(self, directory: Path, first_step: int = 0) -> Tracker:
+    def start_tracker(self, directory: Path, first_step: int = 0) -> Tracker:
         """A tracker that was told that the run begins, or goes on."""
         tracker = self.tracker(directory)
         tracker.begin(
@@ -86,14 +86,14 @@ class TrackerSuite(PartSuite):
 
     def live(self, directory: Path, records: list[StepRecord], first_step: int = 0, end: bool = True) -> None:
         """One start of a run, as core tells it; without `end` it was killed."""
-        tracker = self.begun(directory, first_step)
+        tracker = self.start_tracker(directory, first_step)
         for record in records:
             tracker.record(record)
         if end:
             tracker.end(dict(SUMMARY))
 
     def test_a_run_is_told_from_begin_to_end(self, tmp_path: Path) -> None:
-        tracker = self.begun(tmp_path / "run")
+        tracker = self.start_tracker(tmp_path / "run")
         tracker.note("a line for people, with [brackets] and % signs")
         for record in healthy(20):
             tracker.record(record)
@@ -111,7 +111,7 @@ class TrackerSuite(PartSuite):
         assert repr(records) == before, "the tracker changed a record"
 
     def test_a_run_that_ends_before_its_first_step(self, tmp_path: Path) -> None:
-        self.begun(tmp_path / "run").end({**SUMMARY, "why": "SIGTERM", "step": 0, "steps": 0, "tokens": 0})
+        self.start_tracker(tmp_path / "run").end({**SUMMARY, "why": "SIGTERM", "step": 0, "steps": 0, "tokens": 0})
 
     def test_a_killed_run_can_be_gone_on_with(self, tmp_path: Path) -> None:
         """No `end`; the next process begins in the same directory, twice from the same step."""
@@ -138,7 +138,7 @@ class TrackerSuite(PartSuite):
         """In order, each once."""
         records = healthy(20)
         self.live(tmp_path / "run", records)
-        self.same(self.recorded(tmp_path / "run"), records)
+        self.check_same(self.read_back(tmp_path / "run"), records)
 
     @needs("resumes")
     def test_an_abandoned_branch_is_gone(self, tmp_path: Path) -> None:
@@ -148,10 +148,10 @@ class TrackerSuite(PartSuite):
         again = [replace(record, loss=record.loss + 20) for record in records[9:]]
         self.live(tmp_path / "run", records[:8], end=False)
         self.live(tmp_path / "run", [*other, *again], first_step=5)
-        self.same(self.recorded(tmp_path / "run"), [*records[:5], *other[:4], *again])
+        self.check_same(self.read_back(tmp_path / "run"), [*records[:5], *other[:4], *again])
 
     @staticmethod
-    def same(kept: list[tuple[int, Any]], records: list[StepRecord]) -> None:
+    def check_same(kept: list[tuple[int, Any]], records: list[StepRecord]) -> None:
         """The steps, and the losses to six digits (some trackers keep float32)."""
         assert [step for step, _ in kept] == [record.step for record in records]
         for (step, loss), record in zip(kept, records, strict=True):

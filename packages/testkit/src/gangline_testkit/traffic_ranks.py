@@ -58,5 +58,5 @@ def sent_in_a_step(job: ranks.Job) -> Sent:
     sent: Counter[str] = Counter()
     runtime = ranks.start(job, lambda comms: WrappedComms(comms, lambda comm: CountingComm(comm, sent)))
     sent.clear()
-    stepped = ranks.one_step(runtime, job.share(0, *runtime.data_coordinate))
+    stepped = ranks.run_step(runtime, job.share(0, *runtime.data_coordinate))
     return Sent(sent, sum(gradient.nbytes for _, _, gradient in stepped.held))

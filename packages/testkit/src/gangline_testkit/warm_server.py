@@ -222,7 +222,7 @@ def _become(request: dict[str, Any], address: str) -> None:
     sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
     sys.argv = [request["module"], *request["words"]]
     util.spawnv_passfds = _fork_the_first_server(util.spawnv_passfds)
-    setattr(subprocess, "Popen", _forked_from(address))  # noqa: B010
+    setattr(subprocess, "Popen", _make_popen(address))  # noqa: B010
 
 
 def _forget(entries: Sequence[str]) -> None:
@@ -234,7 +234,7 @@ def _forget(entries: Sequence[str]) -> None:
                 del sys.modules[module]
 
 
-def _forked_from(address: str) -> type[subprocess.Popen[Any]]:
+def _make_popen(address: str) -> type[subprocess.Popen[Any]]:
     """How processes are started, but for those of `STARTED` with the variables of this one: the server forks them."""
 
     class Popen(subprocess.Popen[Any]):

@@ -138,8 +138,8 @@ class ValidatesByRank(NumbersSource):
 
     def reader(self, place):
         class Reader(SampleReader):
-            def held_out(self, count):
-                for numbers, counted in replace(place, index=0, width=1).held_out(count, self.source.length()):
+            def read_held_out(self, count):
+                for numbers, counted in replace(place, index=0, width=1).iterate_held_out(count, self.source.length()):
                     yield self._stored(numbers, self._memory, "held out", counted)
 
         return Reader(self, place)

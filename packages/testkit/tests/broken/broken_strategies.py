@@ -122,7 +122,7 @@ class ArrivalOrder(Broken):
     def _materialise(self, model):
         super()._materialise(model)
         for part in self.parts.values():
-            part.reduced = lambda gradient, part=part: backwards(part, gradient)
+            part.reduce_rows = lambda gradient, part=part: backwards(part, gradient)
 
 
 def backwards(part, gradient):
@@ -173,7 +173,7 @@ class RepeatsMatrices(Broken):
     def map_matrices(self, function, given):
         for name, pieces in given:
             part = self.parts[name]
-            whole = part.whole(pieces)
+            whole = part.gather_rows(pieces)
             matrices = whole.view(-1, *whole.shape[-2:])
             mapped = torch.stack([function(x, MatrixId(name, i)) for i, x in enumerate(matrices)]).view_as(whole)
             yield name, [mapped[box.within(part.place)] for box in part.boxes]

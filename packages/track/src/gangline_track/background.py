@@ -100,7 +100,7 @@ class BackgroundTracker(Tracker):
             return
         self.start_end(summary)
         if self.thread.is_alive():
-            self.thread.join(self._left())
+            self.thread.join(self._compute_time_left())
         late, self.thread = self.thread.is_alive(), None
         for key in [key for key, tracker in _LIVE.items() if tracker is self]:
             del _LIVE[key]
@@ -113,7 +113,7 @@ class BackgroundTracker(Tracker):
         elif self.missed:
             self._say(f"lacks {self.missed} steps, for it was slower than the run; metrics.jsonl has all")
 
-    def _left(self) -> float:
+    def _compute_time_left(self) -> float:
         return 0.0 if self.until is None else max(0.0, self.until - time.monotonic())
 
     def _raise_failure(self) -> None:

@@ -35,15 +35,15 @@ class WandbConnection(Connection):
         mode, why = self.config.mode, ""
         try:
             if mode == "online":
-                why = no_service(self.config.connect_seconds)
+                why = explain_no_service(self.config.connect_seconds)
                 mode = "offline" if why else mode
-            self.run = self._begun(start, name, mode)
+            self.run = self._begin(start, name, mode)
         except Exception as error:  # an expired key, no network, a project that is another's
             if mode != "online":
                 raise
             why = str(error).strip().splitlines()[0]
             wandb.teardown()  # it holds the id of the run that it could not begin
-            self.run = self._begun(start, name, "offline")
+            self.run = self._begin(start, name, "offline")
         if why:
             later = f"wandb sync {Path(start.directory) / 'wandb'}/offline-run-*"
             print(
@@ -54,7 +54,7 @@ class WandbConnection(Connection):
         known.write(name)
         return max(newest_step(start.directory, name), self.run.starting_step - 1)
 
-    def _begun(self, start: Start, name: str, mode: Any) -> wandb.Run:
+    def _begin(self, start: Start, name: str, mode: Any) -> wandb.Run:
         config = self.config
         settings = wandb.Settings(
             init_timeout=config.connect_seconds,
@@ -95,7 +95,7 @@ class WandbConnection(Connection):
         self.run.finish(exit_code=0 if summary.get("why") == "done" else 1)
 
 
-def no_service(seconds: float) -> str:
+def explain_no_service(seconds: float) -> str:
     """Why there is no logging in; empty where there is. A login with a key asks the service, one without nobody."""
     if wandb.api.api_key and (why := unreachable(wandb.setup().settings.base_url, seconds)):
         return why

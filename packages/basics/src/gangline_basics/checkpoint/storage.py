@@ -72,12 +72,12 @@ class DcpWriter(FileSystemWriter):
         try:
             results = super().write_data(plan, planner).value() if plan.items else []
         except RuntimeError as error:
-            said = _what_the_system_said(error)
+            said = _find_os_error(error)
             if said is None:
                 raise
             raise said from None
         done: Future = Future()
-        done.set_result(_with_checksums(Path(self.path), results))
+        done.set_result(_add_checksums(Path(self.path), results))
         return done
 
     def storage_meta(self) -> StorageMeta:
@@ -101,7 +101,7 @@ class DcpWriter(FileSystemWriter):
         sync_folder(self.final.parent)
 
 
-def _what_the_system_said(error: BaseException | None) -> OSError | None:
+def _find_os_error(error: BaseException | None) -> OSError | None:
     """The OSError behind an error: of a write that fails, torch's zip writer says only that its position is off."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
@@ -115,7 +115,7 @@ def clear_leftovers(directory: Path) -> None:
             rmtree(path, ignore_errors=True)
 
 
-def _with_checksums(directory: Path, results: list[WriteResult]) -> list[CheckedWrite]:
+def _add_checksums(directory: Path, results: list[WriteResult]) -> list[CheckedWrite]:
     """Read back what was written (from the page cache) and add each record's CRC-32."""
     done = []
     for result in results:
@@ -247,7 +247,7 @@ class _TableUnpickler(pickle._Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no table of chunks has")
 
 
-def _unpickled(content: bytes, path: Path) -> Metadata:
+def _unpickle(content: bytes, path: Path) -> Metadata:
     try:
         found = _TableUnpickler(BytesIO(content)).load()
         if not isinstance(found, Metadata):
@@ -276,7 +276,7 @@ class DcpReader(FileSystemReader):
             if self._table is None:
                 self.checksums = ChecksumFile(self.directory)
                 self.checksums.document()
-                self._table = _unpickled(self.checksums.read(METADATA), self.directory / METADATA)
+                self._table = _unpickle(self.checksums.read(METADATA), self.directory / METADATA)
         except BadCheckpoint as damage:
             self.damage = damage
             return Metadata({}, storage_data={})

@@ -144,12 +144,12 @@ class Cluster:
         found = self.numbers.get(name)
         return None if found is None else found.value
 
-    def with_numbers(self, numbers: Mapping[str, Quantity]) -> Cluster:
+    def replace_numbers(self, numbers: Mapping[str, Quantity]) -> Cluster:
         """A copy where these replace its own."""
         return replace(self, numbers={**self.numbers, **numbers})
 
 
-def shipped() -> list[str]:
+def list_shipped() -> list[str]:
     """Names of the cluster files that come along."""
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
@@ -160,8 +160,8 @@ def load_cluster(name: str) -> Cluster:
     if not path.is_file():
         raise UserError(
             f"cluster={name} does not exist.",
-            near(name, shipped()),
-            f"Shipped: {', '.join(shipped())}; or the path of a file that ends in .yaml.",
+            near(name, list_shipped()),
+            f"Shipped: {', '.join(list_shipped())}; or the path of a file that ends in .yaml.",
         )
     return _read(path)
 
@@ -200,13 +200,13 @@ def _read(path: Path) -> Cluster:
     network = found.get("network") or {}
     if not isinstance(network, dict):
         raise UserError(f"{path}: network is no mapping.", "It is, such as:  network: {gpus_per_node: 8}")
-    _known(found, PLACES, "", path)
-    _known(network, NETWORK, "network.", path)
+    _check_names(found, PLACES, "", path)
+    _check_names(network, NETWORK, "network.", path)
     numbers = _numbers(found, path)
     return Cluster(path.stem, str(found.get("about", "")), _topology(found, path), numbers)
 
 
-def _known(given: dict[str, Any], names: Sequence[str], place: str, path: Path) -> None:
+def _check_names(given: dict[str, Any], names: Sequence[str], place: str, path: Path) -> None:
     """Raises UserError for a name that nobody would read."""
     for name in given:
         if name not in names:
@@ -236,7 +236,7 @@ def _numbers(found: dict[str, Any], path: Path) -> dict[str, Quantity]:
             ) from error
         if not isfinite(value) or not source:
             raise UserError(f"{path}: {name}={entry['value']} is no finite number with a source.")
-        if wrong := out_of_range(str(name), value):
+        if wrong := explain_range(str(name), value):
             raise UserError(f"{path}: {name}={entry['value']} must be {wrong}.", f"It is: {NUMBERS[name][0]}.")
         read[str(name)] = Quantity(value, source)
     tiers = [tier for tier in ("rack", "fibre") if any(name.startswith(f"link.{tier}.") for name in read)]
@@ -249,7 +249,7 @@ def _numbers(found: dict[str, Any], path: Path) -> dict[str, Quantity]:
     return read
 
 
-def out_of_range(name: str, value: float) -> str:
+def explain_range(name: str, value: float) -> str:
     """What a number must be where it is not; "" where it is."""
     if name == "overlap.share" and not 0 <= value <= 1:
         return "between 0 and 1"

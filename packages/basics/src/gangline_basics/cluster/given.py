@@ -30,7 +30,7 @@ class GivenNodes:
         return replace(base or Topology(), gpus_per_node=each, nodes_per_rack=nodes_per_rack(training))
 
 
-def given_nodes(run_dir: str | Path) -> GivenNodes | None:
+def read_nodes(run_dir: str | Path) -> GivenNodes | None:
     """Of the newest start; None where no rank was started yet."""
     from gangline.run.events import read_events
 

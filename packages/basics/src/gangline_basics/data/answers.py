@@ -47,7 +47,7 @@ def render_chat(template: ChatTemplate, messages: Messages, first: int = 0) -> R
     Raises TemplateRefusal where the template does not take it, or does not say where its answers are, and for text that
     no tokenizer takes.
     """
-    found = (_marked if template.marks else _found)(template, messages, first)
+    found = (_read_marks if template.marks else _find_answers)(template, messages, first)
     _check_calls(template, messages, found.text)
     _check_reasoning(template, messages, found.text, first)
     if has_half_character(found.text):
@@ -112,22 +112,22 @@ def _texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def _found(template: ChatTemplate, messages: Messages, first: int) -> RenderedChat:
+def _find_answers(template: ChatTemplate, messages: Messages, first: int) -> RenderedChat:
     whole, answers = template.render(messages), []
     for number, message in enumerate(messages[first:], first):
         if not is_trained_on(message):
             continue
-        before, with_it = _before(template, messages[: number + 1]), template.render(messages[: number + 1])
+        before, with_it = _render_before(template, messages[: number + 1]), template.render(messages[: number + 1])
         if not (with_it.startswith(before) and whole.startswith(with_it)):
             raise TemplateRefusal(CHANGES)
-        behind = _behind(template, messages[: number + 1])
+        behind = _render_behind(template, messages[: number + 1])
         said = len(with_it) if behind is None or not with_it.endswith(behind) else len(with_it) - len(behind)
         answers.append(AnswerSpan(len(before), len(with_it), max(said, len(before))))
     return RenderedChat(whole, tuple(answers))
 
 
-def _marked(template: ChatTemplate, messages: Messages, first: int) -> RenderedChat:
-    whole, marked = template.marked(messages)
+def _read_marks(template: ChatTemplate, messages: Messages, first: int) -> RenderedChat:
+    whole, marked = template.render_marked(messages)
     said = [message for message in messages if message["role"] == ASSISTANT]
     if not all(map(is_trained_on, said)):
         if len(said) != len(marked):
@@ -139,7 +139,7 @@ def _marked(template: ChatTemplate, messages: Messages, first: int) -> RenderedC
     return RenderedChat(whole, tuple(AnswerSpan(start, stop, stop) for start, stop in marked if start >= len(before)))
 
 
-def _before(template: ChatTemplate, messages: Messages) -> str:
+def _render_before(template: ChatTemplate, messages: Messages) -> str:
     """What the template writes before the last message, an answer.
 
     Where it takes no conversation that ends there (as those that look at the first message take no empty one), that is
@@ -155,7 +155,7 @@ def _before(template: ChatTemplate, messages: Messages) -> str:
         return one[:differs]
 
 
-def _behind(template: ChatTemplate, messages: Messages) -> str | None:
+def _render_behind(template: ChatTemplate, messages: Messages) -> str | None:
     """What the template writes behind an answer, the last message: an end token, and often a line's end.
 
     None where it does not say. It is what stands behind a plain answer in its place, for behind its words the answer

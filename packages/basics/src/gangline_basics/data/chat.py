@@ -51,7 +51,7 @@ class ChatTemplate:
         tag = environment.extensions[GenerationTag.identifier]
         self.marks = isinstance(tag, GenerationTag) and tag.seen
 
-    def with_tools(self, tools: list[Any] | None) -> ChatTemplate:
+    def bind_tools(self, tools: list[Any] | None) -> ChatTemplate:
         """The same of conversations whose prompts name these tools (None: none), objects or what tells of them."""
         if not tools:
             return self
@@ -66,7 +66,7 @@ class ChatTemplate:
         """
         return self._render(messages, prompt, {})
 
-    def marked(self, messages: list[dict[str, Any]]) -> tuple[str, Spans]:
+    def render_marked(self, messages: list[dict[str, Any]]) -> tuple[str, Spans]:
         """The conversation as text, and where in it the answers are that the template marks. Raises TemplateRefusal."""
         mark, text, spans = uuid4().hex, "", []
         for number, part in enumerate(self._render(messages, False, {self._mark: mark}).split(mark)):

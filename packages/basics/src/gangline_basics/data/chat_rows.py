@@ -55,8 +55,8 @@ def tools_of(row: dict[str, Any], where: str) -> list[Any] | None:
     return listed or None
 
 
-def without_nulls(value: Any) -> Any:
+def drop_nulls(value: Any) -> Any:
     """What a column of Parquet holds, without the fields of objects that it fills with null where others have them."""
     if isinstance(value, dict):
-        return {name: without_nulls(one) for name, one in value.items() if one is not None}
-    return [without_nulls(one) for one in value] if isinstance(value, list) else value
+        return {name: drop_nulls(one) for name, one in value.items() if one is not None}
+    return [drop_nulls(one) for one in value] if isinstance(value, list) else value

@@ -47,10 +47,12 @@ class ChatEncoder:
         self._end = _id(codec, template.special.get("eos_token"))
 
     def __call__(self, chats: Sequence[RenderedChat]) -> list[MaskedTokens]:
-        encoded = zip(chats, self._placed([chat.text for chat in chats]), strict=True)
-        return [MaskedTokens(ids.astype(self.codec.dtype), self._learnt(chat, ids, at)) for chat, (ids, at) in encoded]
+        encoded = zip(chats, self._encode_places([chat.text for chat in chats]), strict=True)
+        return [
+            MaskedTokens(ids.astype(self.codec.dtype), self._mask_answers(chat, ids, at)) for chat, (ids, at) in encoded
+        ]
 
-    def _learnt(self, chat: RenderedChat, ids: np.ndarray, places: np.ndarray) -> np.ndarray:
+    def _mask_answers(self, chat: RenderedChat, ids: np.ndarray, places: np.ndarray) -> np.ndarray:
         """(n,) bool. places (n, 2): [start, stop) of the letters of each token."""
         begins, ends = places.T
         special, learnt = np.isin(ids, self._special), np.zeros(len(ids), bool)
@@ -61,7 +63,7 @@ class ChatEncoder:
             learnt |= (ends > start) & (begins < (until[-1] if len(until) else stop))
         return learnt
 
-    def _placed(self, texts: list[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _encode_places(self, texts: list[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(tokens, their places) of each text."""
         if not isinstance(self.codec, TokenizerCodec):
             for text in texts:

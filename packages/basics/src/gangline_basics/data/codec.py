@@ -114,32 +114,32 @@ class TokenizerCodec(TextCodec):
                 f"data.path: {name} is not UTF-8 at byte {error.start}.",
                 "data.encoding_errors=replace reads it all the same; without a tokenizer any bytes will do.",
             ) from error
-        with self._named(name):
+        with self._name_errors(name):
             encoded = self.tokenizer.encode_batch_fast(self.pieces(text), add_special_tokens=False)
         return np.concatenate([np.empty(0, self.dtype), *(np.asarray(part.ids, self.dtype) for part in encoded)])
 
     def encode(self, text: str) -> list[int]:
-        with self._named(repr(text)):
+        with self._name_errors(repr(text)):
             return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: list[int]) -> str:
-        return self.tokenizer.decode(self._known(tokens))
+        return self.tokenizer.decode(self._drop_unknown(tokens))
 
     def decode_special(self, tokens: list[int]) -> str:
-        return self.tokenizer.decode(self._known(tokens), skip_special_tokens=False)
+        return self.tokenizer.decode(self._drop_unknown(tokens), skip_special_tokens=False)
 
     def encode_special(self, text: str) -> tuple[list[int], list[int], list[int]]:
-        with self._named(repr(text)):
+        with self._name_errors(repr(text)):
             encoded = self.tokenizer.encode(text, add_special_tokens=True)
         ids, own = encoded.ids, [index for index, added in enumerate(encoded.special_tokens_mask) if not added]
         first, stop = (own[0], own[-1] + 1) if own else (len(ids), len(ids))
         return ids[:first], ids[first:stop], ids[stop:]
 
-    def _known(self, tokens: list[int]) -> list[int]:
+    def _drop_unknown(self, tokens: list[int]) -> list[int]:
         return [token for token in tokens if token < self.vocab_size]
 
     @contextmanager
-    def _named(self, what: str) -> Iterator[None]:
+    def _name_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # the library raises bare Exception, as for a word that its vocabulary lacks

@@ -39,10 +39,10 @@ class _Streams(io.RawIOBase):
         while not self._output:
             if self._stream.eof:
                 self._skip_padding()
-                if not self._more():
+                if not self._read_more():
                     return 0
                 self._stream = self._start()
-            if getattr(self._stream, "needs_input", True) and not self._more():
+            if getattr(self._stream, "needs_input", True) and not self._read_more():
                 raise EOFError("Compressed file ended before the end of its last stream")
             self._output = self._stream.decompress(self._input, *self._most)
             self._input = self._stream.unused_data
@@ -50,14 +50,14 @@ class _Streams(io.RawIOBase):
         buffer[:size], self._output = self._output[:size], self._output[size:]
         return size
 
-    def _more(self) -> bool:
+    def _read_more(self) -> bool:
         """Whether there is input."""
         self._input = self._input or self._raw.read(_PIECE)
         return bool(self._input)
 
     def _skip_padding(self) -> None:
         zeros = 0
-        while self._padding and self._more() and self._input[0] == 0:
+        while self._padding and self._read_more() and self._input[0] == 0:
             rest = self._input.lstrip(b"\0")
             zeros, self._input = zeros + len(self._input) - len(rest), rest
         if self._padding:
@@ -70,15 +70,15 @@ def _zstd(raw: BinaryIO) -> _Streams:
     return _Streams(raw, zstandard.ZstdDecompressor().decompressobj)
 
 
-def _buffered(streams: _Streams) -> BinaryIO:
+def _buffer(streams: _Streams) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(streams, _BUFFER))
 
 
 _READERS: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
-    ".bz2": lambda raw: _buffered(_Streams(raw, bz2.BZ2Decompressor, (_BUFFER,))),
-    ".xz": lambda raw: _buffered(_Streams(raw, lzma.LZMADecompressor, (_BUFFER,), padding=4)),
-    ".zst": lambda raw: _buffered(_zstd(raw)),
+    ".bz2": lambda raw: _buffer(_Streams(raw, bz2.BZ2Decompressor, (_BUFFER,))),
+    ".xz": lambda raw: _buffer(_Streams(raw, lzma.LZMADecompressor, (_BUFFER,), padding=4)),
+    ".zst": lambda raw: _buffer(_zstd(raw)),
 }
 COMPRESSED = tuple(_READERS)  # endings of names
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
@@ -90,7 +90,7 @@ def compression(path: str) -> str:
 
 
 @contextmanager
-def decompressed(
+def open_decompressed(
     path: str, *, ending: str | None = None, source: Callable[[], BinaryIO] | None = None, said: str = ""
 ) -> Iterator[BinaryIO]:
     """The bytes of the file `path`, as a stream. Raises UserError where they cannot be read, also within.

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from gangline.errors import UserError
-from gangline_basics.data.compressed import COMPRESSED, compression, decompressed
+from gangline_basics.data.compressed import COMPRESSED, compression, open_decompressed
 
 HEAD = 1 << 16  # bytes that are enough to tell text from other bytes
 NULS, INVALID = 1e-3, 0.3  # more of them than this is no text: prose in Latin-1 has up to 0.1 of invalid UTF-8
@@ -22,7 +22,7 @@ def is_lines(path: str) -> bool:
 
 def read(path: str, limit: int = -1) -> bytes:
     """The uncompressed bytes of a file, `limit` of them at most. Raises UserError where it cannot be read."""
-    with decompressed(path, said="data.path: ") as file:
+    with open_decompressed(path, said="data.path: ") as file:
         return file.read(limit)
 
 
@@ -89,12 +89,12 @@ def documents(content: bytes, path: str, field: str, first: int = 1) -> list[byt
         if not isinstance(record, dict):
             raise UserError(f"data.path: line {number} of {path} is no JSON object.", 'Each has to be {"text": "..."}.')
         if not isinstance(record.get(field), str):
-            raise _no_text(record, number, path, field)
+            raise _explain_no_text(record, number, path, field)
         found.append(utf8_bytes(record[field]))  # `encoding_errors` decides of bytes that are not UTF-8
     return found
 
 
-def _no_text(record: dict[str, Any], number: int, path: str, field: str) -> UserError:
+def _explain_no_text(record: dict[str, Any], number: int, path: str, field: str) -> UserError:
     texts = [name for name, value in record.items() if isinstance(value, str)]
     what = "no text" if field in record else "no field"
     return UserError(

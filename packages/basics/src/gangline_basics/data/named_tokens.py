@@ -19,10 +19,10 @@ def special_tokens(directory: Path) -> dict[str, str]:
     A config that lists its added tokens says all; where it does not, the map is heard before it. Raises UserError for
     a file that cannot be read.
     """
-    return named_words(read_object(directory / CONFIG), read_object(directory / MAP))
+    return map_words(read_object(directory / CONFIG), read_object(directory / MAP))
 
 
-def named_words(config: dict[str, Any], map: dict[str, Any]) -> dict[str, str]:
+def map_words(config: dict[str, Any], map: dict[str, Any]) -> dict[str, str]:
     """The same, from what the two files hold."""
     said = config if "added_tokens_decoder" in config else {**config, **map}
     found = {}

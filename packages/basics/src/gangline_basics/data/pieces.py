@@ -60,12 +60,12 @@ class TextPieces:
             near += self._normal(near)  # an added token may be found in either
             if any(one in near for one in self._starts) and any(token in near for token in self._added):
                 continue
-            places = self._of_words(text, start) if self._words else self._of_spaces(text, start)
+            places = self._split_words(text, start) if self._words else self._split_spaces(text, start)
             if (place := next(places, None)) is not None:
                 return place
         return None
 
-    def _of_words(self, text: str, start: int) -> Iterator[int]:
+    def _split_words(self, text: str, start: int) -> Iterator[int]:
         borders: set[int] | None = None
         for shift in range(SHIFTS):
             here = self._word_borders(text, start, start - WINDOW + shift, start + 2 * WINDOW + shift)
@@ -86,7 +86,7 @@ class TextPieces:
                     found.add(place)
         return found
 
-    def _of_spaces(self, text: str, start: int) -> Iterator[int]:
+    def _split_spaces(self, text: str, start: int) -> Iterator[int]:
         place = text.find(" ", start, start + WINDOW)
         while place >= 0:
             if not any(one.isspace() or one == SIGN for one in (text[place - 1], text[place + 1])):

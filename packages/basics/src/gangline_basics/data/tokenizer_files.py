@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import UserError
-from gangline_basics.data.named_tokens import CONFIG, GENERATION, MAP, generation_config, named_words
+from gangline_basics.data.named_tokens import CONFIG, GENERATION, MAP, generation_config, map_words
 
 # As transformers writes them; which there are depends on the tokenizer.
 TOKENIZER = (
@@ -42,7 +42,7 @@ def tokenizer_files(tokenizer: str | None, weights: str | None, template: str | 
         if template is not None:
             found[TEMPLATE] = Path(template).expanduser().read_bytes()
         generation = {} if weights is None else _generation(Path(weights).expanduser())
-        for name, token in _named_tokens(found).items():
+        for name, token in _map_tokens(found).items():
             before = generation.get(name)
             ends = before if isinstance(before, list) else [] if before is None else [before]
             if name == "eos_token_id" and ends and token not in ends:
@@ -87,12 +87,12 @@ def _generation(directory: Path) -> dict[str, Any]:
     return generation_config(directory)
 
 
-def _named_tokens(files: dict[str, bytes]) -> dict[str, Any]:
+def _map_tokens(files: dict[str, bytes]) -> dict[str, Any]:
     """The tokens that begin, end and fill up a text, in the words of a generation config."""
     if "tokenizer.json" not in files:
         return {}
     config, map, tokenizer = (json.loads(files.get(name, b"{}")) for name in (CONFIG, MAP, "tokenizer.json"))
-    words = named_words(config, map)
+    words = map_words(config, map)
     ids = {**tokenizer["model"].get("vocab", {})} if isinstance(tokenizer["model"].get("vocab"), dict) else {}
     ids |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}
     found = {}

@@ -71,12 +71,12 @@ def norm_bytes(sizes: ActivationSizes, rows: int, width: int, offset: float = 0.
 def reads(node: Node, path: str, sizes: ActivationSizes, *names: str) -> bool:
     """Whether one of these linears below the node at `path` keeps its input: it is trained, or something wraps it."""
     return any(
-        _wrapped(getattr(node, name)) or sizes.plan is None or not sizes.plan.is_frozen(f"{path}.{name}.weight")
+        _is_wrapped(getattr(node, name)) or sizes.plan is None or not sizes.plan.is_frozen(f"{path}.{name}.weight")
         for name in names
     )
 
 
-def _wrapped(node: Node) -> bool:
+def _is_wrapped(node: Node) -> bool:
     """Whether something wraps this linear that reads its input, too."""
     while isinstance(node, EightBitNode):
         node = node.inner
@@ -106,28 +106,28 @@ def feed_forward(node: FeedForwardNode, sizes: ActivationSizes, path: str) -> in
     return (stream + inner * sizes.inner_tokens * (node.hidden // sizes.tp)) * sizes.itemsize
 
 
-def of_node(node: Node, sizes: ActivationSizes, path: str = "") -> int:
+def count_node(node: Node, sizes: ActivationSizes, path: str = "") -> int:
     """Kept by the node at `path` and all in it: as it says, or as core's modules do. One of an unknown kind that says
     nothing is taken to keep what goes in and out of each matrix.
     """
     below = [(child, f"{path}.{name}" if name else path) for name, child in children(node)]
     said = node.activation_bytes(sizes.local)
     if said is not None:
-        return said + sum(of_node(child, sizes, at) for child, at in below)
+        return said + sum(count_node(child, sizes, at) for child, at in below)
     if isinstance(node, NormNode):
         return norm_bytes(sizes, sizes.tokens, node.dim, node.offset)
     if isinstance(node, AttentionNode | FeedForwardNode):
         own = attention(node, sizes, path) if isinstance(node, AttentionNode) else feed_forward(node, sizes, path)
-        return own + sum(of_node(child, sizes, at) for child, at in below if isinstance(child, WrapNode))
+        return own + sum(count_node(child, sizes, at) for child, at in below if isinstance(child, WrapNode))
     matrices = [node.shapes(), *(child.shapes() for child, _ in below if isinstance(child, LinearNode))]
-    kept = sum(of_node(child, sizes, at) for child, at in below)
+    kept = sum(count_node(child, sizes, at) for child, at in below)
     for shape in (shape for shapes in matrices for shape in shapes.values()):
         if len(shape) > 1:
             kept += sizes.inner_tokens * sum(shape[-2:]) * sizes.itemsize
     return kept
 
 
-def recomputed_attention(node: Node, sizes: ActivationSizes) -> int:
+def count_recomputed_attention(node: Node, sizes: ActivationSizes) -> int:
     """What recomputing attention saves: the log-sum-exp, and where it is not the one that the next product keeps, the
     output. Fused attention keeps no scores.
     """
@@ -136,7 +136,7 @@ def recomputed_attention(node: Node, sizes: ActivationSizes) -> int:
         heads = node.heads // sizes.tp
         output = heads * node.head_dim * sizes.itemsize if copies_output(node, sizes, heads) else 0
         saved = sizes.inner_tokens * (heads * sizes.master_itemsize + output)
-    return saved + sum(recomputed_attention(child, sizes) for _, child in children(node))
+    return saved + sum(count_recomputed_attention(child, sizes) for _, child in children(node))
 
 
 def copies_output(node: AttentionNode, sizes: ActivationSizes, heads: int) -> bool:
@@ -147,7 +147,7 @@ def copies_output(node: AttentionNode, sizes: ActivationSizes, heads: int) -> bo
     return sizes.ulysses > 1 or (not sizes.gpu and heads > 1 and node.rope is not None)
 
 
-def of_angles(blocks: Iterable[Node], sizes: ActivationSizes) -> int:
+def count_angles(blocks: Iterable[Node], sizes: ActivationSizes) -> int:
     """cos and sin of every position, which all blocks of a stage share that rotate alike."""
     found = {
         (rope, rope.width or node.head_dim)  # type: ignore[attr-defined]
@@ -158,7 +158,7 @@ def of_angles(blocks: Iterable[Node], sizes: ActivationSizes) -> int:
     return sizes.inner_tokens * sum(width for _, width in found) * sizes.master_itemsize
 
 
-def of_head(
+def count_head(
     plan: Plan, width: int, sizes: ActivationSizes, head: Node, blocks: Mapping[str, int] | None = None
 ) -> dict[str, int]:
     """The last norm's input and output; logits with their log-sum-exp; and what the loss's backward pass takes.
@@ -166,22 +166,22 @@ def of_head(
     What edits put beside the head may have heads of its own: their logits are there until the backward pass, too.
     blocks: by the path of a block inside the head what it keeps, where that is not all that it makes (recomputation).
     """
-    inside = beside_head(head, plan.head)
+    inside = list_beside_head(head, plan.head)
     more = sum(isinstance(node, HeadNode) for _, node in inside)
     vocabulary = -(-plan.facts.get("vocab_size", 0) // sizes.tp)
     rows = min(sizes.inner_tokens, plan.facts.get("loss_chunk", sizes.inner_tokens))  # that have logits at a time
     stream = norm_bytes(sizes, sizes.tokens, width) + sizes.tokens * width * sizes.itemsize
     logits = rows * vocabulary * sizes.itemsize
     kept = sizes.inner_tokens * (sizes.master_itemsize + 9)
-    each = of_further_loss(plan, sizes)
+    each = count_further_loss(plan, sizes)
     return {
         "activations": stream
-        + sum(_within_head(node, sizes, path, blocks or {}) for path, node in _beside(head, plan.head)),
+        + sum(_count_within_head(node, sizes, path, blocks or {}) for path, node in _list_beside(head, plan.head)),
         "logits": 2 * logits + kept + more * each + 2 * min(rows * vocabulary, LOSS_CHUNK) * sizes.master_itemsize,
     }
 
 
-def of_further_loss(plan: Plan, sizes: ActivationSizes) -> int:
+def count_further_loss(plan: Plan, sizes: ActivationSizes) -> int:
     """What a loss beside that of the head keeps: its log-sum-exp, and its logits where it has all of them at once."""
     vocabulary = -(-plan.facts.get("vocab_size", 0) // sizes.tp)
     kept = sizes.inner_tokens * (sizes.master_itemsize + 9)
@@ -190,12 +190,12 @@ def of_further_loss(plan: Plan, sizes: ActivationSizes) -> int:
     return kept + sizes.inner_tokens * vocabulary * sizes.itemsize
 
 
-def beside_head(head: Node, path: str) -> list[tuple[str, Node]]:
+def list_beside_head(head: Node, path: str) -> list[tuple[str, Node]]:
     """All nodes that edits have put beside the head at `path`, with their paths."""
-    return [found for at, node in _beside(head, path) for found in nodes(node, at)]
+    return [found for at, node in _list_beside(head, path) for found in nodes(node, at)]
 
 
-def _beside(head: Node, path: str) -> list[tuple[str, Node]]:
+def _list_beside(head: Node, path: str) -> list[tuple[str, Node]]:
     """What lies beside the head where edits wrap it, with its path."""
     found = list[tuple[str, Node]]()
     while isinstance(head, WrapNode):
@@ -204,13 +204,13 @@ def _beside(head: Node, path: str) -> list[tuple[str, Node]]:
     return found
 
 
-def _within_head(node: Node, sizes: ActivationSizes, path: str, blocks: Mapping[str, int]) -> int:
-    """As `of_node`; a lookup is counted by what is around it, of a head what its product reads: logits are apart."""
+def _count_within_head(node: Node, sizes: ActivationSizes, path: str, blocks: Mapping[str, int]) -> int:
+    """As `count_node`; a lookup is counted by what is around it, of a head what its product reads: logits are apart."""
     if path in blocks:
         return blocks[path]
     if isinstance(node, EmbeddingNode):
         return 0
     own = sizes.tokens * node.dim * sizes.itemsize if isinstance(node, HeadNode) else node.activation_bytes(sizes.local)
     if own is None:
-        return of_node(node, sizes, path)
-    return own + sum(_within_head(child, sizes, f"{path}.{name}", blocks) for name, child in children(node))
+        return count_node(node, sizes, path)
+    return own + sum(_count_within_head(child, sizes, f"{path}.{name}", blocks) for name, child in children(node))

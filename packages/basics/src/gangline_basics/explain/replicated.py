@@ -20,9 +20,9 @@ from gangline.model.products import AttentionProduct
 from gangline.model.tree import Node, by_path, parameter_shapes
 from gangline.plan import Plan, block_number, is_mapped
 from gangline.shard import Layout, Registry, model_array
-from gangline_basics.explain.activations import ActivationSizes, of_head, of_node, recomputed_attention
+from gangline_basics.explain.activations import ActivationSizes, count_head, count_node, count_recomputed_attention
 from gangline_basics.launch.memory import weight_bytes
-from gangline_basics.parallel.owners import most_matrix_bytes
+from gangline_basics.parallel.owners import count_most_matrix_bytes
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -73,8 +73,8 @@ def explain_replicated(
         run.optimizer.state_bytes(shapes[name], shapes[name], matrix=matrix[name], master=width.master)
         for name in trained
     )
-    states += _of_matrices(run, mesh, {name: shapes[name] for name in trained if matrix[name]})
-    end = of_head(plan, plan.facts.get("dim", 0), sizes, nodes[plan.head], in_head)
+    states += _count_matrices(run, mesh, {name: shapes[name] for name in trained if matrix[name]})
+    end = count_head(plan, plan.facts.get("dim", 0), sizes, nodes[plan.head], in_head)
     found = Counter(
         {
             "weights": kept_bytes["weights"],
@@ -116,20 +116,20 @@ def explain_replicated(
     )
 
 
-def _of_matrices(run: Run, mesh: Mesh, shapes: Mapping[str, tuple[int, ...]]) -> int:
+def _count_matrices(run: Run, mesh: Mesh, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """What the optimizer keeps of whole matrices, of the rank that has most of it."""
     if not run.optimizer.maps_matrices():
         return 0
     registry = Registry.of(mesh, {model_array(name): Layout(shape) for name, shape in shapes.items()})
     ranks = mesh.group(0, DATA_AXES)
-    return most_matrix_bytes(run.optimizer, registry, list(shapes), ranks, run.precision.sizes().master)
+    return count_most_matrix_bytes(run.optimizer, registry, list(shapes), ranks, run.precision.sizes().master)
 
 
 def _part(
     run: Run, node: Node, path: str, plan: Plan, sizes: ActivationSizes, recomputed: bool
 ) -> tuple[StageWork, int, int]:
     """(its work, bytes kept from its forward pass to its backward pass, bytes made again there)."""
-    made = of_node(node, sizes, path)
+    made = count_node(node, sizes, path)
     work = replace(work_of(node, path, plan, sizes.local, sequence_length=run.batch.sequence_length), kept=made)
     if path in (plan.embed, plan.head):
         return work, 0, 0
@@ -138,7 +138,7 @@ def _part(
     if run.run.recompute is Recompute.full:
         stays = min(made, sizes.tokens * plan.facts.get("dim", 0) * sizes.itemsize)
         return work.recomputed(), stays, made - stays
-    saved = recomputed_attention(node, sizes)
+    saved = count_recomputed_attention(node, sizes)
     return work.recomputed(attention_only=True), made - saved, saved
 
 

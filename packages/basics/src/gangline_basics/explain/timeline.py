@@ -22,7 +22,7 @@ class ActionTimes:
     W: float = 1.0
     B: float | None = None
 
-    def of(self, kind: ActionKind) -> float:
+    def get_time(self, kind: ActionKind) -> float:
         return self.I + self.W if kind == "B" and self.B is None else float(getattr(self, kind))
 
 
@@ -54,7 +54,7 @@ def step_timeline(explained: Explained, times: Sequence[ActionTimes], latency: f
     actions of one turn begin when both can, one lying behind the other. Raises ValueError where ranks wait for ever.
     """
     steps = _order(explained)
-    seconds = {kind: [time.of(kind) for time in times] for kind in ("F", "B", "I", "W")}
+    seconds = {kind: [time.get_time(kind) for time in times] for kind in ("F", "B", "I", "W")}
     spans: list[list[tuple[StepAction, float, float]]] = [[] for _ in explained.ranks]
     free, done = [0.0] * len(spans), [0.0] * len(steps)
     for index, (rank, turn, needs) in enumerate(steps):
@@ -87,11 +87,11 @@ def _order(explained: Explained) -> _Steps:
     if key not in _KNOWN:
         if len(_KNOWN) >= 64:
             del _KNOWN[next(iter(_KNOWN))]
-        _KNOWN[key] = (all_turns, _ordered(all_turns, len(explained.work) - 1))
+        _KNOWN[key] = (all_turns, _order_turns(all_turns, len(explained.work) - 1))
     return _KNOWN[key][1]
 
 
-def _ordered(all_turns: Sequence[tuple[tuple[StepAction, ...], ...]], last: int) -> _Steps:
+def _order_turns(all_turns: Sequence[tuple[tuple[StepAction, ...], ...]], last: int) -> _Steps:
     done: dict[tuple[str, int, int], tuple[int, int]] = {}  # result -> its step, and the rank of that
     waiting: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     steps: _Steps = []

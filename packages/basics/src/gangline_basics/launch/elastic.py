@@ -125,7 +125,7 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
-            self.starts.ended()
+            self.starts.note_end()
             self._name(result)
         return result
 
@@ -143,14 +143,14 @@ class Agent(LocalElasticAgent):
         """Ranks that lost one of theirs have no step boundary to wait for; those that are to make room for more do."""
         failed = worker_group.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
         if not failed:
-            self.starts.ended()
-        if failed or self._lost_elsewhere() or self.node.replaced():
+            self.starts.note_end()
+        if failed or self._has_lost_elsewhere() or self.node.replaced():
             self._shutdown(signal.SIGKILL)
             self._refuse_hopeless()
         else:
             self._shutdown(hand_on(signal.SIGTERM))
 
-    def _lost_elsewhere(self) -> bool:
+    def _has_lost_elsewhere(self) -> bool:
         """Whether another node's rank has failed: its agent may be at the meeting before ours have noticed."""
         failure = failures.first(self.starts.logs, self.files.generation)
         return failure is not None and failure.kind in ("bug", "lost")
@@ -213,27 +213,27 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
         try:
             if agent.run() is None:
                 return _as_the_others(starts)
-            return _done(starts, files)
+            return _report_done(starts, files)
         except SignalException as stop:
             goes = True
-            return _signalled(starts, files, request.signum or stop.sigval)
+            return _report_signal(starts, files, request.signum or stop.sigval)
         except Stopped as stopped:
             if request.signum:
-                return _signalled(starts, files, request.signum)
+                return _report_signal(starts, files, request.signum)
             return _explain(stopped, starts, agent.leads)
         except RendezvousTimeoutError:
             goes = True
             few = f"launch.nodes={getattr(config, 'nodes', '1')}: there were not enough nodes"
-            return _unmet(starts, f"{few} for {node.meets_seconds:g} s (launch.join_seconds)")
+            return _report_unmet(starts, f"{few} for {node.meets_seconds:g} s (launch.join_seconds)")
         except NoAgreement as error:
             goes = True
-            return _unmet(
+            return _report_unmet(
                 starts, f"nodes met for {node.meets_seconds:g} s (launch.join_seconds) and got no word: {error}"
             )
         except RendezvousClosedError:
             return _as_the_others(starts)
         except (EOFError, OSError):
-            if not (code := forkserver.lost()):
+            if not (code := forkserver.read_exit()):
                 raise
             goes = True
             lost = RankFailure(0, "lost", EXIT_FAILURE, failures.server_lost(code))
@@ -250,7 +250,7 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
             _leave_nobody(others)
 
 
-def _done(starts: Starts, files: RankFiles) -> int:
+def _report_done(starts: Starts, files: RankFiles) -> int:
     """Every rank returned; the first of them said how, where it was a run."""
     ending = read_ending(starts.run_dir)
     if ending is None or ending.generation != files.generation:
@@ -260,7 +260,7 @@ def _done(starts: Starts, files: RankFiles) -> int:
     return ending.exit_code
 
 
-def _signalled(starts: Starts, files: RankFiles, signum: int) -> int:
+def _report_signal(starts: Starts, files: RankFiles, signum: int) -> int:
     """75 where the ranks saved when they were asked to stop, and may be started again; else 128 + n."""
     # The last node of a start that a signal ends reports the end of the job: others may continue without this one.
     last = files.start is None or files.node.left(files.generation) == len(files.start.nodes)
@@ -273,7 +273,7 @@ def _signalled(starts: Starts, files: RankFiles, signum: int) -> int:
     return ending.exit_code
 
 
-def _unmet(starts: Starts, what: str) -> int:
+def _report_unmet(starts: Starts, what: str) -> int:
     print(f"train: {what}\n  To go on:  train resume={shlex.quote(str(starts.run_dir))}", file=sys.stderr, flush=True)
     now = generation.progress(starts.run_dir).generation
     ending = decide_ending(now, what, failure="lost", exit_code=EXIT_REQUEUE)

@@ -23,7 +23,7 @@ LOOK_SECONDS = 0.5
 class Meeting(Protocol):
     """Where the nodes of a job meet, as a node that may be excluded sees it."""
 
-    def others(self) -> Collection[str]:
+    def list_others(self) -> Collection[str]:
         """The names of the nodes that are heard of, without this one."""
 
     def waits(self) -> None:
@@ -39,7 +39,7 @@ class Meeting(Protocol):
         """Raises torch's RendezvousClosedError where the job is over."""
 
 
-def excluded(run_dir: str | Path, hours: float | None, now: datetime | None = None) -> list[str]:
+def list_excluded(run_dir: str | Path, hours: float | None, now: datetime | None = None) -> list[str]:
     """The nodes that an order keeps away now, longest first; it is over `hours` after the newest (None: never)."""
     since = None if hours is None else ((now or datetime.now(UTC)) - timedelta(hours=hours)).timestamp()
     found: dict[str, bool] = {}
@@ -76,36 +76,36 @@ class Exclusion:
 
     def wait(self) -> None:
         """Return as soon as this node may take part in a start; raises RendezvousClosedError where the job is over."""
-        out = self._out()
+        out = self._list_excluded()
         first, self.patience = time.monotonic() + self.patience, 0.0
         if out:  # it leaves one start before it joins the next, and is not to be missed meanwhile
             self.meeting.waits()
         if self.name not in out:
             return
-        while time.monotonic() < first and not self._away(out):
+        while time.monotonic() < first and not self._stays_away(out):
             time.sleep(LOOK_SECONDS)
-        if not self._away(out):
+        if not self._stays_away(out):
             self.say(f"train: {self.name} is excluded by an order; it stays, for too few other nodes are there")
             return
         self.meeting.leave()
         self.say(f"train: {self.name} is excluded by an order; others take its place, and it waits")
-        while self._away(self._out()):
+        while self._stays_away(self._list_excluded()):
             self.meeting.check_open()
             time.sleep(LOOK_SECONDS)
-        why = "it is needed" if self.name in self._out() else "its exclusion is over"
+        why = "it is needed" if self.name in self._list_excluded() else "its exclusion is over"
         self.say(f"train: {self.name} was excluded by an order, and comes back: {why}")
 
-    def _away(self, out: Sequence[str]) -> bool:
+    def _stays_away(self, out: Sequence[str]) -> bool:
         """Of several that wait no more come back than are needed, those first that were excluded first."""
         self.meeting.waits()
-        others = {*self.meeting.others(), *self.meeting.waiting()} - {self.name}
+        others = {*self.meeting.list_others(), *self.meeting.waiting()} - {self.name}
         return stays_away(self.name, others, out, self.fewest)
 
-    def _out(self) -> list[str]:
+    def _list_excluded(self) -> list[str]:
         """Return the names of the nodes that an order keeps away now, those that were excluded first before others."""
-        out = excluded(self.run_dir, self.hours)
+        out = list_excluded(self.run_dir, self.hours)
         if not self.machines or not out:
             return out
-        known = {self.name, *self.meeting.others(), *self.meeting.waiting()}
+        known = {self.name, *self.meeting.list_others(), *self.meeting.waiting()}
         in_order = sorted(known, key=lambda name: (name in out, name))  # those that no order names stay before others
         return [name for one in dict.fromkeys(map(machine_of, out)) for name in in_order if machine_of(name) == one]

@@ -40,7 +40,7 @@ PRELOAD = (
     "gangline_basics.launch.ready",
 )
 
-# Of these: what a run that is known needs only where it has chosen a part with it, which `of_run` adds.
+# Of these: what a run that is known needs only where it has chosen a part with it, which `list_modules` adds.
 OF_SOME_PARTS = ("torch.distributed.checkpoint", "gangline_basics.launch.ready")
 
 _ENDS_SECONDS = 5.0  # a server whose connections have closed takes to be gone, on a loaded machine
@@ -65,12 +65,12 @@ def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
     setattr(util, "_args_from_interpreter_flags", _flags)  # noqa: B010
     start_tracker()
     every = PRELOAD if run is None else tuple(name for name in PRELOAD if name not in OF_SOME_PARTS)
-    wanted = {*every, *more, *(of_run(run) if run is not None else ())}
+    wanted = {*every, *more, *(list_modules(run) if run is not None else ())}
     if not wanted <= _loading:
         if _loading:
             drop()
         set_environment()
-        semaphores.own()
+        semaphores.name_semaphores()
         _loading.update(wanted)
         multiprocessing.set_forkserver_preload([*every, *sorted(_loading - set(every))])
     try:
@@ -129,13 +129,13 @@ def needs(run: Run) -> set[str]:
     torch._dynamo is more than half of what there is to load, and torch imports it on the first use of compile or of
     torch.utils.checkpoint.
     """
-    found = asked_by_parts(run) - usual()
+    found = list_preloads(run) - usual()
     if run.run.compile or run.run.recompute is not Recompute.none:
         found.add("torch._dynamo")
     return found
 
 
-def asked_by_parts(run: Run) -> set[str]:
+def list_preloads(run: Run) -> set[str]:
     """Return the modules that the parts of a run need in every rank."""
     return {name for _, config in run.parts() for name in config.preload(run)}
 
@@ -144,10 +144,10 @@ def usual() -> set[str]:
     """Return the modules that the default parts need; they are loaded before a run is known."""
     from gangline.config.defaults import default_run
 
-    return asked_by_parts(default_run())
+    return list_preloads(default_run())
 
 
-def of_run(run: Run) -> set[str]:
+def list_modules(run: Run) -> set[str]:
     """`needs`, and the modules of the parts that the run has chosen of those beside the default ones."""
     from gangline.config.defaults import default_suppliers
     from gangline.plugin.registry import installed
@@ -155,7 +155,7 @@ def of_run(run: Run) -> set[str]:
     usual, offers = default_suppliers(), [installed().part_of(config) for _, config in run.parts()]
     return {
         *needs(run),
-        *asked_by_parts(run),
+        *list_preloads(run),
         *(offer.part.build.partition(":")[0] for offer in offers if offer.distribution in usual),
     }
 
@@ -169,19 +169,19 @@ def set_environment() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
-def lost() -> int:
+def read_exit() -> int:
     """How the server ended, asked when it gave no answer: its exit code, -n after signal n; 0 where it lives.
 
     Its connections close before the system says how it ended, on a loaded machine by a while: it is waited for. How an
     adopted one ended is not known; it is taken for a kill, as where memory is short.
     """
     end = time.monotonic() + _ENDS_SECONDS
-    while not (code := _ended()) and time.monotonic() < end:
+    while not (code := _poll_exit()) and time.monotonic() < end:
         time.sleep(0.01)
     return code
 
 
-def _ended() -> int:
+def _poll_exit() -> int:
     """How the server ended, 0 while it lives or where none was started."""
     if _adopted:
         return 0 if os.getppid() == _adopted else -signal.SIGKILL

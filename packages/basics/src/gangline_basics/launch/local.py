@@ -31,7 +31,7 @@ class LocalLauncher(Launcher):
         """Train the run that lies in `directory`; see `start` for the exit code."""
         run_dir = directory.path
         forkserver.warm(forkserver.needs(self.run))
-        running = sidecars.start(sidecars.wanted(self.run), run_dir, owner=os.getpid())
+        running = sidecars.start(sidecars.list_sidecars(self.run), run_dir, owner=os.getpid())
         try:
             return start(run_dir, self.run.launch.world(self.run), self.config)
         finally:

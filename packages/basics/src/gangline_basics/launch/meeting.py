@@ -61,13 +61,13 @@ class FileBackend(RendezvousBackend):
 
     def get_state(self) -> tuple[bytes, Token] | None:
         content = self._read_locked()
-        return (self._pickled(content), content) if content else None
+        return (self._pickle(content), content) if content else None
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        with self._locked():
+        with self._lock():
             there = self._read()
             if (there or None) != token:
-                return (self._pickled(there), there, False) if there else None
+                return (self._pickle(there), there, False) if there else None
             content = meeting_state.encode(state)
             temporary = f"stnew-{self.path.name}"  # under the lock: one at a time
             write_whole(self.path, content, mode=0o600, durable=False, temporary=temporary)
@@ -76,13 +76,13 @@ class FileBackend(RendezvousBackend):
     def read(self) -> _RendezvousState | None:
         """Return the state, None before the first node has joined."""
         content = self._read_locked()
-        return self._decoded(content) if content else None
+        return self._decode(content) if content else None
 
-    def _pickled(self, content: bytes) -> bytes:
+    def _pickle(self, content: bytes) -> bytes:
         """What torch reads: a pickle of the state, made in this process."""
-        return pickle.dumps(self._decoded(content))
+        return pickle.dumps(self._decode(content))
 
-    def _decoded(self, content: bytes) -> _RendezvousState:
+    def _decode(self, content: bytes) -> _RendezvousState:
         try:
             return meeting_state.decode(content)
         except ValueError as error:
@@ -93,7 +93,7 @@ class FileBackend(RendezvousBackend):
             ) from error
 
     def _read_locked(self) -> bytes:
-        with self._locked():
+        with self._lock():
             return self._read()
 
     def _read(self) -> bytes:
@@ -104,7 +104,7 @@ class FileBackend(RendezvousBackend):
         with os.fdopen(handle, "rb") as file:
             return file.read()
 
-    def _locked(self) -> AbstractContextManager[None]:
+    def _lock(self) -> AbstractContextManager[None]:
         return lock_file(self.path.with_name(f"stlock-{self.path.name}"), mode=0o600)
 
 
@@ -134,14 +134,14 @@ class JobMeeting:
     own: str = ""  # the name of this node
     members: frozenset[Any] = frozenset()  # of the start under way
 
-    def met(self) -> None:
+    def record_members(self) -> None:
         """The nodes of a start are together."""
         self.patience.has_met()
         self._waits_in(self.own).unlink(missing_ok=True)  # heartbeats tell of this node from now on
         state = self.backend.read()
         self.members = frozenset(state.participants) if state else frozenset()
 
-    def replaced(self) -> set[str]:
+    def list_replaced(self) -> set[str]:
         """Members of the start under way whose agent is gone, and its ranks with it: another of their name waits."""
         state = self.backend.read()
         if state is None:
@@ -154,7 +154,7 @@ class JobMeeting:
         self.own = name
         self.store.set(f"{_NAMES}/{self._me}", name)
 
-    def others(self) -> set[str]:
+    def list_others(self) -> set[str]:
         """The names of the nodes that are heard of, without this one."""
         state = self.backend.read()
         since = datetime.now(UTC) - timedelta(seconds=self.lost_seconds)

@@ -39,7 +39,7 @@ def memory_problems(run: Run) -> list[Problem]:
     if not local or not on_cpu:
         return []
     memory, ranks = machine_bytes(), run.launch.world(run)
-    found = one_copy(run)
+    found = count_one_copy(run)
     if sum(found.values()) * ranks <= memory:
         return []
     if sum(found.values()) <= memory and ranks > 1:
@@ -63,7 +63,7 @@ def memory_problems(run: Run) -> list[Problem]:
     ]
 
 
-def one_copy(run: Run) -> dict[str, int]:
+def count_one_copy(run: Run) -> dict[str, int]:
     """Return the bytes of one copy of the state by kind: the least that all ranks hold together in any layout."""
     tree, plan = compose_model(run)
     width, shapes = run.precision.sizes(), parameter_shapes(tree)

@@ -20,7 +20,7 @@ ROOT = Path("/dev/shm")
 _OURS = re.compile(r"sem\.gangline-(?P<space>\d+)-(?P<pid>\d+)-(?P<start>\d+)-.*")
 
 
-def own() -> None:
+def name_semaphores() -> None:
     """Name this process's semaphores, and those of its ranks, by it; remove what dead launchers have left.
 
     Raises UserError where none can be made.

@@ -86,7 +86,7 @@ def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "", 
     directory = RunDirectory(run_dir)
     job = directory.share(waits=False)  # the command that waits for this one has the same job
     forkserver.warm(forkserver.needs(run))
-    running = sidecars.start(sidecars.wanted(run), run_dir, owner=os.getpid())
+    running = sidecars.start(sidecars.list_sidecars(run), run_dir, owner=os.getpid())
     try:
         from gangline_basics.launch.elastic import AgentNode, run_agent
         from gangline_basics.launch.meeting import meet_in
@@ -105,9 +105,9 @@ def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "", 
             place=place,
             address=address,
             alone=False,
-            met=meeting.met,
+            met=meeting.record_members,
             left=lambda generation: meeting.store.add(f"gangline/left/{generation}", 1),
-            replaced=meeting.replaced,
+            replaced=meeting.list_replaced,
             comes=wait,
             meets_seconds=config.join_seconds,
             over=directory.job_is_over,
@@ -148,7 +148,7 @@ class Agents:
                 for index, process in list(self.running.items()):
                     if (code := process.poll()) is not None:
                         del self.running[index]
-                        begun = self._ended(index, code, begun)
+                        begun = self._handle_end(index, code, begun)
         finally:
             for process in self.running.values():
                 process.kill()
@@ -166,7 +166,7 @@ class Agents:
                 if self.asked:  # meanwhile, and this one was not among those that were told
                     guard.send(self.running[index].pid, hand_on(self.asked))
 
-    def _ended(self, index: int, code: int, begun: int) -> int:
+    def _handle_end(self, index: int, code: int, begun: int) -> int:
         now = progress(self.run_dir).generation
         self.hopeless = 0 if now > begun else self.hopeless + 1
         ending = self._ending()  # one that is to be requeued may be of a start that makes room for a node

@@ -37,7 +37,7 @@ class Running:
     born: int | None  # see `guard.born`: with the process id it names the process
 
 
-def wanted(run: Run) -> list[Sidecar]:
+def list_sidecars(run: Run) -> list[Sidecar]:
     """What the parts of a run ask for."""
     return [one for _, config in run.parts() for one in config.sidecars(run)]
 
@@ -50,7 +50,7 @@ def start(asked: list[Sidecar], run_dir: str | Path, owner: int) -> list[Running
 def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
     stem = Path(run_dir, "logs", f"sidecar-{sidecar.name}-{name_of_this_node().replace('/', '-')}")
     note = stem.with_name(f"{stem.name}.json")
-    if (left := _left(note, owner)) is not None:
+    if (left := _find_left(note, owner)) is not None:
         return Running(sidecar, left, None, guard.born(left))
     words = [str(owner), str(sidecar.outlives), sidecar.target, str(run_dir), json.dumps(sidecar.args)]
     command = [sys.executable, "-P", "-m", __name__, *words]  # -P: no module of the working directory
@@ -75,7 +75,7 @@ def _name(pid: int) -> list[int | None]:
     return [pid, guard.born(pid), guard.space()]
 
 
-def _left(note: Path, owner: int) -> int | None:
+def _find_left(note: Path, owner: int) -> int | None:
     """The process id of the sidecar that an earlier start for `owner` has left, where it is still that process."""
     try:
         content = json.loads(read_regular(note))

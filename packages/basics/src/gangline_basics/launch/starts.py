@@ -54,17 +54,17 @@ class Starts:
         self.places: Sequence[str] = ()  # of the nodes that are about to begin, in the network
         self.found: tuple[str, float] | None = None  # when the start before was seen to have ended
 
-    def ended(self) -> None:
+    def note_end(self) -> None:
         """The ranks of the start before are found to have ended, now."""
         self.found = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
 
     def begin(self, nodes: Sequence[str], ranks: int, first: bool) -> JobStart:
         """The next start, on these nodes with so many ranks; `first`: of this job."""
-        before = self._before(first)
+        before = self._read_previous(first)
         now_there = set(nodes)
         failure = None if first else failures.first(self.logs, before.get("generation", 0))
         earlier = start_before(self.run_dir) if first else StartBefore()
-        why, evidence = self._why(before, now_there, failure)
+        why, evidence = self._explain(before, now_there, failure)
         counts = why in ("rank", "node", "order")
         again = earlier.failed and not earlier.counted
         now = generation.advance(self.run_dir, counts or again, first, earlier.failed, why == "order")
@@ -118,12 +118,12 @@ class Starts:
         lines = attempts.read(run_dir)
         end(run_dir, stop.ending(start, lines[-1].exclude if lines else ()))
 
-    def _before(self, first: bool) -> dict[str, Any]:
+    def _read_previous(self, first: bool) -> dict[str, Any]:
         """The launch before, of this job."""
         lines = [] if first else [line for line in read_events(self.run_dir) if line.get("event") == "launch"]
         return lines[-1] if lines else {}
 
-    def _why(self, before: dict[str, Any], nodes: set[str], failure: RankFailure | None) -> tuple[str, str]:
+    def _explain(self, before: dict[str, Any], nodes: set[str], failure: RankFailure | None) -> tuple[str, str]:
         if not before:
             return "start", ""
         gone, come = set(before["nodes"]) - nodes, nodes - set(before["nodes"])

@@ -59,7 +59,7 @@ def run_under_agent(
         made, number = _tell(job, store, compose_and_write)
         run_dir = str(made.path.resolve())
     else:
-        code, number, run_dir = _told(job, store)
+        code, number, run_dir = _receive_end(job, store)
         if code:
             time.sleep(REFUSED_SECONDS)
             worker.leave(code)
@@ -82,16 +82,16 @@ def _say_ending(job: DetectedJob, run_dir: Path, number: int, code: int) -> None
     if failure is not None and failure.rank == job.rank and failure.kind != "ended":
         if failure.kind != "restart":  # the agent may start it again
             Starts.end(run_dir, number, failure)
-    elif job.rank == 0 and (ending := read_ending(run_dir) or _done(number, code)):
+    elif job.rank == 0 and (ending := read_ending(run_dir) or _decide_done(number, code)):
         end(run_dir, ending)
 
 
-def _done(number: int, code: int) -> RunEnding | None:
+def _decide_done(number: int, code: int) -> RunEnding | None:
     return decide_ending(number, done=True) if code == 0 else None
 
 
 def _start_sidecars(run_dir: str) -> list[sidecars.Running]:
-    asked = sidecars.wanted(RunDirectory.open(run_dir).run())
+    asked = sidecars.list_sidecars(RunDirectory.open(run_dir).run())
     return sidecars.start(asked, run_dir, owner=os.getppid())
 
 
@@ -102,7 +102,7 @@ def _tell(job: DetectedJob, store: Store, compose_and_write: Callable[[], RunDir
         directory.lock()
         requeue.remember(job.key, directory.path)
         first = job.restarts == 0 or job.agent != "torchrun"
-        why, before = ("start", start_before(directory.path)) if first else _replaced(directory)
+        why, before = ("start", start_before(directory.path)) if first else _explain_restart(directory)
         if first:
             failures.clear(directory.logs)
         clear_ending(directory.path)
@@ -117,7 +117,7 @@ def _tell(job: DetectedJob, store: Store, compose_and_write: Callable[[], RunDir
     return directory, now.generation
 
 
-def _replaced(directory: RunDirectory) -> tuple[str, StartBefore]:
+def _explain_restart(directory: RunDirectory) -> tuple[str, StartBefore]:
     """(why the agent starts the ranks again, what is known of it). Nobody writes down that a rank was killed."""
     failure = failures.first(directory.logs, generation.progress(directory.path).generation)
     if failure is None:
@@ -135,7 +135,7 @@ def _tell_events(job: DetectedJob, run_dir: Path, now: generation.Progress, why:
         spares=0,
         why=why,
         evidence=before.evidence,
-        found=None if why == "start" else _found(run_dir, now.generation - 1),
+        found=None if why == "start" else _read_end_time(run_dir, now.generation - 1),
         futile=now.futile,
         member=before.member,
         after=before.after,
@@ -144,13 +144,13 @@ def _tell_events(job: DetectedJob, run_dir: Path, now: generation.Progress, why:
     events.close()
 
 
-def _found(run_dir: Path, number: int) -> str | None:
+def _read_end_time(run_dir: Path, number: int) -> str | None:
     """When that start was seen to have ended: an agent that is not ours leaves no word of its own."""
     at = failures.seen_at(run_dir / "logs", number)
     return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
-def _told(job: DetectedJob, store: Store) -> tuple[int, int, str]:
+def _receive_end(job: DetectedJob, store: Store) -> tuple[int, int, str]:
     """On the other ranks: the exit code, and where it is 0 the generation and the run directory."""
     code, number, run_dir = store.get(_key(job)).decode().split(":", 2)
     store.add(_key(job) + "/read", 1)

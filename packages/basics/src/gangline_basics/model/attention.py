@@ -25,7 +25,7 @@ from gangline_basics.model.flex import block_mask, flex, takes
 from gangline_basics.model.kept_tokens import KeyValues
 from gangline_basics.model.recall import Recall
 from gangline_basics.model.reference_attention import attend, visible
-from gangline_basics.model.rope import rotated
+from gangline_basics.model.rope import rotate_pair
 from gangline_basics.model.rope_rates import frequencies
 
 PLAIN = AttentionCall()
@@ -68,7 +68,7 @@ class PlainAttention:
                 q_BHTC, k_BKTC, v_BKTC, is_causal=call.causal, scale=call.scale, enable_gqa=grouped
             )
         if document_BT is not None and documents.takes(call, q_BHTC, sinks_H):
-            out = documents.within_documents(q_BHTC, k_BKTC, v_BKTC, document_BT, call, self._spans)
+            out = documents.attend_documents(q_BHTC, k_BKTC, v_BKTC, document_BT, call, self._spans)
             if out is not None:
                 return out
         source_BT = position_BT if document_BT is None else document_BT
@@ -135,7 +135,7 @@ class GroupedAttention(nn.Module, ABC):
             k_BTKC = self.k_norm(k_BTKC)
         q, k = q_BTHC.transpose(1, 2), k_BTKC.transpose(1, 2)
         if self.rates:
-            q, k = rotated(q, k, batch.position, self.rates, self.magnitude)
+            q, k = rotate_pair(q, k, batch.position, self.rates, self.magnitude)
         more = () if self.sinks is None else (self.sinks.weight,)
         attention = self.attention
         if batch.cache is not None:

@@ -67,7 +67,7 @@ class DecoderConfig(ModelConfig):
                         run,
                         (
                             {"model.heads": heads}
-                            for heads in _by_distance(self.heads, self.dim)
+                            for heads in _sort_by_distance(self.heads, self.dim)
                             if self.dim % heads == 0
                         ),
                     ),
@@ -126,7 +126,7 @@ class DecoderConfig(ModelConfig):
         return self.dim // self.heads if self.head_dim is None else self.head_dim
 
 
-def _by_distance(number: int, most: int) -> list[int]:
+def _sort_by_distance(number: int, most: int) -> list[int]:
     """1 to `most`, the nearest to a number first."""
     return sorted(range(1, most + 1), key=lambda other: abs(other - number))
 

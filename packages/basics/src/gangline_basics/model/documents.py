@@ -66,7 +66,7 @@ def takes(call: AttentionCall, q_BHTC: Tensor, sinks_H: Tensor | None) -> bool:
     """Whether there is a kernel of documents for this call of queries."""
     if call.window is not None or call.soft_cap is not None or sinks_H is not None:
         return False
-    if torch.compiler.is_compiling() and not within_documents.is_out:
+    if torch.compiler.is_compiling() and not attend_documents.is_out:
         return False
     if q_BHTC.is_cuda:
         width = q_BHTC.shape[-1]
@@ -75,7 +75,7 @@ def takes(call: AttentionCall, q_BHTC: Tensor, sinks_H: Tensor | None) -> bool:
 
 
 @untraced  # where documents lie is of the batch, and not of the graph
-def within_documents(
+def attend_documents(
     q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, document_BT: Tensor, call: AttentionCall, recall: Recall
 ) -> Tensor | None:
     """(B, H, T, C): each query sees the keys of its document, up to itself where the call is causal.
@@ -106,7 +106,7 @@ class _Within(torch.autograd.Function):
         causal: bool,
         scale: float | None,
     ) -> Tensor:
-        q, k, v = (_with_dense_rows(x) for x in (q, k, v))
+        q, k, v = (_make_rows_dense(x) for x in (q, k, v))
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
         for place in spans:
@@ -121,7 +121,7 @@ class _Within(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         gradients = tuple(torch.empty_like(x) for x in (q, k, v))
-        grad = _with_dense_rows(grad)
+        grad = _make_rows_dense(grad)
         for place in ctx.spans:
             given = (_cut(x, place) for x in (grad, q, k, v, out, lse))
             found = _backward(*given, 0.0, ctx.causal, scale=ctx.scale)
@@ -130,7 +130,7 @@ class _Within(torch.autograd.Function):
         return (*gradients, None, None, None)
 
 
-def _with_dense_rows(x: Tensor) -> Tensor:
+def _make_rows_dense(x: Tensor) -> Tensor:
     """The same, the numbers of a head side by side: flash kernels take that for granted and do not look.
 
     torch.cat lays out what it joins as channels_last where that fits, as rotary positions of heads of width 2 do.
@@ -154,7 +154,7 @@ def varlen(
     """By torch's varlen attention, rows one after another. Not yet run on a GPU; the checks run another `kernel`."""
     B, T = q_BHTC.shape[0], q_BHTC.shape[2]
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTC, k_BKTC, v_BKTC))
-    q, k, v = (_with_dense_rows(x) for x in (q, k, v))
+    q, k, v = (_make_rows_dense(x) for x in (q, k, v))
     bounds = found.bounds.to(q.device, non_blocking=True)
     grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     window = (-1, 0) if call.causal else (-1, -1)

@@ -17,23 +17,23 @@ from gangline_basics.model.gating import Gating
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
 
 
-def gated(gating: Gating, gate: Tensor, up: Tensor) -> Tensor:
+def apply_gate(gating: Gating, gate: Tensor, up: Tensor) -> Tensor:
     """What `Gating` says, in the shape of its two products."""
     if gating.plain:
         return ACTIVATIONS[gating.activation](gate) * up
     return BoundedGate.apply(gating, gate, up)
 
 
-def bounded(gating: Gating, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def bound_gate(gating: Gating, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(the bounded gate, sigmoid(slope · gate) of it, bounded up + offset)."""
     if gating.limit is not None:
         gate, up = gate.clamp(max=gating.limit), up.clamp(-gating.limit, gating.limit)
     return gate, torch.sigmoid(gating.slope * gate), up + gating.offset
 
 
-def bounded_gradients(gating: Gating, gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+def bound_gradients(gating: Gating, gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
     """Of gate and up, where `dy` is that of a gating which is not plain; 0 beyond the limit."""
-    g, s, u = bounded(gating, gate, up)
+    g, s, u = bound_gate(gating, gate, up)
     dgate, dup = dy * u * s * (1 + gating.slope * g * (1 - s)), dy * g * s
     if gating.limit is not None:
         dgate = dgate.masked_fill(gate > gating.limit, 0.0)
@@ -48,14 +48,14 @@ class BoundedGate(torch.autograd.Function):
     def forward(ctx, gating: Gating, gate: Tensor, up: Tensor) -> Tensor:
         ctx.gating = gating
         ctx.save_for_backward(gate, up)
-        g, s, u = bounded(gating, gate, up)
+        g, s, u = bound_gate(gating, gate, up)
         return g * s * u
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy: Tensor):
         gate, up = ctx.saved_tensors
-        return None, *bounded_gradients(ctx.gating, gate, up, dy)
+        return None, *bound_gradients(ctx.gating, gate, up, dy)
 
 
 class FeedForward(nn.Module):
@@ -67,4 +67,4 @@ class FeedForward(nn.Module):
         self.w_down, self.gating = construct(node.w_down), node.gating
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w_down(gated(self.gating, self.w_gate(x), self.w_up(x)))
+        return self.w_down(apply_gate(self.gating, self.w_gate(x), self.w_up(x)))

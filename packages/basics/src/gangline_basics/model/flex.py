@@ -60,14 +60,14 @@ def flex(
 
     cap = call.soft_cap or 1.0
 
-    def capped(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def cap_score(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return cap * torch.tanh(score / cap)
 
     out, aux = (kernel or _kernel())(
         q_BHTC,
         k_BKTC,
         v_BKTC,
-        score_mod=None if call.soft_cap is None else capped,
+        score_mod=None if call.soft_cap is None else cap_score,
         block_mask=mask,
         scale=call.scale,
         enable_gqa=q_BHTC.shape[1] != k_BKTC.shape[1],

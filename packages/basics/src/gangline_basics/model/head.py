@@ -31,18 +31,18 @@ class Head(nn.Module):
         self.product = logits
 
     def forward(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
-        return self.loss(self.normed(hidden_BTD), self.weight, batch.targets, batch.loss_mask)
+        return self.loss(self.normalise(hidden_BTD), self.weight, batch.targets, batch.loss_mask)
 
-    def normed(self, hidden_BTD: Tensor) -> Tensor:
+    def normalise(self, hidden_BTD: Tensor) -> Tensor:
         """What is multiplied with the vocabulary, (B, T, D)."""
-        return self.scaled(self.norm(hidden_BTD))
+        return self.scale_hidden(self.norm(hidden_BTD))
 
-    def scaled(self, x_BTD: Tensor) -> Tensor:
+    def scale_hidden(self, x_BTD: Tensor) -> Tensor:
         """The same of what is normalised already."""
         return x_BTD if self.scale == 1.0 else x_BTD * self.scale
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """(B, T, V) of the next token, in float32 at least."""
-        x_BTV = self.product(self.normed(hidden_BTD), self.weight)
+        x_BTV = self.product(self.normalise(hidden_BTD), self.weight)
         x_BTV = x_BTV.to(torch.promote_types(x_BTV.dtype, torch.float32))
         return x_BTV if self.soft_cap is None else cap_logits_(x_BTV, self.soft_cap)

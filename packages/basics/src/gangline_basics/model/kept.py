@@ -92,13 +92,13 @@ class Codes:
     def shape(self) -> torch.Size:
         return self.codes.shape
 
-    def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
+    def dequantise(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The matrix itself."""
         return decode(self.codes, self.scales, dtype)
 
     def detach(self) -> Tensor:
         """The matrix itself, which has no history."""
-        return self.decoded()
+        return self.dequantise()
 
     @classmethod
     def __torch_function__(
@@ -107,7 +107,7 @@ class Codes:
         if function is F.linear and not kwargs and isinstance(args[1], Codes):
             return _Product.apply(args[0], args[1], args[2] if len(args) > 2 else None)
         dtype = next((arg.dtype for arg in args if isinstance(arg, Tensor)), torch.float32)
-        return function(*(arg.decoded(dtype) if isinstance(arg, Codes) else arg for arg in args), **(kwargs or {}))
+        return function(*(arg.dequantise(dtype) if isinstance(arg, Codes) else arg for arg in args), **(kwargs or {}))
 
 
 class _Product(torch.autograd.Function):
@@ -116,12 +116,12 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Codes, b: Tensor | None) -> Tensor:
         ctx.w = w
-        return F.linear(x, w.decoded(x.dtype), b)
+        return F.linear(x, w.dequantise(x.dtype), b)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
-        dx = dy @ ctx.w.decoded(dy.dtype) if ctx.needs_input_grad[0] else None
+        dx = dy @ ctx.w.dequantise(dy.dtype) if ctx.needs_input_grad[0] else None
         return dx, None, dy.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
 
 

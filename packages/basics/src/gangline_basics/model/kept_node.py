@@ -115,12 +115,12 @@ def _rules(said: Mapping[str, V], every: Iterable[str]) -> dict[str, V]:
     """
     alike: dict[str, list[V | None]] = {}
     for path in every:
-        alike.setdefault(_starred(path), []).append(said.get(path))
+        alike.setdefault(_replace_numbers(path), []).append(said.get(path))
     return {
-        _starred(path) if all(other == value for other in alike[_starred(path)]) else path: value
+        _replace_numbers(path) if all(other == value for other in alike[_replace_numbers(path)]) else path: value
         for path, value in said.items()
     }
 
 
-def _starred(path: str) -> str:
+def _replace_numbers(path: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in path.split("."))

@@ -100,10 +100,10 @@ class KeyValues:
             self._kept.begin((k_BKTC, v_BKTC), document_BT)
             return out
         (keys, values), text = self._kept.add((k_BKTC, v_BKTC))
-        return one_query(q_BHTC, keys, values, text, self._call, sinks_H)
+        return attend_one_query(q_BHTC, keys, values, text, self._call, sinks_H)
 
 
-def one_query(
+def attend_one_query(
     q_BH1C: Tensor,
     k_BKSC: Tensor,
     v_BKSC: Tensor,

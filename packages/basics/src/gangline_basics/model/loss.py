@@ -91,7 +91,7 @@ class _InChunks(torch.autograd.Function):
         ctx, h_ND: Tensor, w_VD: Tensor, targets_N: Tensor, counts_N: Tensor, chunk: int, soft_cap: float | None
     ) -> tuple[Tensor, Tensor]:
         targets_N = targets_N.masked_fill(~counts_N, 0)
-        lse_N, target_N = by_chunks(h_ND, w_VD, targets_N, chunk, soft_cap)
+        lse_N, target_N = compute_by_chunks(h_ND, w_VD, targets_N, chunk, soft_cap)
         ctx.save_for_backward(h_ND, w_VD, targets_N, counts_N, lse_N)
         ctx.chunk, ctx.soft_cap = chunk, soft_cap
         ctx.set_materialize_grads(False)
@@ -109,13 +109,13 @@ class _InChunks(torch.autograd.Function):
         return dh_ND, dw_VD, None, None, None, None
 
 
-def by_chunks(
+def compute_by_chunks(
     h_ND: Tensor, w_VD: Tensor, targets_N: Tensor, chunk: int, soft_cap: float | None
 ) -> tuple[Tensor, Tensor]:
     """Of each row the log-sum-exp of its logits and the target's logit, (N,) each in float32 at least."""
     found = []
     for h, target in zip(h_ND.split(chunk), targets_N.split(chunk), strict=True):
-        logits_CV = _capped(F.linear(h, w_VD), soft_cap)
+        logits_CV = _cap(F.linear(h, w_VD), soft_cap)
         found.append((log_sum_exp(logits_CV), wide(logits_CV.gather(1, target[:, None]).squeeze(1))))
     lse, targets = zip(*found, strict=True)
     return torch.cat(lse), torch.cat(targets)
@@ -141,11 +141,11 @@ def gradients_by_chunks(
     dw_VD = torch.zeros_like(w_VD, dtype=torch.promote_types(w_VD.dtype, torch.float32)) if wanted[1] else None
     for start in range(0, len(h_ND), chunk):
         rows = slice(start, start + chunk)
-        logits_CV = _capped(F.linear(h_ND[rows], w_VD), soft_cap)
+        logits_CV = _cap(F.linear(h_ND[rows], w_VD), soft_cap)
         here, z = (None if x is None else x[rows] for x in (here_N, z_N))
         d_CV = logits_gradient(logits_CV, targets_N[rows], here, each_N[rows], lse_N[rows], z)
         if soft_cap is not None:
-            uncapped_gradient_(d_CV, logits_CV, soft_cap)
+            uncap_gradient_(d_CV, logits_CV, soft_cap)
         if dh_ND is not None:
             torch.mm(d_CV, w_VD, out=dh_ND[rows])
         if dw_VD is None:
@@ -157,7 +157,7 @@ def gradients_by_chunks(
     return dh_ND, None if dw_VD is None else dw_VD.to(w_VD.dtype)
 
 
-def _capped(logits_NV: Tensor, cap: float | None) -> Tensor:
+def _cap(logits_NV: Tensor, cap: float | None) -> Tensor:
     return logits_NV if cap is None else cap_logits_(logits_NV, cap)
 
 
@@ -174,7 +174,7 @@ class _SoftCap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_NV: Tensor):
-        return uncapped_gradient_(grad_NV, ctx.saved_tensors[0], ctx.cap), None
+        return uncap_gradient_(grad_NV, ctx.saved_tensors[0], ctx.cap), None
 
 
 def cap_logits_(logits_NV: Tensor, cap: float) -> Tensor:
@@ -182,7 +182,7 @@ def cap_logits_(logits_NV: Tensor, cap: float) -> Tensor:
     return logits_NV.div_(cap).tanh_().mul_(cap)
 
 
-def uncapped_gradient_(grad_NV: Tensor, capped_NV: Tensor, cap: float) -> Tensor:
+def uncap_gradient_(grad_NV: Tensor, capped_NV: Tensor, cap: float) -> Tensor:
     """In place, a few rows at a time: from the gradient of capped logits to that of the logits, · (1 - tanh²)."""
     rows = _rows(grad_NV)
     for grad, capped in zip(grad_NV.split(rows), capped_NV.split(rows), strict=True):

@@ -22,7 +22,7 @@ LEAST_BYTES = 1 << 20  # of a matrix that is packed
 
 
 @contextmanager
-def packed(model: nn.Module, rows: int) -> Iterator[None]:
+def pack_weights(model: nn.Module, rows: int) -> Iterator[None]:
     """Inside, linears and head of the model multiply by packed copies of large float32 matrices, made for `rows` rows.
 
     Only where torch has oneDNN for an x86 processor and the model is there; else nothing changes.

@@ -26,7 +26,7 @@ def angles(
     position_BT: Tensor, rates: tuple[float, ...], dtype: torch.dtype, magnitude: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """cos and sin, each (B, 1, T, F) in `dtype`, of the angle of every pair at every position, times `magnitude`."""
-    made = torch.tensor if torch.compiler.is_compiling() else _kept
+    made = torch.tensor if torch.compiler.is_compiling() else _copy_rates
     rate_F = made(rates, dtype=dtype, device=position_BT.device)
     angle_B1TF = position_BT[:, None, :, None].to(dtype) * rate_F
     cos, sin = angle_B1TF.cos(), angle_B1TF.sin()
@@ -34,7 +34,7 @@ def angles(
 
 
 @lru_cache(maxsize=64)
-def _kept(rates: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _copy_rates(rates: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Rates on the device, copied there once: a copy of numbers of the host waits for all that the device has to do."""
     with torch.inference_mode(False):
         return torch.tensor(rates, dtype=dtype, device=device)
@@ -49,7 +49,7 @@ def rotate(x_BHTC: Tensor, cos_B1TF: Tensor, sin_B1TF: Tensor) -> Tensor:
     return torch.cat((*turned, *rest), dim=-1).to(x_BHTC.dtype)
 
 
-def rotated(
+def rotate_pair(
     q: Tensor, k: Tensor, position_BT: Tensor, rates: tuple[float, ...], magnitude: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """q (B, H, T, C) and k (B, K, T, C) rotated to their positions, `rates` as `frequencies` gives them.

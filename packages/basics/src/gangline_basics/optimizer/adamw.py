@@ -14,7 +14,7 @@ from gangline.optimizer import Optimizer
 from gangline.runtime import ParamShard, Runtime, ShardedParam
 from gangline.shard import Shard, model_array
 from gangline_basics.optimizer.config import Adamw
-from gangline_basics.optimizer.pieces import grouped, state_shard
+from gangline_basics.optimizer.pieces import group_pieces, state_shard
 
 
 class AdamwOptimizer(Optimizer):
@@ -34,7 +34,7 @@ class AdamwOptimizer(Optimizer):
         model = runtime.registry
         self.registry = model.like("optimizer/exp_avg", arrays) | model.like("optimizer/exp_avg_sq", arrays)
         self._groups = [
-            _Group(rate, decay, pieces, self._fused) for (rate, decay), pieces in grouped(named, config).items()
+            _Group(rate, decay, pieces, self._fused) for (rate, decay), pieces in group_pieces(named, config).items()
         ]
         self._steps = 0
 

@@ -28,7 +28,7 @@ from gangline.shard import Layout, Registry, Shard, model_array
 from gangline_basics.optimizer.adamw import AdamwOptimizer
 from gangline_basics.optimizer.codes import decode, encode
 from gangline_basics.optimizer.config import Adamw8bit
-from gangline_basics.optimizer.pieces import grouped
+from gangline_basics.optimizer.pieces import group_pieces
 
 AT_ONCE = 1 << 24  # numbers of a piece whose moments are in full at a time
 STATES = (("exp_avg", True), ("exp_avg_sq", False))  # and whether it has a sign
@@ -56,14 +56,14 @@ class Adamw8bitOptimizer(Optimizer):
 
     def __init__(self, config: Adamw8bit, runtime: Runtime, deterministic: bool) -> None:
         self.config, model = config, runtime.registry
-        coded = [name for name in runtime.names() if config.coded(model[model_array(name)].shape)]
+        coded = [name for name in runtime.names() if config.quantises(model[model_array(name)].shape)]
         rest = [name for name in runtime.names() if name not in set(coded)]
         named = runtime.parameters()
         self._rest = AdamwOptimizer(config, runtime, [p for p in named if p.name in set(rest)], rest, deterministic)
         self.registry = self._rest.registry | registry_of(model, coded, config.block)
         self._groups = [
             (rate, decay, [self._piece(name, piece) for name, piece in pieces])
-            for (rate, decay), pieces in grouped([p for p in named if p.name in set(coded)], config).items()
+            for (rate, decay), pieces in group_pieces([p for p in named if p.name in set(coded)], config).items()
         ]
         self._steps = 0
         self._read: list[tuple[_Piece, _Moment, Tensor]] = []  # scales of whole rows in other blocks, to be taken over

@@ -32,7 +32,7 @@ class Adamw8bit(Adamw):
     block: PositiveInt = 256  # neighbours of a row that share a scale; no layout may cut inside
     fewest: PositiveInt = 4096  # what has fewer numbers keeps its moments in full, as vectors do
 
-    def coded(self, shape: Sequence[int]) -> bool:
+    def quantises(self, shape: Sequence[int]) -> bool:
         """Whether the moments of a parameter of this shape are in 8 bits."""
         return len(shape) >= 2 and prod(shape) >= self.fewest
 
@@ -40,12 +40,12 @@ class Adamw8bit(Adamw):
         return 2 * (1 + 4 / self.block) / 4
 
     def state_bytes(self, shape: Sequence[int], part: Sequence[int], *, matrix: bool, master: int) -> int:
-        if not self.coded(shape):
+        if not self.quantises(shape):
             return 2 * prod(part) * master
         return 2 * prod(part[:-1]) * (part[-1] + 4 * -(-part[-1] // self.block))
 
     def row_block(self, shape: Sequence[int]) -> int:
-        return self.block if self.coded(shape) else 1
+        return self.block if self.quantises(shape) else 1
 
 
 @dataclass

@@ -27,11 +27,11 @@ class DecayingConfig(OptimizerConfig):
     def check(self, run: Run) -> list[Problem]:
         problems = super().check(run)
         for option, patterns in (("rates", self.rates), ("decay", self.decay)):
-            problems += _unmatched(run, f"optimizer.{option}", patterns)
+            problems += _find_unmatched(run, f"optimizer.{option}", patterns)
         return problems
 
 
-def _unmatched(run: Run, option: str, patterns: Iterable[str]) -> list[Problem]:
+def _find_unmatched(run: Run, option: str, patterns: Iterable[str]) -> list[Problem]:
     """A problem for each pattern that is of no trained parameter."""
     from gangline.config.suggest import near
     from gangline.model.compose import compose_model

@@ -20,7 +20,7 @@ from gangline.optimizer import Optimizer
 from gangline.runtime import Runtime
 from gangline.shard import Shard, model_array
 from gangline_basics.optimizer.config import Lion
-from gangline_basics.optimizer.pieces import grouped, state_shard
+from gangline_basics.optimizer.pieces import group_pieces, state_shard
 
 
 class LionOptimizer(Optimizer):
@@ -29,7 +29,7 @@ class LionOptimizer(Optimizer):
     def __init__(self, config: Lion, runtime: Runtime) -> None:
         self.config = config
         self.registry = runtime.registry.like("optimizer/exp_avg", [model_array(name) for name in runtime.names()])
-        self._groups = list(grouped(runtime.parameters(), config).items())
+        self._groups = list(group_pieces(runtime.parameters(), config).items())
         self._means = [
             [torch.zeros_like(piece.tensor, requires_grad=False) for _, piece in pieces] for _, pieces in self._groups
         ]

@@ -26,7 +26,7 @@ from gangline.runtime import MatrixId, Runtime, ShardedParam
 from gangline.shard import Shard, model_array
 from gangline_basics.optimizer.adamw import AdamwOptimizer
 from gangline_basics.optimizer.config import Muon
-from gangline_basics.optimizer.pieces import decay_of, in_blocks, state_shard
+from gangline_basics.optimizer.pieces import decay_of, list_block_matrices, state_shard
 
 QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's coefficients: steep at zero, so few iterations do
 
@@ -109,7 +109,7 @@ class MuonOptimizer(Optimizer):
 
 def build(config: Muon, run: Run, runtime: Runtime) -> MuonOptimizer:
     """The optimizer `muon`: the matrices and stacks in the blocks that the plan names, and AdamW for all else."""
-    named, mine = runtime.parameters(), in_blocks(run, runtime)
+    named, mine = runtime.parameters(), list_block_matrices(run, runtime)
     return MuonOptimizer(
         config,
         runtime,

@@ -14,7 +14,7 @@ from gangline.shard import Shard, model_array
 from gangline_basics.optimizer.decaying import DecayingConfig
 
 
-def grouped(
+def group_pieces(
     named: Iterable[ShardedParam], config: DecayingConfig
 ) -> dict[tuple[float, float], list[tuple[str, ParamShard]]]:
     """(factor of the learning rate, weight decay) -> the pieces that have these, each with its parameter's name."""
@@ -37,7 +37,7 @@ def decay_of(parameter: ShardedParam, config: DecayingConfig) -> float:
     return chosen(config.decay, parameter.name, config.weight_decay if touched else 0.0)
 
 
-def in_blocks(run: Run, runtime: Runtime) -> dict[str, None]:
+def list_block_matrices(run: Run, runtime: Runtime) -> dict[str, None]:
     """The names of what is mapped as matrices, in the blocks that the plan names, on whatever stage, in order."""
     _, plan = compose_model(run)
     shapes = ((name, runtime.registry[model_array(name)].shape) for name in runtime.names())

@@ -33,7 +33,7 @@ from gangline.runtime import MatrixId, Runtime
 from gangline.shard import Layout, Registry, Shard, model_array
 from gangline_basics.optimizer.adamw import AdamwOptimizer
 from gangline_basics.optimizer.config import Soap
-from gangline_basics.optimizer.pieces import decay_of, in_blocks
+from gangline_basics.optimizer.pieces import decay_of, list_block_matrices
 
 FIRST = 8  # power iterations of the first bases; each refresh is one more
 
@@ -73,7 +73,7 @@ class SoapMatrix:
                 self._refresh()
             return torch.zeros_like(gradient)
         (one, two), count = self.config.betas, steps - 1
-        turned = self._turned(gradient)
+        turned = self._turn(gradient)
         self.mean.lerp_(turned, 1 - one)
         self.square.mul_(two).addcmul_(turned, turned, value=1 - two)
         size = (self.square / (1 - two**count)).sqrt_().add_(self.config.eps)
@@ -82,7 +82,7 @@ class SoapMatrix:
         if count % self.config.precondition_every == 0:
             mean = self._back(self.mean)
             self._refresh()
-            self.mean.copy_(self._turned(mean))
+            self.mean.copy_(self._turn(mean))
         return update
 
     def _see(self, gradient: Tensor) -> None:
@@ -96,7 +96,7 @@ class SoapMatrix:
             if side is not None:
                 side.refresh(self.config.damping, self.config.eps**2)
 
-    def _turned(self, x: Tensor) -> Tensor:
+    def _turn(self, x: Tensor) -> Tensor:
         x = x if self.left is None else self.left.basis.T @ x
         return x if self.right is None else x @ self.right.basis
 
@@ -190,4 +190,4 @@ def array_name(state: str, id: MatrixId, model: Registry) -> str:
 
 def build(config: Soap, run: Run, runtime: Runtime) -> SoapOptimizer:
     """The optimizer `soap`: the matrices and stacks in the blocks that the plan names, and AdamW for all else."""
-    return SoapOptimizer(config, runtime, in_blocks(run, runtime), run.deterministic)
+    return SoapOptimizer(config, runtime, list_block_matrices(run, runtime), run.deterministic)

@@ -36,11 +36,11 @@ class DdpRuntime(WholeRuntime):
     def local(self) -> tuple[Registry, list[Shard]]:
         return self._buckets.local(self.registry.mesh, self.rank)
 
-    def _before_backward(self, microbatch: int, last: int) -> None:
+    def _begin_backward(self, microbatch: int, last: int) -> None:
         if microbatch == last:
             self._buckets.begin_last()
 
-    def _reduced(self) -> list[Tensor]:
+    def _reduce(self) -> list[Tensor]:
         self._buckets.finish()
         return self.storage.assign_gradients()
 

@@ -62,13 +62,13 @@ class Matrices:
         """What `Runtime.map_matrices` does."""
 
         def measure(item: tuple[str, Pieces]) -> tuple[int, int]:
-            return self.registry[model_array(item[0])].nbytes, len(self._of(item[0]))
+            return self.registry[model_array(item[0])].nbytes, len(self._list_matrices(item[0]))
 
         for batch in batches(given, measure, self.comm.size):
-            yield from self._mapped(function, dict(batch))
+            yield from self._map(function, dict(batch))
 
     @torch.no_grad()
-    def _mapped(self, function: _Function, batch: Batch) -> Iterator[tuple[str, Pieces]]:
+    def _map(self, function: _Function, batch: Batch) -> Iterator[tuple[str, Pieces]]:
         plan = self._plan(tuple(batch))
         dtype = getattr(torch, self.registry[model_array(next(iter(batch)))].dtype)
         wholes = {id(m): torch.empty(m.box.shape[-2:], dtype=dtype, device=self.device) for m in plan.own}
@@ -109,7 +109,7 @@ class Matrices:
 
     # --- owners ------------------------------------------------------------------------------------------------------
 
-    def _of(self, name: str) -> list[Matrix]:
+    def _list_matrices(self, name: str) -> list[Matrix]:
         if name not in self._matrices:
             self._matrices[name] = matrices_of(self.registry, name, self.comm.ranks)
         return self._matrices[name]
@@ -117,7 +117,7 @@ class Matrices:
     def _plan(self, names: tuple[str, ...]) -> _Plan:
         """The matrices of these parameters that this rank maps, and the moves that it takes part in."""
         if names not in self._plans:
-            matrices = [matrix for name in names for matrix in self._of(name)]
+            matrices = [matrix for name in names for matrix in self._list_matrices(name)]
             owners, me, plan = owners_of(matrices, self.comm.size), self.comm.index, _Plan([], [], [])
             for matrix, owner in zip(matrices, owners, strict=True):
                 if owner == me:

@@ -46,13 +46,13 @@ class Tally:
     @mark_traffic("loss")
     def begin(self, losses: Sequence[Tensor], collected: Collected) -> None:
         """Start to reduce: all forward passes are done. `losses`: one 0-d sum for each microbatch."""
-        self._values = _by_key(collected)
+        self._values = _group_by_key(collected)
         self._count = len(losses)
         new = float(any(key not in self.agreed for key in self._values))
         zero = torch.zeros((), dtype=torch.float64, device=self.device)
-        loss = self._grouped([x.double() for x in losses]) if losses else zero
+        loss = self._sum_groups([x.double() for x in losses]) if losses else zero
         head, self._own = torch.stack((loss, zero + new)), loss
-        self._sums = self.comm.start_all_reduce(torch.cat((head, *self._summed())))
+        self._sums = self.comm.start_all_reduce(torch.cat((head, *self._sum())))
         self._maxima = self._begin_maxima()
 
     @mark_traffic("loss")
@@ -64,7 +64,7 @@ class Tally:
         loss_sum, new = numbers[:2]
         if new:
             self._agree()
-            self._sums = self.comm.start_all_reduce(torch.cat((sums[:2], *self._summed())))
+            self._sums = self.comm.start_all_reduce(torch.cat((sums[:2], *self._sum())))
             self._maxima = self._begin_maxima()
             sums, maxima = self._wait()
             numbers = _to_host(sums, maxima)
@@ -77,7 +77,7 @@ class Tally:
         sums = self._sums.wait()
         return sums, sums[:0] if self._maxima is None else self._maxima.wait()
 
-    def _summed(self) -> list[Tensor]:
+    def _sum(self) -> list[Tensor]:
         vectors = []
         for key in self.agreed:
             if key[2] == "max":
@@ -89,7 +89,7 @@ class Tally:
                 torch.cat((by_microbatch[i].double().reshape(-1), one)) if i in by_microbatch else nothing
                 for i in range(self._count)
             ]
-            vectors.append(self._grouped(rows) if rows else nothing)
+            vectors.append(self._sum_groups(rows) if rows else nothing)
         return vectors
 
     def _begin_maxima(self) -> Pending[Tensor] | None:
@@ -101,7 +101,7 @@ class Tally:
                 vectors.append(torch.stack((nothing, *found)).amax(0))
         return self.comm.start_all_reduce(torch.cat(vectors), "max") if vectors else None
 
-    def _grouped(self, rows: list[Tensor]) -> Tensor:
+    def _sum_groups(self, rows: list[Tensor]) -> Tensor:
         """Add one row per microbatch: within each group in order, then the groups in order."""
         share = len(rows) // self.groups
         shares = [sum_rows(torch.stack(rows[i * share : (i + 1) * share])) for i in range(self.groups)]
@@ -134,7 +134,7 @@ def _to_host(*tensors: Tensor) -> list[float]:
     return torch.cat([x.double().reshape(-1) for x in tensors]).tolist()
 
 
-def _by_key(collected: Collected) -> dict[Key, dict[int, Tensor]]:
+def _group_by_key(collected: Collected) -> dict[Key, dict[int, Tensor]]:
     """What was emitted, regrouped: key -> microbatch -> value."""
     found: dict[Key, dict[int, Tensor]] = {}
     for (microbatch, path, name), term in collected.losses.items():

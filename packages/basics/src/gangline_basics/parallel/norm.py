@@ -20,7 +20,7 @@ def row_squares(gradient: Tensor) -> Tensor:
     return rows.double().square().sum(-1)
 
 
-def ordered_norm(squares: Sequence[Tensor]) -> Tensor:
+def compute_norm(squares: Sequence[Tensor]) -> Tensor:
     """The norm from each name's `row_squares`, all its rows in order, names in order: 0-d, float64."""
     return torch.stack([rows.sum() for rows in squares]).sum().sqrt()
 
@@ -28,7 +28,7 @@ def ordered_norm(squares: Sequence[Tensor]) -> Tensor:
 def global_norm(gradients: Sequence[Tensor], deterministic: bool) -> Tensor:
     """The norm of gradients that this rank holds whole, 0-d; nan or inf where one of them is not finite."""
     if deterministic:
-        return ordered_norm([row_squares(gradient) for gradient in gradients])
+        return compute_norm([row_squares(gradient) for gradient in gradients])
     return get_total_norm(gradients)
 
 

@@ -95,12 +95,12 @@ def matrix_owners(registry: Registry, names: Sequence[str], ranks: Sequence[int]
     """The global rank that maps each matrix of these parameters. ranks: global, those of the stage that has them."""
     return {
         matrix.id: ranks[owner]
-        for matrices in _batched(registry, names, ranks)
+        for matrices in _batch(registry, names, ranks)
         for matrix, owner in zip(matrices, owners_of(matrices, len(ranks)), strict=True)
     }
 
 
-def most_matrix_bytes(
+def count_most_matrix_bytes(
     optimizer: OptimizerConfig, registry: Registry, names: Sequence[str], ranks: Sequence[int], master: int
 ) -> int:
     """What `optimizer` keeps of the matrices of these parameters on the rank, of `ranks`, that has most of it."""
@@ -114,10 +114,10 @@ def matrix_traffic(registry: Registry, names: Sequence[str], ranks: Sequence[int
     """What `Runtime.map_matrices` of these parameters sends: for each batch, in two all-to-alls, the numbers that all
     `ranks` (global, those of a stage) together send: each part to its matrix's owner, and the result to each holder.
     """
-    return [_moved(matrices, len(ranks)) for matrices in _batched(registry, names, ranks)]
+    return [_count_moved(matrices, len(ranks)) for matrices in _batch(registry, names, ranks)]
 
 
-def _batched(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> Iterator[list[Matrix]]:
+def _batch(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> Iterator[list[Matrix]]:
     """The matrices of these parameters, those together that travel together."""
     found = {name: matrices_of(registry, name, ranks) for name in names}
 
@@ -128,7 +128,7 @@ def _batched(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> 
         yield [matrix for name in batch for matrix in found[name]]
 
 
-def _moved(matrices: Sequence[Matrix], ranks: int) -> int:
+def _count_moved(matrices: Sequence[Matrix], ranks: int) -> int:
     return sum(
         prod(part.box.shape) * (len(part.holders) + (-1 if owner in part.holders else 1))
         for matrix, owner in zip(matrices, owners_of(matrices, ranks), strict=True)

@@ -28,7 +28,7 @@ def check_share(batches: Sequence[Batch], world: Comm, device: torch.device) -> 
 
 
 @mark_traffic("loss")
-def in_global_order(
+def gather_in_order(
     losses: Sequence[Tensor],
     count: int,
     coordinate: tuple[int, int],
@@ -42,12 +42,12 @@ def in_global_order(
     are counted elsewhere. comm: all the ranks that hold a part; what they hold of one sample is added up. each: of more
     than one, losses are (each,), and (width · count, each) comes back.
     """
-    summed = comm.all_reduce(-_placed(losses, count, coordinate, device, each)).cpu()
+    summed = comm.all_reduce(-_place(losses, count, coordinate, device, each)).cpu()
     return summed if each == 1 else summed.view(-1, each)
 
 
 @mark_traffic("loss")
-def evaluated(
+def sum_evaluated(
     losses: Sequence[Tensor], count: int, tokens: Tensor, coordinate: tuple[int, int], comm: Comm, device: torch.device
 ) -> tuple[float, int]:
     """(loss sum, token count) of all ranks: each microbatch's loss is added in global order.
@@ -55,7 +55,7 @@ def evaluated(
     So the sum has the same bits for any number of data ranks that read microbatches of one size. Arguments as above,
     of `count` microbatches on every rank; tokens: 0-d, those that are counted here.
     """
-    placed = _placed(losses, count, coordinate, device)
+    placed = _place(losses, count, coordinate, device)
     *each, counted = comm.all_reduce(torch.cat((placed, tokens.double().view(1)))).tolist()
     total = 0.0
     for loss in each:  # not `sum`, which from Python 3.12 on adds in another way
@@ -63,7 +63,7 @@ def evaluated(
     return total, int(counted)
 
 
-def _placed(
+def _place(
     losses: Sequence[Tensor], count: int, coordinate: tuple[int, int], device: torch.device, each: int = 1
 ) -> Tensor:
     """(width · count · each,) float64: this rank's losses in their places, zeros elsewhere."""

@@ -19,7 +19,7 @@ class SingleRuntime(WholeRuntime):
 
     _sums: list[Tensor] | None = None  # of the groups that are done, in the dtype in which ranks add them
 
-    def _before_backward(self, microbatch: int, last: int) -> None:
+    def _begin_backward(self, microbatch: int, last: int) -> None:
         share = (last + 1) // self.groups
         if microbatch and microbatch % share == 0:
             self._end_group()
@@ -32,7 +32,7 @@ class SingleRuntime(WholeRuntime):
             torch._foreach_add_(self._sums, wire)
         self.storage.clear_gradients()
 
-    def _reduced(self) -> list[Tensor]:
+    def _reduce(self) -> list[Tensor]:
         gradients = self.storage.assign_gradients()
         if self._sums is not None:
             self._end_group()

@@ -11,7 +11,7 @@ from gangline.precision import Precision
 from gangline.shard import dtype_name
 
 
-def kept_dtype(plan: Plan, name: str, precision: Precision) -> torch.dtype:
+def choose_kept_dtype(plan: Plan, name: str, precision: Precision) -> torch.dtype:
     """What the parameter `name` is kept in: master weights' dtype, unless the plan keeps it in fewer bits."""
     said = plan.dtype_of(name)
     return precision.param_dtype if said is None else getattr(torch, said)
@@ -54,8 +54,8 @@ class WholeStorage:
             setattr(model.get_submodule(path), attribute, self.used[name])
 
     def _materialise(self, name: str, given: nn.Parameter, plan: Plan) -> None:
-        dtypes, kept = self.precision, kept_dtype(plan, name, self.precision)
-        master = _on(self.device, given.detach(), kept).requires_grad_(given.requires_grad)
+        dtypes, kept = self.precision, choose_kept_dtype(plan, name, self.precision)
+        master = _copy_to(self.device, given.detach(), kept).requires_grad_(given.requires_grad)
         if plan.computes_as_kept(name) or dtypes.compute_dtype == kept:
             master = nn.Parameter(master.detach(), requires_grad=given.requires_grad)
             used = master
@@ -69,7 +69,7 @@ class WholeStorage:
 
     def _take_buffers(self, model: nn.Module) -> None:
         for buffer in filled_buffers_of(model):
-            local = _on(self.device, buffer.tensor, buffer.tensor.dtype)
+            local = _copy_to(self.device, buffer.tensor, buffer.tensor.dtype)
             put(model, buffer, local)
             if buffer.kept is not None:
                 self.buffers[buffer.kept] = local
@@ -110,7 +110,7 @@ class WholeStorage:
         return gradients
 
 
-def _on(device: torch.device, given: Tensor, dtype: torch.dtype) -> Tensor:
+def _copy_to(device: torch.device, given: Tensor, dtype: torch.dtype) -> Tensor:
     """Memory on `device`, with the values of `given` if it has any."""
     if given.is_meta:
         return torch.empty_like(given, device=device, dtype=dtype)

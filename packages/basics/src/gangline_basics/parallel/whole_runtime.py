@@ -25,9 +25,9 @@ from gangline_basics.parallel.matrices import Matrices
 from gangline_basics.parallel.metrics import Tally
 from gangline_basics.parallel.microbatch import WholeModel, count_on_host, count_tokens, frame_of
 from gangline_basics.parallel.prepare import bind_folds, finish_blocks, set_products
-from gangline_basics.parallel.sample_losses import check_share, evaluated, in_global_order
+from gangline_basics.parallel.sample_losses import check_share, gather_in_order, sum_evaluated
 from gangline_basics.parallel.storage import WholeStorage
-from gangline_basics.sampling.on_ranks import keeps, shared, writing
+from gangline_basics.sampling.on_ranks import keeps, share_writing, writing
 
 
 class WholeRuntime(Runtime):
@@ -61,11 +61,11 @@ class WholeRuntime(Runtime):
         self._emitted: dict[str, dict[str, Tensor]] = {}
 
     @abstractmethod
-    def _before_backward(self, microbatch: int, last: int) -> None:
+    def _begin_backward(self, microbatch: int, last: int) -> None:
         """Microbatch number `microbatch` of 0 to `last` is about to run backward."""
 
     @abstractmethod
-    def _reduced(self) -> list[Tensor]:
+    def _reduce(self) -> list[Tensor]:
         """All backward passes are done: the global gradients, still scaled, now also in the masters' `.grad`."""
 
     def step(self, microbatches: Sequence[Batch]) -> StepResult:
@@ -89,13 +89,13 @@ class WholeRuntime(Runtime):
                 if index == last:
                     self._tally.begin(losses, collected)
                 frame.coefficient = self.precision.scale / max(tokens, 1)
-                self._before_backward(index, last)
+                self._begin_backward(index, last)
                 with forward_context.backward():
                     loss.backward(torch.full_like(loss, frame.coefficient))
         if tokens is None:  # this rank has no share; the others have
             tokens = int(counted.wait())
             self._tally.begin(losses, collected)
-        gradients = self._reduced()
+        gradients = self._reduce()
         if self.precision.scale != 1.0:
             torch._foreach_mul_(gradients, 1.0 / self.precision.scale)
         tallied, (self._norm.value,) = self._tally.finish(tokens, self._norm.measure())
@@ -105,12 +105,12 @@ class WholeRuntime(Runtime):
 
     def evaluate(self, microbatches: Sequence[Batch]) -> tuple[float, int]:
         losses, tokens = self._losses(microbatches), count_tokens(microbatches, self.device)[0]
-        return evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.comm, self.device)
+        return sum_evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.comm, self.device)
 
     def score(self, batches: Sequence[Batch], each: int = 1) -> Tensor:
         check_share(batches, self.comm, self.device)
         losses = self._losses(batches)
-        return in_global_order(losses, len(batches), self.data_coordinate, self.comm, self.device, each)
+        return gather_in_order(losses, len(batches), self.data_coordinate, self.comm, self.device, each)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None
@@ -118,7 +118,9 @@ class WholeRuntime(Runtime):
         self.storage.refresh()
         cached, forward = keeps(self._tree), self.stages.last_logits
         with writing(self.model):
-            return shared(forward, prompts, sampling, cached=cached, comm=self.comm, device=self.device, stop=stop)
+            return share_writing(
+                forward, prompts, sampling, cached=cached, comm=self.comm, device=self.device, stop=stop
+            )
 
     @torch.no_grad()
     def _losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:

@@ -107,9 +107,9 @@ def _print_curves(names: Sequence[str], curves: Sequence[Curve], metric: str, ov
     rows = [places[round(i * last / (ROWS - 1))] for i in range(ROWS)]
     table = _table(over, names)
     for place in dict.fromkeys(rows):
-        table.add_row(f"{place:.6g}", *(_at(each, place) for each in curves))
+        table.add_row(f"{place:.6g}", *(_format_at(each, place) for each in curves))
     table.add_row("best", *(_best(each) for each in curves))
-    table.add_row("median of the last tenth", *(_late(each) for each in curves))
+    table.add_row("median of the last tenth", *(_format_late(each) for each in curves))
     print(f"\n{metric}")
     wide_open().print(table)
 
@@ -124,7 +124,7 @@ def _table(first: str, names: Sequence[str]) -> Any:
     return table
 
 
-def _at(curve: Curve, place: float) -> str:
+def _format_at(curve: Curve, place: float) -> str:
     """The value at the last step up to there; nothing before the first, and beyond the last."""
     before = [y for x, y in curve if x <= place]
     return f"{before[-1]:.4f}" if before and place <= curve[-1][0] else ""
@@ -135,7 +135,7 @@ def _best(curve: Curve) -> str:
     return f"{min(finite):.4f}" if finite else ""
 
 
-def _late(curve: Curve) -> str:
+def _format_late(curve: Curve) -> str:
     late = [y for _, y in curve[-max(1, len(curve) // 10) :] if math.isfinite(y)]
     return f"{median(late):.4f}" if late else ""
 

@@ -68,11 +68,11 @@ def summaries(folder: str | Path) -> list[RunSummary]:
 
 def summary(directory: Path) -> RunSummary:
     """One run's row; nothing that its files hold raises."""
-    name, step, steps, unreadable, written = directory.name, 0, None, 0, _written(directory)
+    name, step, steps, unreadable, written = directory.name, 0, None, 0, _read_last_write(directory)
     record: dict[str, Any] = {}
     try:
         record, unreadable = _record(directory)
-        step = int(record.get("step") or _most_steps(directory))
+        step = int(record.get("step") or _count_steps(directory))
         told = [event for event in _tail(directory / events.FILE, _event_of) if event is not None]
         own = RunDirectory(directory).content().get("run") or {}
         state, words = _state(directory, record, told, written)
@@ -170,7 +170,7 @@ def _tail(path: Path, read: Callable[[bytes], dict[str, Any] | None]) -> list[di
         size *= 8
 
 
-def _written(directory: Path) -> float:
+def _read_last_write(directory: Path) -> float:
     """When a file that a run writes was last written to."""
     found = 0.0
     for name in (*MARKS, ending.FILE, "attempts.jsonl"):
@@ -179,7 +179,7 @@ def _written(directory: Path) -> float:
     return found
 
 
-def _most_steps(directory: Path) -> int:
+def _count_steps(directory: Path) -> int:
     """Of a run that keeps no records (`track=[console]`)."""
     with suppress(OSError):
         return most_steps(directory)

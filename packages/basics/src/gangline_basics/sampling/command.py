@@ -68,9 +68,11 @@ def _words(parser: argparse.ArgumentParser) -> None:
         "--chat", action="store_true", help="a prompt is what a user says: put it in the tokenizer's chat template"
     )
     usual = "how many to write at most (200, or what batch.sequence_length has room for)"
-    parser.add_argument("--tokens", type=_at_least(0, int), help=usual)
-    parser.add_argument("--temperature", type=_at_least(0.0, float), default=0.8, help="0: the likeliest (%(default)s)")
-    parser.add_argument("--top-k", type=_at_least(1, int), help="draw from this many of the likeliest")
+    parser.add_argument("--tokens", type=_require_least(0, int), help=usual)
+    parser.add_argument(
+        "--temperature", type=_require_least(0.0, float), default=0.8, help="0: the likeliest (%(default)s)"
+    )
+    parser.add_argument("--top-k", type=_require_least(1, int), help="draw from this many of the likeliest")
     parser.add_argument(
         "--top-p", type=_share, metavar="P", help="draw from the likeliest that together have this probability"
     )
@@ -89,7 +91,7 @@ def _words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="by default a GPU where there is one")
 
 
-def _at_least(least: float, kind: type):
+def _require_least(least: float, kind: type):
     def parse(text: str) -> float:
         value = kind(text)
         if not least <= value < math.inf:

@@ -35,7 +35,7 @@ def writing(model: nn.Module) -> Iterator[None]:
         model.train()
 
 
-def shared(
+def share_writing(
     forward: Forward,
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,

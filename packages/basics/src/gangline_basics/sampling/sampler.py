@@ -33,11 +33,11 @@ from gangline.shard import MODEL, Layout, Registry, Shard, dtype_name, model_arr
 from gangline_basics.data.chat import TemplateRefusal, template_of
 from gangline_basics.data.codec import TextCodec, TokenizerCodec
 from gangline_basics.model.columns import lay_out_by_columns
-from gangline_basics.model.packed import packed
+from gangline_basics.model.packed import pack_weights
 from gangline_basics.parallel.prepare import bind_folds
 from gangline_basics.sampling.decode import decode
 from gangline_basics.sampling.prompts import check_lengths
-from gangline_basics.sampling.text import after, codec_of, encode, ends_of, spelled, unstopped
+from gangline_basics.sampling.text import codec_of, cut_at_stop, decode_after, encode, ends_of, spell
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -74,9 +74,9 @@ class Writer(ABC):
     def generate(self, starts: Sequence[Sequence[int]], sampling: Sampling, stop: Sequence[str] = ()) -> list[Written]:
         """What the model writes after each row of tokens; a text is done where one of the words `stop` is in it."""
 
-    def done(self, stop: Sequence[str]) -> Stop | None:
+    def find_stop(self, stop: Sequence[str]) -> Stop | None:
         """Whether one of these words is in a text."""
-        return (lambda written: any(word in spelled(self.codec, written) for word in stop)) if stop else None
+        return (lambda written: any(word in spell(self.codec, written) for word in stop)) if stop else None
 
     @cached_property
     def template(self) -> RendersChats:
@@ -128,9 +128,9 @@ class Writer(ABC):
         written = self.generate(starts, sampling, stop)
         texts = []
         for prompt, start, one in zip(prompts, starts, written, strict=True):
-            kept, rest = unstopped(self.codec, one.tokens, stop) if one.why == "stop" else (one.tokens, "")
-            asked = prompt if isinstance(prompt, str) else spelled(self.codec, start)
-            texts.append(Text(asked, after(self.codec, start, kept) + rest, one.tokens, one.why))
+            kept, rest = cut_at_stop(self.codec, one.tokens, stop) if one.why == "stop" else (one.tokens, "")
+            asked = prompt if isinstance(prompt, str) else spell(self.codec, start)
+            texts.append(Text(asked, decode_after(self.codec, start, kept) + rest, one.tokens, one.why))
         return texts
 
 
@@ -167,7 +167,7 @@ class Sampler(Writer):
         return recomputed(compose_model(self.run)[0])
 
     def generate(self, starts: Sequence[Sequence[int]], sampling: Sampling, stop: Sequence[str] = ()) -> list[Written]:
-        return generate(self.model, starts, sampling, cached=not self.recomputed, stop=self.done(stop))
+        return generate(self.model, starts, sampling, cached=not self.recomputed, stop=self.find_stop(stop))
 
 
 def sample(run_dir: str | Path, prompt: str = "", tokens: int | None = None, **how: Any) -> str:
@@ -226,7 +226,7 @@ def generate(
     """What a whole model on one device writes after each prompt (of at least one token).
 
     model: has `hidden(batch)` -> (B, T, D) and a `head` with `logits(hidden)` -> (B, T, V). cached: as `decode` has it.
-    Of several prompts on a CPU the model's float32 matrices are held a second time meanwhile (`packed`).
+    Of several prompts on a CPU the model's float32 matrices are held a second time meanwhile (`pack_weights`).
     """
     was_training = model.training
     model.eval()
@@ -237,7 +237,7 @@ def generate(
     several = len(prompts) > 1 and cached and sampling.tokens >= WORTH_PACKING
     try:
         device = next(model.parameters()).device
-        with packed(model, len(prompts)) if several else nullcontext():
+        with pack_weights(model, len(prompts)) if several else nullcontext():
             return decode(forward, prompts, sampling, cached=cached, device=device, stop=stop)
     finally:
         model.train(was_training)

@@ -50,23 +50,23 @@ def _text_tokens(codec: Codec, prompt: str, bos: bool) -> list[int] | None:
     return codec.encode(prompt or "\n")
 
 
-def spelled(codec: Codec, tokens: list[int]) -> str:
+def spell(codec: Codec, tokens: list[int]) -> str:
     """Tokens as text, special ones by their names, so that a stop string may name one."""
     return codec.decode_special(tokens) if isinstance(codec, TextCodec) else codec.decode(tokens) or ""
 
 
-def unstopped(codec: Codec, written: list[int], stop: Sequence[str]) -> tuple[list[int], str]:
+def cut_at_stop(codec: Codec, written: list[int], stop: Sequence[str]) -> tuple[list[int], str]:
     """The tokens written that lie before the first stop string, and what of the next one's text does, too."""
-    text = spelled(codec, written)
-    end = len(before_stop(text, stop))
+    text = spell(codec, written)
+    end = len(truncate_at_stop(text, stop))
     for count in range(len(written), -1, -1):
-        kept = spelled(codec, written[:count])
+        kept = spell(codec, written[:count])
         if len(kept) <= end and text.startswith(kept):
             return written[:count], text[len(kept) : end]
     return [], text[:end]
 
 
-def after(codec: Codec, prompt: list[int], written: list[int]) -> str:
+def decode_after(codec: Codec, prompt: list[int], written: list[int]) -> str:
     """The text of the tokens written as it follows the prompt's: a tokenizer may drop a space where a text begins."""
     beginning, whole = codec.decode(prompt) or "", codec.decode([*prompt, *written]) or ""
     if whole.startswith(beginning):
@@ -74,7 +74,7 @@ def after(codec: Codec, prompt: list[int], written: list[int]) -> str:
     return codec.decode(written) or ""
 
 
-def before_stop(text: str, stop: Sequence[str]) -> str:
+def truncate_at_stop(text: str, stop: Sequence[str]) -> str:
     """The text up to the first of the stop strings."""
     return text[: min([len(text), *(text.find(word) for word in stop if word in text)])]
 

@@ -11,14 +11,14 @@ from gangline_basics.schedule.config import Constant, Cosine, Wsd
 Schedule = Callable[[int], float]
 
 
-def warmed(warmup_steps: int, then: Schedule) -> Schedule:
+def warm_up(warmup_steps: int, then: Schedule) -> Schedule:
     """A straight line up to the full rate, reached at step number `warmup_steps`, and `then` from there on."""
     return lambda step: (step + 1) / (warmup_steps + 1) if step < warmup_steps else then(step)
 
 
 def constant(config: Constant, run: Run) -> Schedule:
     """The schedule `constant`."""
-    return warmed(config.warmup(run), lambda step: 1.0)
+    return warm_up(config.warmup(run), lambda step: 1.0)
 
 
 def cosine(config: Cosine, run: Run) -> Schedule:
@@ -30,7 +30,7 @@ def cosine(config: Cosine, run: Run) -> Schedule:
         done = min((step - warmup) / length, 1.0)
         return config.final + (1 - config.final) * (1 + math.cos(math.pi * done)) / 2
 
-    return warmed(warmup, fall)
+    return warm_up(warmup, fall)
 
 
 def wsd(config: Wsd, run: Run) -> Schedule:
@@ -42,4 +42,4 @@ def wsd(config: Wsd, run: Run) -> Schedule:
         done = 0.0 if step < first else min((step - first) / max(length, 1), 1.0)
         return 1.0 - (1.0 - config.final) * done
 
-    return warmed(config.warmup(run), fall)
+    return warm_up(config.warmup(run), fall)

@@ -98,10 +98,10 @@ class ConsoleTracker(Tracker):
         ]
         ending = (1, "" if left is None else f"left {duration(left)}")
         columns = self.terminal.width if self.terminal.is_terminal else COLUMNS
-        line = fitted([*parts, *events, ending], columns)
+        line = fit_parts([*parts, *events, ending], columns)
         if len(line) <= columns:
             return line
-        return f"{fitted([*parts, ending], columns)}\n  {fitted(events, columns)}"
+        return f"{fit_parts([*parts, ending], columns)}\n  {fit_parts(events, columns)}"
 
     def seconds_left(self, record: StepRecord) -> float | None:
         """By the mean pace since the run began, all pauses included; None before there is one."""
@@ -123,7 +123,7 @@ class ConsoleTracker(Tracker):
         self.terminal.print(text)
 
 
-def fitted(parts: Sequence[tuple[int, str]], columns: int) -> str:
+def fit_parts(parts: Sequence[tuple[int, str]], columns: int) -> str:
     """The parts that fit on a line, in their order: those with a low number first, and all that have 0; "" is none."""
     chosen: list[int] = []
     room = columns + 2

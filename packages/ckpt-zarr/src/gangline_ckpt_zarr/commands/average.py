@@ -20,7 +20,7 @@ from gangline.shard import in_model
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.weights import place_for, write_weights
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, parser, places
-from gangline_ckpt_zarr.format.grid import stored_dtype
+from gangline_ckpt_zarr.format.grid import map_dtype
 from gangline_ckpt_zarr.load.read_plan import Target
 from gangline_ckpt_zarr.load.reader import read_target
 
@@ -40,10 +40,10 @@ def run(argv: Sequence[str]) -> int:
     found = places(options.places)
     if len(found) < 2:
         raise UserError(f"expected two checkpoints or more, got {len(found)}.", f"A checkpoint is {PLACES}.")
-    copies = [place.only(options.tier).copy() for place in found]
-    shapes = _one_model(copies)
+    copies = [place.select_tier(options.tier).copy() for place in found]
+    shapes = _check_same_model(copies)
     out = options.out.rstrip("/")
-    _outside(out)
+    _check_out(out)
     document = copies[0].meta.document
     config = document.get("config")
     if not config:
@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
         base=base,
         model=document.get("model") if base else None,
     )
-    print(f"{out}: mean of {text.many(len(copies), 'checkpoint')}, {text.many(len(shapes), 'array')}")
+    print(f"{out}: mean of {text.format_count(len(copies), 'checkpoint')}, {text.format_count(len(shapes), 'array')}")
     taken = [name for name, (_, dtype) in shapes.items() if not _is_float(dtype) and not _are_codes(name, shapes)]
     if taken:
         print(
@@ -69,7 +69,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _outside(out: str) -> None:
+def _check_out(out: str) -> None:
     """Raises UserError where something is there already, or a run is around it."""
     if "://" in out:
         return
@@ -81,7 +81,7 @@ def _outside(out: str) -> None:
         raise UserError(f"{out} lies in the run {run}.", "Another run begins with an average.", "Name another place.")
 
 
-def _one_model(copies: Sequence[Copy]) -> dict[str, tuple[tuple[int, ...], str]]:
+def _check_same_model(copies: Sequence[Copy]) -> dict[str, tuple[tuple[int, ...], str]]:
     """(shape, dtype) of every array of the model, which must be the same in all. Raises UserError, BadCheckpoint."""
     first = copies[0]
     wanted = _weights(first)
@@ -115,7 +115,7 @@ def _one_model(copies: Sequence[Copy]) -> dict[str, tuple[tuple[int, ...], str]]
 
 
 def _weights(copy: Copy) -> dict[str, tuple[tuple[int, ...], str]]:
-    layouts = copy.held().registry.layouts
+    layouts = copy.check_sizes().registry.layouts
     return {name: (layout.shape, layout.dtype) for name, layout in layouts.items() if in_model(name)}
 
 
@@ -133,11 +133,11 @@ def _fill(chunks: Iterator[Shard], copies: Sequence[Copy], shapes: Mapping[str, 
     import torch
 
     for chunk in chunks:
-        stored = stored_dtype(shapes[chunk.name][1])
+        stored = map_dtype(shapes[chunk.name][1])
         if not _is_float(shapes[chunk.name][1]):
             last = _read(copies[-1], chunk, stored)
             if _are_codes(chunk.name, shapes):
-                _same(last, chunk, copies, stored)
+                _check_same_codes(last, chunk, copies, stored)
             chunk.local.copy_(torch.from_numpy(last))
             continue
         total = np.zeros(chunk.box.shape, np.float64)
@@ -152,7 +152,7 @@ def _are_codes(name: str, shapes: Mapping[str, Any]) -> bool:
     return not _is_float(shapes[name][1]) and f"{name.rpartition('.')[0]}.scales" in shapes
 
 
-def _same(codes: np.ndarray, chunk: Shard, copies: Sequence[Copy], stored: str) -> None:
+def _check_same_codes(codes: np.ndarray, chunk: Shard, copies: Sequence[Copy], stored: str) -> None:
     for copy in copies[:-1]:
         if not np.array_equal(_read(copy, chunk, stored), codes):
             raise UserError(

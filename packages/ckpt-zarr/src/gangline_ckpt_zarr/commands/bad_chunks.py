@@ -32,7 +32,7 @@ class FileScanner:
 
     def __init__(self, file: RankFile, meta: Meta, there: int) -> None:
         every = [run for run in file.runs if run.count]
-        self._whole = {run: _whole(run, meta.trailer, there) for run in every}
+        self._whole = {run: _count_complete(run, meta.trailer, there) for run in every}
         self._runs = [run for run in every if self._whole[run]]
         chunks = spans_of(self._runs, meta.seal_start)
         runs = [c._replace(number=self._whole[r]) for r, c in zip(self._runs, chunks, strict=True)]
@@ -43,19 +43,19 @@ class FileScanner:
         for run, number, why in self._scanner.feed(window):
             yield BadChunks(self._runs[run], number, why)
 
-    def beyond(self, why: str) -> Iterator[BadChunks]:
+    def find_missing(self, why: str) -> Iterator[BadChunks]:
         """The first chunk of each run that the file is too short for, or the run: not each, for they may be endless."""
         for run, whole in self._whole.items():
             if whole < run.count:
                 yield BadChunks(run, whole or None if run.count > 1 else 0, why)
 
 
-def _whole(run: ChunkRun, trailer: int, there: int) -> int:
+def _count_complete(run: ChunkRun, trailer: int, there: int) -> int:
     """The chunks of a run that end within the first `there` bytes."""
     return max(0, min(run.count, (there - run.base - run.nbytes - trailer) // run.stride + 1))
 
 
-def merged(found: list[BadChunks]) -> Iterator[BadChunks]:
+def merge_runs(found: list[BadChunks]) -> Iterator[BadChunks]:
     """The same, with one for a run of which every chunk is bad in the same way."""
     first = 0
     while first < len(found):

@@ -12,11 +12,11 @@ from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.bad_chunks import FileScanner
 from gangline_ckpt_zarr.commands.blocks import Blocks
-from gangline_ckpt_zarr.commands.verify import damaged
-from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser, tiers_of
+from gangline_ckpt_zarr.commands.verify import find_damage
+from gangline_ckpt_zarr.commands.where import PLACES, Copy, find_place, parser, tiers_of
 from gangline_ckpt_zarr.format import claims, native, overlap
 from gangline_ckpt_zarr.format.base import Meta
-from gangline_ckpt_zarr.format.checksum import CHECKSUM, checksum_of, stored_checksum
+from gangline_ckpt_zarr.format.checksum import CHECKSUM, checksum_of, read_checksum
 from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.format.native import NativeMeta
 from gangline_ckpt_zarr.format.nodes import NAME
@@ -39,14 +39,14 @@ def run(argv: Sequence[str]) -> int:
     )
     words.add_argument("--open", action="store_true", help="rewrite it so that any zarr reader opens it by its path")
     options = words.parse_args(list(argv))
-    source = one(options.place).only(options.tier).copy()
-    meta = source.held()  # a damaged one is refused before anything is written
+    source = find_place(options.place).select_tier(options.tier).copy()
+    meta = source.check_sizes()  # a damaged one is refused before anything is written
     url = _target(options.to, source.name)
     _refuse(source, url)
     store = open_store(url)
     if store.exists(NAME):
         raise UserError(f"{url} is a whole checkpoint already.", "A copy overwrites nothing.", "Name another place.")
-    write = _openly if options.open or isinstance(meta, NativeMeta) else _as_it_is
+    write = _copy_by_chunk if options.open or isinstance(meta, NativeMeta) else _as_it_is
     with ExitStack() as held:
         try:
             held.enter_context(store.lock())
@@ -89,12 +89,12 @@ def _as_it_is(source: Copy, store: ObjectStore) -> None:
     ranks = sorted(meta.writers())
     folder = os.path.dirname(meta.path(0))
     store.delete(folder)  # what a copy that was broken off has left
-    total = sum(meta.files.of_rank(rank).size for rank in ranks)
+    total = sum(meta.files.get_rank_file(rank).size for rank in ranks)
     try:
         with text.progress(f"copy {source.name}", 2 * total) as advance:
             for rank in ranks:
                 _file(source, store, rank, advance)
-            _arrived(store, meta, ranks, advance)
+            _verify_written(store, meta, ranks, advance)
         store.commit(NAME, source.content)
     except BaseException:
         store.delete(folder)
@@ -103,7 +103,7 @@ def _as_it_is(source: Copy, store: ObjectStore) -> None:
 
 def _file(source: Copy, store: ObjectStore, rank: int, advance: Advance) -> None:
     meta = source.meta
-    file, path = meta.files.of_rank(rank), meta.path(rank)
+    file, path = meta.files.get_rank_file(rank), meta.path(rank)
     writer, check = store.create(path, file.size), FileScanner(file, meta, file.size)
     try:
         for window in windows(source.store, path, file.size):
@@ -119,20 +119,20 @@ def _file(source: Copy, store: ObjectStore, rank: int, advance: Advance) -> None
         raise
 
 
-def _arrived(store: ObjectStore, meta: Meta, ranks: Sequence[int], advance: Advance) -> None:
+def _verify_written(store: ObjectStore, meta: Meta, ranks: Sequence[int], advance: Advance) -> None:
     """Raise where what was written is not what is read back."""
     for rank in ranks:
-        for bad in damaged(store, meta, rank, advance):
+        for bad in find_damage(store, meta, rank, advance):
             raise bad
 
 
-def _openly(source: Copy, store: ObjectStore) -> None:
+def _copy_by_chunk(source: Copy, store: ObjectStore) -> None:
     """A file for each chunk or shard, zarr.json for each node, the root's last."""
     if store.names():
         raise UserError(f"{store.url} is not empty.", "Name a directory that does not exist yet.")
     meta = native.as_native(source.meta)
     ranks = sorted(meta.writers())
-    total = sum(meta.files.of_rank(rank).size for rank in ranks)
+    total = sum(meta.files.get_rank_file(rank).size for rank in ranks)
     try:
         with (
             text.progress(f"copy {source.name}", 2 * total) as advance,
@@ -140,7 +140,7 @@ def _openly(source: Copy, store: ObjectStore) -> None:
         ):
             for size in pool.map(lambda rank: _chunks(source, store, meta, rank), ranks):
                 advance(size)
-            _arrived(store, meta, ranks, advance)
+            _verify_written(store, meta, ranks, advance)
             content = native.write(meta)
             put = [
                 pool.submit(store.commit, f"{name}/{NAME}", node) for name, node in native.node_files(content).items()
@@ -155,7 +155,7 @@ def _openly(source: Copy, store: ObjectStore) -> None:
 
 def _chunks(source: Copy, store: ObjectStore, meta: NativeMeta, rank: int) -> int:
     """Write the file of a chunk or shard, and take down the checksums; gives its size."""
-    file = meta.files.of_rank(rank)
+    file = meta.files.get_rank_file(rank)
     (run,) = file.runs
     layout = meta.registry[run.name]
     with Blocks(store, meta.path(rank), file.size) as blocks:
@@ -163,7 +163,7 @@ def _chunks(source: Copy, store: ObjectStore, meta: NativeMeta, rank: int) -> in
             blocks.pad(run.base + number * run.stride)
             chunk = _chunk(source, run, number)
             blocks.put(chunk)
-            meta.sums[run.name][native.place(run, number, layout)] = stored_checksum(chunk[run.nbytes :])
+            meta.sums[run.name][native.place(run, number, layout)] = read_checksum(chunk[run.nbytes :])
         if run.count > 1:
             blocks.pad(run.end)
             blocks.put(native.index(run))
@@ -174,7 +174,7 @@ def _chunk(source: Copy, run: ChunkRun, number: int) -> memoryview:
     """A chunk with its checksum, from where it lies in the source. Raises BadCheckpoint."""
     meta, box = source.meta, run.chunk_box(number)
     ((rank, stored),) = overlap.meeting(meta.registry, run.name, box)
-    there = meta.files.of_rank(rank).by_box[run.name, stored.offset]
+    there = meta.files.get_rank_file(rank).by_box[run.name, stored.offset]
     index = 0
     for at, start, side, chunks in zip(run.index(number), stored.offset, run.chunk, there.grid, strict=True):
         index = index * chunks + at - start // side

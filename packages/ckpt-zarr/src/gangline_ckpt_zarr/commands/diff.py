@@ -15,7 +15,7 @@ from gangline.shard import Box
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, parser, places
 from gangline_ckpt_zarr.format.base import Meta
-from gangline_ckpt_zarr.format.grid import stored_dtype
+from gangline_ckpt_zarr.format.grid import map_dtype
 from gangline_ckpt_zarr.load.read_plan import Target
 from gangline_ckpt_zarr.load.reader import read_target
 
@@ -32,17 +32,17 @@ def run(argv: Sequence[str]) -> int:
     found = places(options.places)
     if len(found) != 2:
         raise UserError(f"expected two checkpoints, got {len(found)}.", f"A checkpoint is {PLACES}.")
-    one, other = (place.only(options.tier).copy() for place in found)
+    one, other = (place.select_tier(options.tier).copy() for place in found)
     print(f"a  {text.place(one.store.url)}\nb  {text.place(other.store.url)}\n")
     for copy in (one, other):
-        copy.held()
+        copy.check_sizes()
     fields = list(_fields(one.meta.document, other.meta.document))
     rows, alike = _arrays(one, other)
     if rows:
         print(text.table(("array", "max abs difference", "differing", "note"), rows, right="differing"))
     for name, a, b in fields:
         print(f"document: {name}: {_short(a)} -> {_short(b)}")
-    print(f"{'' if not (rows or fields) else chr(10)}{text.many(alike, 'array')} equal, {len(rows):,} not")
+    print(f"{'' if not (rows or fields) else chr(10)}{text.format_count(alike, 'array')} equal, {len(rows):,} not")
     state = [name for name, *_ in fields if name.partition(".")[0] not in CARRIED]
     return 1 if rows or state else 0
 
@@ -141,6 +141,6 @@ def _blocks(meta: Meta, name: str) -> Iterator[Box]:
 
 def _read(copy: Copy, name: str, box: Box) -> np.ndarray:
     """A part of an array, as it is stored. Raises BadCheckpoint."""
-    array = np.empty(box.shape, stored_dtype(copy.meta.registry[name].dtype))
+    array = np.empty(box.shape, map_dtype(copy.meta.registry[name].dtype))
     read_target(copy.meta, copy.store, Target(name, box, array))
     return array

@@ -14,8 +14,8 @@ from gangline.checkpoint.base_weights import BaseWeights
 from gangline.model.compose import compose_model
 from gangline.shard import Box
 from gangline_ckpt_zarr.commands import text
-from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
-from gangline_ckpt_zarr.format.grid import stored_dtype
+from gangline_ckpt_zarr.commands.where import PLACES, Copy, find_place, parser
+from gangline_ckpt_zarr.format.grid import map_dtype
 from gangline_ckpt_zarr.load.read_plan import Target
 from gangline_ckpt_zarr.load.reader import read_target
 from gangline_models.hugging_face.commands import add_output, write_model
@@ -32,10 +32,10 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     add_output(words)
     options = words.parse_args(list(argv))
-    copy = one(options.place).only(options.tier).copy()
+    copy = find_place(options.place).select_tier(options.tier).copy()
     run, record = _run(copy), copy.meta.document.get("base", {})
     base = BaseWeights(run, *compose_model(run))
-    arrays, read, check = base.completed(copy.held().shapes, partial(_arrays, copy), record, copy.store.url)
+    arrays, read, check = base.completed(copy.check_sizes().shapes, partial(_arrays, copy), record, copy.store.url)
     count = write_model(options, run, copy.store.url, arrays, read, check)
     print(f"{options.out}: {text.place(copy.store.url)}, {count} tensors in {options.dtype}")
     return 0
@@ -67,4 +67,4 @@ def _arrays(copy: Copy, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple
 
 
 def _dtype(copy: Copy, name: str) -> np.dtype:
-    return np.dtype(stored_dtype(copy.meta.registry[name].dtype))
+    return np.dtype(map_dtype(copy.meta.registry[name].dtype))

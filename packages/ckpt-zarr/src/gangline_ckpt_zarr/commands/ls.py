@@ -13,8 +13,8 @@ from gangline.cli import notes_by
 from gangline.run import attempts
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.listing import ListedCheckpoint, list_checkpoints
-from gangline_ckpt_zarr.commands.where import Place, one, parser
-from gangline_ckpt_zarr.tiers.keeper import abandoned, run_of
+from gangline_ckpt_zarr.commands.where import Place, find_place, parser
+from gangline_ckpt_zarr.tiers.keeper import find_abandoned, run_of
 
 NOTED_BYTES = 1e9  # a killed run that holds less memory is not worth a note in the listing of another run
 
@@ -26,13 +26,13 @@ def run(argv: Sequence[str]) -> int:
     words = parser("ls", "List checkpoints: step, size, age, tiers, state. Reads each zarr.json, and no array.")
     words.add_argument("place", metavar="RUN_DIR", help="a run's directory, or a directory or URL of checkpoints")
     options = words.parse_args(list(argv))
-    place = one([options.place])
+    place = find_place([options.place])
     if place.alone is not None:
         raise UserError(
             f"{options.place} is one checkpoint.", f"gangline ckpt show {options.place}  tells what is in it."
         )
     _note_abandoned(place.run_dir)
-    place = place.only(options.tier)
+    place = place.select_tier(options.tier)
     found: dict[CheckpointId, Copies] = {}
     for tier in place.tiers:
         for entry in list_checkpoints(tier.store):
@@ -55,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
 def _note_abandoned(run_dir: str | None) -> None:
     """Name on stderr the memory of this machine that other runs, which were killed, hold, and how to free it."""
     note = notes_by("gangline ckpt ls")
-    for path in abandoned(run_dir):
+    for path in find_abandoned(run_dir):
         nbytes = 0
         with contextlib.suppress(OSError):  # another command has just freed it
             nbytes = sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
@@ -89,4 +89,4 @@ def _table(place: Place, found: dict[CheckpointId, Copies]) -> str:
         )
     nbytes = sum(entry.nbytes for copies in found.values() for entry, _ in copies.values())
     table = text.table(("step", "id", "size", "age", "tiers", "state"), rows, right="step size age")
-    return f"{table}\n{text.many(len(rows), 'checkpoint')}, {text.size(nbytes)} in all tiers"
+    return f"{table}\n{text.format_count(len(rows), 'checkpoint')}, {text.size(nbytes)} in all tiers"

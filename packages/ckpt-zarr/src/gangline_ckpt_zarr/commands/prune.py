@@ -8,8 +8,8 @@ from gangline import UserError
 from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.listing import list_checkpoints
-from gangline_ckpt_zarr.commands.verify import checked
-from gangline_ckpt_zarr.commands.where import Copy, one, parser
+from gangline_ckpt_zarr.commands.verify import check_copy
+from gangline_ckpt_zarr.commands.where import Copy, find_place, parser
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.tiers.stored import StoreTier
 
@@ -25,7 +25,7 @@ def run(argv: Sequence[str]) -> int:
     for flag, value in (("--keep-last", options.keep_last), ("--keep-every", options.keep_every)):
         if value is not None and value < 1:
             raise UserError(f"{flag} {value}: expected 1 or more.")
-    place = one([options.place]).only(options.tier)
+    place = find_place([options.place]).select_tier(options.tier)
     if place.run_dir is None:
         raise UserError(
             f"{options.place} is no run directory.",
@@ -52,7 +52,7 @@ def _prune(tier: StoreTier, run_dir: str, dry_run: bool) -> bool:
         """What is kept is read first, every byte of it."""
         store = open_store(f"{tier.store.url}/{id}")
         try:
-            damage = checked(Copy(str(id), tier.name, store))[0]
+            damage = check_copy(Copy(str(id), tier.name, store))[0]
         except (OSError, UserError) as error:
             bad[id] = str(error)
         else:
@@ -75,5 +75,5 @@ def _prune(tier: StoreTier, run_dir: str, dry_run: bool) -> bool:
             tier.store.delete(str(id))
         print(f"{verb} {text.place(tier.store.url)}/{id} ({text.size(sizes.get(id, 0))})")
     freed = text.size(sum(sizes.get(id, 0) for id in gone))
-    print(f"{tier.name}: {verb} {len(gone)} of {text.many(len(ids), 'checkpoint')}, {freed}")
+    print(f"{tier.name}: {verb} {len(gone)} of {text.format_count(len(ids), 'checkpoint')}, {freed}")
     return bool(bad)

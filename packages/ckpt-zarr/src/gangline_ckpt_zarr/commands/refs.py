@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gangline import UserError
 from gangline_ckpt_zarr.commands import text
-from gangline_ckpt_zarr.commands.where import PLACES, one, parser
+from gangline_ckpt_zarr.commands.where import PLACES, find_place, parser
 from gangline_ckpt_zarr.format.native import NativeMeta
 from gangline_ckpt_zarr.format.references import AT, REFERENCES, references
 
@@ -19,7 +19,7 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     words.add_argument("--output", metavar="FILE", help=f"a file to write; by default {REFERENCES} in the checkpoint")
     options = words.parse_args(list(argv))
-    copy = one(options.place).only(options.tier).copy()
+    copy = find_place(options.place).select_tier(options.tier).copy()
     if isinstance(copy.meta, NativeMeta):
         raise UserError(
             f"{copy.store.url} needs no references.",
@@ -34,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
         copy.store.delete(REFERENCES)  # they follow from zarr.json: those that are there may say where it lay before
         copy.store.commit(REFERENCES, made)
         place = f"{copy.store.url}/{REFERENCES}"
-    print(f"{text.place(place)}: {text.many(len(content['refs']), 'reference')}, {text.size(len(made))}")
+    print(f"{text.place(place)}: {text.format_count(len(content['refs']), 'reference')}, {text.size(len(made))}")
     print(f"\nzarr.open_group({open_arguments(place, copy.store.url)})")
     return 0
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from gangline.shard import Division, Layout
 from gangline_ckpt_zarr.commands import text
-from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
+from gangline_ckpt_zarr.commands.where import PLACES, Copy, find_place, parser
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.checksum import TRAILER
-from gangline_ckpt_zarr.format.grid import stored_dtype, stored_itemsize
+from gangline_ckpt_zarr.format.grid import count_itemsize, map_dtype
 from gangline_ckpt_zarr.format.native import NativeMeta
 
 _NUMBER = re.compile(r"(?<=[./])\d+(?=[./]|$)")
@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("--each", action="store_true", help="a line for each array; else one for those that are alike")
     words.add_argument("--document", action="store_true", help="print the whole document, as JSON, and nothing else")
     options = words.parse_args(list(argv))
-    copies = one(options.place).only(options.tier).copies()
+    copies = find_place(options.place).select_tier(options.tier).copies()
     meta = copies[0].meta
     if options.document:
         print(json.dumps(meta.document, indent=2))
@@ -55,8 +55,12 @@ def _facts(copies: list[Copy], meta: Meta) -> Iterator[tuple[str, str]]:
     parts = list(_parts(document.get("parts", {})))
     if parts:
         yield "parts", ", ".join(parts)
-    count, nbytes = len(meta.registry.layouts), sum(map(_stored, *_columns(meta)))
-    files = "files that any zarr reader opens" if is_open else f"up to {text.many(meta.registry.mesh.world, 'file')}"
+    count, nbytes = len(meta.registry.layouts), sum(map(_count_stored_bytes, *_columns(meta)))
+    files = (
+        "files that any zarr reader opens"
+        if is_open
+        else f"up to {text.format_count(meta.registry.mesh.world, 'file')}"
+    )
     yield "arrays", f"{count:,}, {text.size(nbytes)} in {files}"
 
 
@@ -74,9 +78,9 @@ def _chunks(layout: Layout, chunk: tuple[int, ...]) -> int:
     return prod(-(-length // side) for length, side in zip(layout.shape, chunk, strict=True))
 
 
-def _stored(layout: Layout, chunk: tuple[int, ...]) -> int:
+def _count_stored_bytes(layout: Layout, chunk: tuple[int, ...]) -> int:
     """Bytes of an array's chunks, as they lie in the files."""
-    return _chunks(layout, chunk) * (prod(chunk) * stored_itemsize(layout.dtype) + TRAILER)
+    return _chunks(layout, chunk) * (prod(chunk) * count_itemsize(layout.dtype) + TRAILER)
 
 
 @dataclass
@@ -107,14 +111,14 @@ def _tree(meta: Meta, each: bool) -> Iterator[tuple[str, ...]]:
                 yield ("  " * depth + group, *[""] * (len(HEAD) - 1))
         above = groups
         count, layout, chunk = len(alike.numbers), alike.layout, alike.chunk
-        stored = stored_dtype(layout.dtype)
+        stored = map_dtype(layout.dtype)
         yield (
             "  " * len(groups) + leaf + (f"  ({count})" if count > 1 else ""),
             text.shape(layout.shape),
             layout.dtype if stored == layout.dtype else f"{layout.dtype} as {stored}",
             text.shape(chunk),
             f"{count * _chunks(layout, chunk):,}",
-            text.size(count * _stored(layout, chunk)),
+            text.size(count * _count_stored_bytes(layout, chunk)),
             alike.cut,
         )
 

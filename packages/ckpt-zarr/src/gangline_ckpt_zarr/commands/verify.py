@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from gangline import BadCheckpoint, UserError
 from gangline_ckpt_zarr.commands import text
-from gangline_ckpt_zarr.commands.bad_chunks import BadChunks, FileScanner, merged
-from gangline_ckpt_zarr.commands.where import PLACES, Copy, Place, one, parser
+from gangline_ckpt_zarr.commands.bad_chunks import BadChunks, FileScanner, merge_runs
+from gangline_ckpt_zarr.commands.where import PLACES, Copy, Place, find_place, parser
 from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.chunks import RankFile
@@ -29,14 +29,14 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     words.add_argument("--all", action="store_true", help="all copies; of a run, those of every whole checkpoint")
     options = words.parse_args(list(argv))
-    place = one(options.place).only(options.tier)
+    place = find_place(options.place).select_tier(options.tier)
     if options.all and options.tier is None:  # what a machine has in its memory is not the whole of a large run
         place = replace(place, tiers=tuple(tier for tier in place.tiers if tier.name != "memory"))
-    copies = _every(place) if options.all else [place.copy()]
+    copies = _list_copies(place) if options.all else [place.copy()]
     bad = nbytes = 0
     start = time.perf_counter()
     for copy in copies:
-        found, read = _one(copy)
+        found, read = _verify_copy(copy)
         bad, nbytes = bad + found, nbytes + read
     seconds = time.perf_counter() - start
     counted = "1 copy" if len(copies) == 1 else f"{len(copies):,} copies"
@@ -45,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
     return 1 if bad else 0
 
 
-def _every(place: Place) -> list[Copy]:
+def _list_copies(place: Place) -> list[Copy]:
     if place.alone is not None or place.id is not None:
         return place.copies()
     found = [copy for id in place.ids() for copy in replace(place, id=id).copies()]
@@ -54,18 +54,18 @@ def _every(place: Place) -> list[Copy]:
     return found
 
 
-def _one(copy: Copy) -> tuple[int, int]:
+def _verify_copy(copy: Copy) -> tuple[int, int]:
     """(1 if a copy is damaged, bytes read); prints what is bad in it."""
-    damage, chunks, nbytes = checked(copy)
+    damage, chunks, nbytes = check_copy(copy)
     for line in damage:
         print(line)
     if chunks:
-        state = text.many(len(damage), "bad chunk") if damage else "good"
-        print(f"{text.place(copy.store.url)}: {state} ({text.many(chunks, 'chunk')}, {text.size(nbytes)})")
+        state = text.format_count(len(damage), "bad chunk") if damage else "good"
+        print(f"{text.place(copy.store.url)}: {state} ({text.format_count(chunks, 'chunk')}, {text.size(nbytes)})")
     return bool(damage), nbytes
 
 
-def checked(copy: Copy) -> tuple[list[BadCheckpoint], int, int]:
+def check_copy(copy: Copy) -> tuple[list[BadCheckpoint], int, int]:
     """(what is bad in a copy, its chunks, its bytes), every byte that is data read."""
     try:
         meta, sizes = copy.meta, copy.store.sizes()
@@ -77,14 +77,14 @@ def checked(copy: Copy) -> tuple[list[BadCheckpoint], int, int]:
         (there if meta.path(rank) in sizes else lost).append(rank)
         if len(lost) == MOST_LOST:  # what is claimed may be without end
             break
-    chunks = sum(run.count for rank in there + lost for run in meta.files.of_rank(rank).runs)
-    total = sum(meta.files.of_rank(rank).size for rank in there)
+    chunks = sum(run.count for rank in there + lost for run in meta.files.get_rank_file(rank).runs)
+    total = sum(meta.files.get_rank_file(rank).size for rank in there)
     with text.progress(f"{copy.name} {copy.tier}", total) as advance:
-        found = [line for rank in sorted(there + lost) for line in damaged(copy.store, meta, rank, advance)]
-    return [*_beside(copy, meta), *found], chunks, total
+        found = [line for rank in sorted(there + lost) for line in find_damage(copy.store, meta, rank, advance)]
+    return [*_check_metadata(copy, meta), *found], chunks, total
 
 
-def _beside(copy: Copy, meta: Meta) -> Iterator[BadCheckpoint]:
+def _check_metadata(copy: Copy, meta: Meta) -> Iterator[BadCheckpoint]:
     """What others than gangline go by, and is bad: zarr.json of every node of native zarr, or refs.json."""
     if isinstance(meta, NativeMeta):
         for name, content in node_files(copy.content).items():
@@ -119,9 +119,9 @@ def _bad_index(store: ObjectStore, path: str, file: RankFile) -> Iterator[BadChe
         yield BadCheckpoint(run.name, None, f"{store.url}/{path}", "its index is not where its chunks are")
 
 
-def damaged(store: ObjectStore, meta: Meta, rank: int, advance: Callable[[int], None]) -> list[BadCheckpoint]:
+def find_damage(store: ObjectStore, meta: Meta, rank: int, advance: Callable[[int], None]) -> list[BadCheckpoint]:
     """What is bad in the file of a rank."""
-    file, path = meta.files.of_rank(rank), meta.path(rank)
+    file, path = meta.files.get_rank_file(rank), meta.path(rank)
     try:
         there = store.size(path)
         why = f"the file {wrong}" if (wrong := file.wrong_size(there)) else ""
@@ -132,8 +132,8 @@ def damaged(store: ObjectStore, meta: Meta, rank: int, advance: Callable[[int], 
     for window in windows(store, path, min(there, file.size)):
         found += check.feed(window)
         advance(window.size)
-    lost = list(check.beyond(why))
-    lines = [BadCheckpoint(bad.run.name, bad.box, f"{store.url}/{path}", bad.why) for bad in merged(found + lost)]
+    lost = list(check.find_missing(why))
+    lines = [BadCheckpoint(bad.run.name, bad.box, f"{store.url}/{path}", bad.why) for bad in merge_runs(found + lost)]
     if why and not lost:  # every chunk is there: bytes of the padding or the index are missing, or there are too many
         lines.append(BadCheckpoint("every array", None, f"{store.url}/{path}", why))
     if isinstance(meta, NativeMeta) and not why and file.runs[0].count > 1:

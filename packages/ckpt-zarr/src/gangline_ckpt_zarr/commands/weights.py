@@ -88,17 +88,17 @@ def _chunks(store: ObjectStore, registry: Registry, write_id: str) -> Iterator[S
     from gangline.shard import Shard
     from gangline_ckpt_zarr.commands.blocks import Blocks
     from gangline_ckpt_zarr.format.checksum import seal_start, trailer
-    from gangline_ckpt_zarr.format.grid import stored_dtype
+    from gangline_ckpt_zarr.format.grid import map_dtype
     from gangline_ckpt_zarr.format.packed import data_path
 
-    file = PackedFiles(registry).of_rank(0)
+    file = PackedFiles(registry).get_rank_file(0)
     with (
         text.progress("write", file.size) as advance,
         Blocks(store, data_path(write_id, 0), file.size) as blocks,
     ):
         for run in file.runs:
             layout, seals = registry[run.name], seal_start(write_id, run.name, run.box.offset)
-            whole = torch.zeros(run.chunk, dtype=getattr(torch, stored_dtype(layout.dtype)))
+            whole = torch.zeros(run.chunk, dtype=getattr(torch, map_dtype(layout.dtype)))
             for number in range(run.count):
                 box = run.chunk_box(number)
                 part = torch.empty(box.shape, dtype=getattr(torch, layout.dtype))

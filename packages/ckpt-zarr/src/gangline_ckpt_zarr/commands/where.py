@@ -49,7 +49,7 @@ class Copy:
         """What zarr.json says, which must be of the checkpoint that the name says. Raises BadCheckpoint."""
         return zarr_json.read(self.content, f"{self.store.url}/{NAME}", CheckpointId.parse(self.name))
 
-    def held(self) -> Meta:
+    def check_sizes(self) -> Meta:
         """Return the same if every file has its size: before memory is made for the arrays. Raises BadCheckpoint."""
         if why := lacking(self.meta, self.store.sizes()):
             raise BadCheckpoint("every array", None, self.store.url, why)
@@ -66,7 +66,7 @@ class Place:
     run_dir: str | None = None
     alone: ObjectStore | None = None  # of a checkpoint that was named by its directory
 
-    def only(self, name: str | None) -> Place:
+    def select_tier(self, name: str | None) -> Place:
         """The same, in one tier. Raises UserError where there is no such tier."""
         if name is None:
             return self
@@ -118,7 +118,7 @@ def places(words: Sequence[str]) -> list[Place]:
     return found
 
 
-def one(words: Sequence[str]) -> Place:
+def find_place(words: Sequence[str]) -> Place:
     """The one place that the words name. Raises UserError."""
     found = places(words)
     if len(found) != 1:

@@ -12,7 +12,7 @@ from typing import Any
 from gangline.shard import Registry
 from gangline_ckpt_zarr.format import overlap
 from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun
-from gangline_ckpt_zarr.format.grid import stored_itemsize
+from gangline_ckpt_zarr.format.grid import count_itemsize
 from gangline_ckpt_zarr.format.owners import box_owners
 
 
@@ -62,7 +62,7 @@ class Meta(ABC):
     @cached_property
     def nbytes(self) -> int:
         """Of all arrays, as they are stored."""
-        return sum(prod(layout.shape) * stored_itemsize(layout.dtype) for layout in self.registry.layouts.values())
+        return sum(prod(layout.shape) * count_itemsize(layout.dtype) for layout in self.registry.layouts.values())
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:

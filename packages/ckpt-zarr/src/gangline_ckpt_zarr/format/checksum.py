@@ -41,7 +41,7 @@ def wrong(start: int | None, number: int, checksum: int, trailer: bytes | memory
 
     `start`: None where chunks have no seal.
     """
-    if stored_checksum(trailer) != checksum:
+    if read_checksum(trailer) != checksum:
         return "its checksum differs"
     if start is not None and int.from_bytes(trailer[CHECKSUM:TRAILER], "little") != seal(start, number, checksum):
         return MISPLACED
@@ -56,6 +56,6 @@ def trailer(start: int | None, number: int, content: bytes | memoryview) -> byte
     return _WORDS.pack(checksum, seal(start, number, checksum))
 
 
-def stored_checksum(trailer: bytes | memoryview) -> int:
+def read_checksum(trailer: bytes | memoryview) -> int:
     """The checksum in a trailer."""
     return int.from_bytes(trailer[:CHECKSUM], "little")

@@ -18,12 +18,12 @@ from math import prod
 
 from gangline.shard import Box, Registry
 from gangline_ckpt_zarr.format.checksum import TRAILER
-from gangline_ckpt_zarr.format.grid import chunk_shape, stored_itemsize
+from gangline_ckpt_zarr.format.grid import chunk_shape, count_itemsize
 
 PAGE = 4096
 
 
-def _up(value: int, to: int) -> int:
+def _round_up(value: int, to: int) -> int:
     return -(-value // to) * to
 
 
@@ -136,14 +136,14 @@ def lay_out(boxes: Iterable[tuple[str, str, tuple[int, ...], Box]]) -> RankFile:
     """The file of these boxes, (name, dtype, chunk shape, box), one after another."""
     runs, end, dtypes = [], 0, {}
     for name, dtype, chunk, box in boxes:
-        nbytes = prod(chunk) * stored_itemsize(dtype)
+        nbytes = prod(chunk) * count_itemsize(dtype)
         align = PAGE if nbytes >= 1 << 20 else 64 if nbytes >= 1 << 16 else 8
-        base = _up(end, max(align, 64))
-        run = ChunkRun(name, box, chunk, nbytes, _up(nbytes + TRAILER, align), base)
+        base = _round_up(end, max(align, 64))
+        run = ChunkRun(name, box, chunk, nbytes, _round_up(nbytes + TRAILER, align), base)
         runs.append(run)
         dtypes[name] = dtype
         end = run.end
-    return RankFile(tuple(runs), _up(end, PAGE), dtypes)
+    return RankFile(tuple(runs), _round_up(end, PAGE), dtypes)
 
 
 class CheckpointFiles(ABC):
@@ -160,7 +160,7 @@ class CheckpointFiles(ABC):
             self._chunks[name] = chunk_shape(self.registry[name])
         return self._chunks[name]
 
-    def of_rank(self, rank: int) -> RankFile:
+    def get_rank_file(self, rank: int) -> RankFile:
         """The file of a rank; without runs where it has none."""
         if rank not in self._files:
             self._files[rank] = self._lay_out(rank)

@@ -28,7 +28,7 @@ def to_json(registry: Registry) -> dict[str, Any]:
     return {"mesh": dict(registry.mesh.sizes), "cuts": cuts, "arrays": arrays}
 
 
-def of_json(content: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Registry:
+def parse_registry(content: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Registry:
     """The registry; `shapes`: each array's (shape, torch's dtype). Raises ValueError where it has no meaning."""
     mesh, bounds = claims.mesh(content["mesh"]), Bounds()
     cuts = [
@@ -80,7 +80,7 @@ def _division_of_json(content: Mapping[str, Any], bounds: Bounds) -> Division:
     axes, rows = claims.axes(content["axes"]), content.get("rows", False)
     if type(rows) is not bool:
         raise ValueError("a cut is along no axes")
-    found = tuple(bounds.of_json(one) for one in content["bounds"])
+    found = tuple(bounds.parse(one) for one in content["bounds"])
     if not found or len({len(one) for one in found}) != 1:
         raise ValueError("bounds of one cut are not alike")
     dim, every = claims.number(content.get("dim", 0), "a dim"), claims.number(content.get("every", 1), "every", 1)
@@ -90,7 +90,7 @@ def _division_of_json(content: Mapping[str, Any], bounds: Bounds) -> Division:
 def _bounds_to_json(bounds: tuple[int, ...]) -> list[int] | dict[str, int]:
     """The bounds themselves, or {"step", "end", "parts"} of what is cut every `step` from 0 to `end`."""
     step, end, parts = (bounds[1] if len(bounds) > 1 else 0), bounds[-1], len(bounds) - 1
-    if parts > 2 and bounds == _even(step, end, parts):
+    if parts > 2 and bounds == _split_evenly(step, end, parts):
         return {"step": step, "end": end, "parts": parts}
     return list(bounds)
 
@@ -102,9 +102,9 @@ class Bounds:
         self._even: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self._count = 0
 
-    def of_json(self, content: Any) -> tuple[int, ...]:
+    def parse(self, content: Any) -> tuple[int, ...]:
         if not isinstance(content, dict):
-            self._more(len(content))
+            self._count_more(len(content))
             return claims.bounds(claims.numbers(content, "bounds", most=claims.MOST_PARTS + 1))
         key = (
             claims.number(content["step"], "a step between bounds"),
@@ -112,13 +112,13 @@ class Bounds:
             claims.number(content["parts"], "the number of parts", 1, claims.MOST_PARTS),
         )
         if key not in self._even:
-            self._more(key[2])
-            self._even[key] = claims.bounds(_even(*key))
+            self._count_more(key[2])
+            self._even[key] = claims.bounds(_split_evenly(*key))
         return self._even[key]
 
-    def _more(self, count: int) -> None:
+    def _count_more(self, count: int) -> None:
         self._count = claims.number(self._count + count, "the number of bounds", 0, claims.MOST_BOUNDS)
 
 
-def _even(step: int, end: int, parts: int) -> tuple[int, ...]:
+def _split_evenly(step: int, end: int, parts: int) -> tuple[int, ...]:
     return tuple(min(end, step * part) for part in range(parts + 1))

@@ -44,7 +44,7 @@ SIZES = {
 WIDENED = {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"}
 
 
-def stored_dtype(dtype: str) -> str:
+def map_dtype(dtype: str) -> str:
     """The zarr data type in which an array of torch's `dtype` is stored. Raises ValueError where there is none."""
     if dtype in SIZES:
         return dtype
@@ -53,14 +53,14 @@ def stored_dtype(dtype: str) -> str:
     raise ValueError(f"there is no way to store {dtype!r}")
 
 
-def stored_itemsize(dtype: str) -> int:
+def count_itemsize(dtype: str) -> int:
     """Bytes of one stored element of an array of torch's `dtype`."""
-    return SIZES[stored_dtype(dtype)]
+    return SIZES[map_dtype(dtype)]
 
 
 def chunk_shape(layout: Layout) -> tuple[int, ...]:
     """The shape of every chunk of an array; at the array's ends chunks reach beyond it."""
-    return _chunk_shape(layout.shape, layout.divisions, CHUNK_BYTES // stored_itemsize(layout.dtype))
+    return _chunk_shape(layout.shape, layout.divisions, CHUNK_BYTES // count_itemsize(layout.dtype))
 
 
 @lru_cache(maxsize=1024)
@@ -106,20 +106,20 @@ def _boundaries(layout: Layout) -> Iterator[tuple[int, int]]:
             for dim, positions in enumerate(layout.boundaries()):
                 yield from ((dim, position) for position in positions)
             return
-        yield from _of_rows(layout, layout.divisions[:number], division)
+        yield from _split_rows(layout, layout.divisions[:number], division)
 
 
-def _of_rows(layout: Layout, earlier: tuple[Division, ...], division: Division) -> Iterator[tuple[int, int]]:
+def _split_rows(layout: Layout, earlier: tuple[Division, ...], division: Division) -> Iterator[tuple[int, int]]:
     """Where a division over rows cuts each dim: a row number unravelled over the leading dims of what it divides."""
     outer = Layout(layout.shape, layout.dtype, earlier)
     for number, parts in enumerate(product(*(range(cut.parts) for cut in earlier))):
         bounds = division.bounds[number] if len(division.bounds) > 1 else division.bounds[0]
         for box in outer.boxes(parts):
             for row in set(bounds):
-                yield from _unravelled(box, row)
+                yield from _unravel(box, row)
 
 
-def _unravelled(box: Box, row: int) -> Iterator[tuple[int, int]]:
+def _unravel(box: Box, row: int) -> Iterator[tuple[int, int]]:
     lead = box.shape[:-1]
     if not 0 < row < prod(lead):
         return

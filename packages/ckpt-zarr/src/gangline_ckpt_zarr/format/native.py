@@ -65,7 +65,7 @@ class NativeMeta(Meta):
     sums: dict[str, list[int]] = field(default_factory=dict)
 
     def path(self, rank: int) -> str:
-        return chunk_key(self.files.of_rank(rank).runs[0], 0)
+        return chunk_key(self.files.get_rank_file(rank).runs[0], 0)
 
     @property
     def trailer(self) -> int:

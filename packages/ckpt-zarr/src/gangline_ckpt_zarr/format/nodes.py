@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gangline_ckpt_zarr.format.checksum import CODEC, checksum_of
-from gangline_ckpt_zarr.format.grid import stored_dtype
+from gangline_ckpt_zarr.format.grid import map_dtype
 
 NAME = "zarr.json"
 FORMAT = 1  # of what stands under attributes["gangline"]
@@ -16,7 +16,7 @@ CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, CODEC]
 
 def array_node(shape: tuple[int, ...], dtype: str, chunk: tuple[int, ...]) -> dict[str, Any]:
     """zarr v3 metadata of one array."""
-    stored = stored_dtype(dtype)
+    stored = map_dtype(dtype)
     zero = False if stored == "bool" else 0.0 if stored.startswith("float") else 0
     return {
         "zarr_format": 3,

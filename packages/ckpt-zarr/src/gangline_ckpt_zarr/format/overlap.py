@@ -19,7 +19,7 @@ def meeting(registry: Registry, name: str, wanted: Box) -> Iterator[tuple[int, B
     layout = registry[name]
     owners = box_owners(registry.mesh, layout)
     if wanted not in owners.met:
-        owners.met[wanted] = [*_met(layout, wanted)]
+        owners.met[wanted] = [*_find_overlaps(layout, wanted)]
     for parts, boxes in owners.met[wanted]:
         rank = owners.writer(parts, layout.turn)
         yield from ((rank, box) for box in boxes)
@@ -34,7 +34,7 @@ def writers(owners: BoxOwners, turn: int) -> Iterator[int]:
             yield owners.writer(parts, turn)
 
 
-def _met(layout: Layout, wanted: Box) -> Iterator[tuple[tuple[int, ...], list[Box]]]:
+def _find_overlaps(layout: Layout, wanted: Box) -> Iterator[tuple[tuple[int, ...], list[Box]]]:
     """(parts, those of its boxes that meet `wanted`) of every holder that has any."""
     for parts in _parts(layout, wanted):
         boxes = [box for box in layout.boxes(parts) if not box.shape or box.overlap(wanted) is not None]
@@ -47,14 +47,14 @@ def _parts(layout: Layout, wanted: Box) -> Iterator[tuple[int, ...]]:
     found: list[tuple[int, ...]] = [()]
     for number, division in enumerate(layout.divisions):
         outer = Layout(layout.shape, layout.dtype, layout.divisions[:number])
-        found = [(*parts, part) for parts in found for part in _of_division(outer, division, parts, wanted)]
+        found = [(*parts, part) for parts in found for part in _find_parts(outer, division, parts, wanted)]
     yield from found
 
 
-def _of_division(outer: Layout, division: Division, parts: tuple[int, ...], wanted: Box) -> range | list[int]:
+def _find_parts(outer: Layout, division: Division, parts: tuple[int, ...], wanted: Box) -> range | list[int]:
     if not division.rows:
         start = wanted.offset[division.dim]
-        return _touched(division.bounds[0], start, start + wanted.shape[division.dim])
+        return _find_touched(division.bounds[0], start, start + wanted.shape[division.dim])
     boxes = outer.boxes(parts)
     bounds = division.bounds[_joint(outer, parts)] if len(division.bounds) > 1 else division.bounds[0]
     if len(boxes) != 1:  # cut over rows twice: rare, and never of many parts
@@ -64,7 +64,7 @@ def _of_division(outer: Layout, division: Division, parts: tuple[int, ...], want
         return []
     first = _row(boxes[0], common.offset)
     last = _row(boxes[0], tuple(a + n - 1 for a, n in zip(common.offset, common.shape, strict=True)))
-    return _touched(bounds, first, last + 1)
+    return _find_touched(bounds, first, last + 1)
 
 
 def _joint(outer: Layout, parts: tuple[int, ...]) -> int:
@@ -82,12 +82,12 @@ def _row(box: Box, place: tuple[int, ...]) -> int:
     return row
 
 
-def _touched(bounds: tuple[int, ...], start: int, stop: int) -> range:
+def _find_touched(bounds: tuple[int, ...], start: int, stop: int) -> range:
     """The parts between `bounds` that meet [start, stop)."""
     return range(max(0, bisect_right(bounds, start) - 1), min(len(bounds) - 1, bisect_left(bounds, stop)))
 
 
-def covered(registry: Registry, name: str, wanted: Box) -> bool:
+def is_covered(registry: Registry, name: str, wanted: Box) -> bool:
     """Whether the stored boxes hold all of `wanted`; they tile the array, so what is common need only be counted."""
     if not wanted.shape:
         return any(True for _ in meeting(registry, name, wanted))

@@ -25,10 +25,10 @@ class BoxOwners:
             Box, list[tuple[tuple[int, ...], list[Box]]]
         ] = {}  # by wanted box: (parts, boxes) that meet it, filled in by `overlap`
 
-    def written(self, rank: int, turn: int) -> list[Box]:
+    def list_written(self, rank: int, turn: int) -> list[Box]:
         """The boxes that a rank writes of an array, none of them empty."""
         if rank not in self._held:
-            self._held[rank] = self._of(rank)
+            self._held[rank] = self._locate(rank)
         held = self._held[rank]
         if held is None:
             return []
@@ -52,7 +52,7 @@ class BoxOwners:
             for number in range(first, min(first + most, replicas))
         )
 
-    def _of(self, rank: int) -> tuple[tuple[int, ...], int, list[Box]] | None:
+    def _locate(self, rank: int) -> tuple[tuple[int, ...], int, list[Box]] | None:
         coordinate = self.mesh.coordinate(rank)
         if any(coordinate[axis] != index for axis, index in self.layout.at):
             return None

@@ -27,7 +27,7 @@ class PackedFiles(CheckpointFiles):
 
     def _boxes(self, rank: int) -> Iterator[tuple[str, str, tuple[int, ...], Box]]:
         for name, layout in self.registry.layouts.items():
-            for box in box_owners(self.registry.mesh, layout).written(rank, layout.turn):
+            for box in box_owners(self.registry.mesh, layout).list_written(rank, layout.turn):
                 yield name, layout.dtype, self.chunk(name), box
 
 

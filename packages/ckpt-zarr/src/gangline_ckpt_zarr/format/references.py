@@ -24,7 +24,7 @@ def references(content: bytes, meta: Meta, base: str = "") -> dict[str, Any]:
     nodes = json.loads(content)["consolidated_metadata"]["metadata"]
     refs |= {f"{name}/{NAME}": json.dumps(node) for name, node in nodes.items()}
     for rank in sorted(meta.writers()):
-        for run in meta.files.of_rank(rank).runs:
+        for run in meta.files.get_rank_file(rank).runs:
             for number in range(run.count):
                 place = [base + meta.path(rank), run.base + number * run.stride, run.nbytes + CHECKSUM]
                 refs[chunk_key(run, number)] = place

@@ -51,17 +51,17 @@ def read(content: bytes, file: str, id: CheckpointId | None = None) -> Meta:
         shapes = {
             name: (claims.shape(node["shape"], name), node["attributes"]["dtype"]) for name, node in arrays.items()
         }
-        registry = cuts.of_json(ours["layout"], shapes)
+        registry = cuts.parse_registry(ours["layout"], shapes)
         meta: Meta = (native if ours.get("open") else packed).read(ours, registry, arrays)
         written = meta.nodes()
         if nodes != groups(written) | written:
             raise ValueError("what it tells zarr is not what it tells gangline")
         return meta
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError) as error:
-        raise BadCheckpoint("every array", None, file, _why(error)) from error
+        raise BadCheckpoint("every array", None, file, _explain(error)) from error
 
 
-def _why(error: Exception) -> str:
+def _explain(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"it lacks {error}"
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)

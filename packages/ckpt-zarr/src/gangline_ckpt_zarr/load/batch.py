@@ -90,14 +90,14 @@ class ReadBatch:
         try:
             read(self._ranges)
         except (EOFError, OSError) as error:
-            raise self.unread(error) from error
+            raise self.explain_failure(error) from error
         for run, number, buffer, trailer in self._checks:
             if why := self.meta.wrong(run, number, checksum_of(buffer), trailer):
                 raise self._bad(run, number, why)
         for target, part, values in self._puts:
             target.put(part, values)
 
-    def unread(self, error: Exception) -> BadCheckpoint:
+    def explain_failure(self, error: Exception) -> BadCheckpoint:
         """The damage behind a failed read, with the first chunk that cannot be had."""
         for run, number, buffer, trailer in self._checks:
             try:
@@ -138,7 +138,7 @@ class ReadLanes:
             try:
                 self._read = self._file.enter_context(self._store.reading(self._path))
             except OSError as error:
-                raise batch.unread(error) from error
+                raise batch.explain_failure(error) from error
         if self._pool is None:
             self._free.append(batch)
             batch.do(self._read)

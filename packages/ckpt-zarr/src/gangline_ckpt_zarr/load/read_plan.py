@@ -45,7 +45,7 @@ def plan_reads(meta: Meta, targets: Iterable[Target]) -> dict[int, list[ReadItem
     items: dict[int, list[ReadItem]] = defaultdict(list)
     for target in targets:
         for rank, box in overlap.meeting(meta.registry, target.name, target.box):
-            run = meta.files.of_rank(rank).by_box[target.name, box.offset]
+            run = meta.files.get_rank_file(rank).by_box[target.name, box.offset]
             items[rank] += [ReadItem(run, first, count, target) for first, count in run.meeting(target.box)]
     for of_rank in items.values():
         of_rank.sort(key=lambda item: item.run.base + item.first * item.run.stride)

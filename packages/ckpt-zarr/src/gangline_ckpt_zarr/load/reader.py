@@ -15,7 +15,7 @@ import numpy as np
 from gangline.shard import Box
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.chunks import ChunkRun
-from gangline_ckpt_zarr.format.grid import stored_dtype
+from gangline_ckpt_zarr.format.grid import map_dtype
 from gangline_ckpt_zarr.load.batch import ReadBatch, ReadLanes
 from gangline_ckpt_zarr.load.read_plan import ReadItem, Target, plan_reads
 from gangline_ckpt_zarr.stores.base import ObjectStore
@@ -33,7 +33,7 @@ class ChunkReader:
             batch = lanes.batch()
             for item in items:
                 run, target = item.run, item.target
-                dtype = np.dtype(stored_dtype(self.meta.registry[run.name].dtype))
+                dtype = np.dtype(map_dtype(self.meta.registry[run.name].dtype))
                 rows = WantedRows(run, target, dtype) if run.chunk and run.count == run.grid[0] else None
                 for number in range(item.first, item.first + item.count):
                     if rows is not None:
@@ -78,7 +78,7 @@ class ChunkReader:
             return
         straight = _straight(run, part, target, dtype)
         if straight is not None and not self.verify:
-            batch.want(start + _skipped(run, stored, part) * dtype.itemsize, straight)
+            batch.want(start + _count_skipped(run, stored, part) * dtype.itemsize, straight)
         elif straight is not None and part.shape == run.chunk:
             batch.chunk(run, number, straight)
         else:
@@ -86,8 +86,8 @@ class ChunkReader:
             if self.verify:
                 batch.chunk(run, number, scratch)
             else:
-                first = _skipped(run, stored, part) * dtype.itemsize
-                last = _skipped(run, stored, _last(part)) * dtype.itemsize + dtype.itemsize
+                first = _count_skipped(run, stored, part) * dtype.itemsize
+                last = _count_skipped(run, stored, _last(part)) * dtype.itemsize + dtype.itemsize
                 batch.want(start + first, scratch[first:last])
             values = np.frombuffer(scratch, dtype).reshape(run.chunk)
             batch.copy(target, part, _view(values, part, Box(stored.offset, run.chunk)))
@@ -139,7 +139,7 @@ def _straight(run: ChunkRun, part: Box, target: Target, dtype: np.dtype) -> memo
     return _bytes(memory) if memory.flags.c_contiguous else None
 
 
-def _skipped(run: ChunkRun, stored: Box, part: Box) -> int:
+def _count_skipped(run: ChunkRun, stored: Box, part: Box) -> int:
     """Elements of a chunk before a part of it."""
     before = 0
     for at, start, side in zip(part.offset, stored.offset, run.chunk, strict=True):

@@ -75,7 +75,7 @@ class ChunkScanner:
     """
 
     def __init__(self, runs: Sequence[ChunkSpan], judge: Judge | None = None) -> None:
-        self._runs, self._judge = runs, judge or self._by_seals
+        self._runs, self._judge = runs, judge or self._check_seal
         self._run = self._number = 0  # the chunk that comes next, or is half seen
         self._crc, self._kept, self._why = 0, b"", ""  # of that chunk
 
@@ -105,11 +105,11 @@ class ChunkScanner:
                 self._number += 1
             self._run, self._number = self._run + 1, 0
 
-    def unread(self, window: Window) -> BadChunk:
+    def find_unread(self, window: Window) -> BadChunk:
         """The chunk that lies in a window without content, after it was fed: the next, or one that is half seen."""
         return BadChunk(min(self._run, len(self._runs) - 1), self._number, window.why)
 
-    def _by_seals(self, run: int, number: int, checksum: int, trailer: bytes | memoryview) -> str:
+    def _check_seal(self, run: int, number: int, checksum: int, trailer: bytes | memoryview) -> str:
         return wrong(self._runs[run].seal, self._runs[run].first + number, checksum, trailer)
 
     def _part(self, window: Window, begin: int, end: int, trailer: int) -> None:

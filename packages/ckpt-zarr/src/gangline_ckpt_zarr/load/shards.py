@@ -15,7 +15,7 @@ from gangline_ckpt_zarr.agreement import Agreement, Failed
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.load.nearest import fill_from_nearest
 from gangline_ckpt_zarr.load.read_plan import Target
-from gangline_ckpt_zarr.load.shared import SharedLoad, agreed
+from gangline_ckpt_zarr.load.shared import SharedLoad, agree_to_share
 from gangline_ckpt_zarr.tiers.base import Tier
 
 
@@ -35,25 +35,25 @@ def load(
     another shape or kind and where a store does not answer, BadCheckpoint where no tier has a good copy.
     """
     try:
-        copies = _of_one_save(copies, agreement)
+        copies = _select_one_save(copies, agreement)
         _check(id, copies[0][1], shards)
         meta = copies[0][1]
         wanted = [(shard, *_target(shard, meta)) for shard in shards if prod(shard.local.shape)]
         targets = [target for _, target, _ in wanted]
         sharing = None
-        if registry is not None and agreed(agreement, registry, targets, far=not copies[0][0].store.local):
+        if registry is not None and agree_to_share(agreement, registry, targets, far=not copies[0][0].store.local):
             sharing = SharedLoad(meta, registry, agreement.rank, targets)
-        passed = fill_from_nearest(id, copies, targets if sharing is None else sharing.wanted(), verify)
+        passed = fill_from_nearest(id, copies, targets if sharing is None else sharing.list_targets(), verify)
         if passed and agreement.count("passed over", len(passed)) == len(passed):
             agreement.publish("first passed over", passed[0])
         agreement.count("read", 1)
-        agreement.all_done("read")
+        agreement.wait_for_all("read")
         if sharing is not None:
             sharing.exchange()
         for shard, _, memory in wanted:
             if memory is not None:
                 shard.local.detach().copy_(memory)
-        return _passed_over(id, agreement) if agreement.rank == 0 else []
+        return _report_passed_over(id, agreement) if agreement.rank == 0 else []
     except UserError as error:
         agreement.fail({"user": [error.what, *error.details]})
         raise
@@ -68,7 +68,7 @@ def load(
         raise BadCheckpoint(array, limits, file, why) from None
 
 
-def _of_one_save(copies: Sequence[tuple[Tier, Meta]], agreement: Agreement) -> Sequence[tuple[Tier, Meta]]:
+def _select_one_save(copies: Sequence[tuple[Tier, Meta]], agreement: Agreement) -> Sequence[tuple[Tier, Meta]]:
     """The copies of the save that rank 0 sees nearest: two saves of one step need not have equal bits."""
     if agreement.rank == 0:
         agreement.publish("save", copies[0][1].write_id)
@@ -79,7 +79,7 @@ def _of_one_save(copies: Sequence[tuple[Tier, Meta]], agreement: Agreement) -> S
     return [(tier, meta) for tier, meta in found if meta.registry == found[0][1].registry]
 
 
-def _passed_over(id: CheckpointId, agreement: Agreement) -> list[str]:
+def _report_passed_over(id: CheckpointId, agreement: Agreement) -> list[str]:
     number = agreement.count("passed over", 0)
     if not number:
         return []

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from gangline.shard import Box, Registry
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.format.base import Meta
-from gangline_ckpt_zarr.format.grid import stored_itemsize
+from gangline_ckpt_zarr.format.grid import count_itemsize
 from gangline_ckpt_zarr.format.owners import box_owners
 from gangline_ckpt_zarr.load.read_plan import Target
 
@@ -43,7 +43,7 @@ class SharedSlice:
     step: int
 
 
-def shared_slices(meta: Meta, registry: Registry, rank: int, together: int = TOGETHER) -> Iterator[SharedSlice]:
+def split_shared(meta: Meta, registry: Registry, rank: int, together: int = TOGETHER) -> Iterator[SharedSlice]:
     """The boxes that a rank holds, cut into slices that one rank reads.
 
     Ranks that share a slice find the same reader and step for it. Slices come in the registry's order, so that any two
@@ -59,9 +59,9 @@ def shared_slices(meta: Meta, registry: Registry, rank: int, together: int = TOG
         ranks = box_owners(registry.mesh, layout).replicas_of(rank, together)
         bytes_of = read.setdefault(ranks, [0] * len(ranks))
         for whole in boxes:
-            for box in _rows(whole, meta.files.chunk(name), stored_itemsize(layout.dtype)):
+            for box in _rows(whole, meta.files.chunk(name), count_itemsize(layout.dtype)):
                 number = _next(bytes_of, layout.turn)
-                bytes_of[number] += box.size * stored_itemsize(layout.dtype)
+                bytes_of[number] += box.size * count_itemsize(layout.dtype)
                 yield SharedSlice(name, box, whole, ranks, ranks[number], step)
 
 
@@ -84,21 +84,21 @@ def _rows(box: Box, chunk: tuple[int, ...], itemsize: int) -> Iterator[Box]:
         start = stop
 
 
-def agreed(agreement: Agreement, registry: Registry, targets: Sequence[Target], far: bool) -> bool:
+def agree_to_share(agreement: Agreement, registry: Registry, targets: Sequence[Target], far: bool) -> bool:
     """Whether all ranks will share: the store is remote for each, and each loads all that the registry gives it.
 
     (Sampling takes the weights alone, and a test may load what it likes.) All ranks call it.
     """
     if agreement.world == 1 or registry.mesh.world != agreement.world or not dist.is_initialized():
         return False
-    agreement.count("do not share", int(not (far and _all_of_it(registry, agreement.rank, targets))))
+    agreement.count("do not share", int(not (far and _loads_everything(registry, agreement.rank, targets))))
     agreement.count("asked to share", 1)
-    agreement.all_done("asked to share")
+    agreement.wait_for_all("asked to share")
     return agreement.count("do not share", 0) == 0
 
 
-def _all_of_it(registry: Registry, rank: int, targets: Sequence[Target]) -> bool:
-    held = _by_box(targets)
+def _loads_everything(registry: Registry, rank: int, targets: Sequence[Target]) -> bool:
+    held = _map_by_box(targets)
     return all((name, box) in held for name in registry for box, _ in registry.of_rank(name, rank) if box.size)
 
 
@@ -107,12 +107,12 @@ class SharedLoad:
 
     def __init__(self, meta: Meta, registry: Registry, rank: int, targets: Sequence[Target]) -> None:
         self.rank = rank
-        self._targets = _by_box(targets)
-        self._parts = [*shared_slices(meta, registry, rank)]
+        self._targets = _map_by_box(targets)
+        self._parts = [*split_shared(meta, registry, rank)]
         shared = {(part.name, part.whole) for part in self._parts}
         self._own = [target for target in targets if (target.name, target.box) not in shared]
 
-    def wanted(self) -> list[Target]:
+    def list_targets(self) -> list[Target]:
         """What this rank reads."""
         return self._own + [self._cut(part) for part in self._parts if part.reader == self.rank]
 
@@ -141,7 +141,7 @@ class SharedLoad:
         return replace(target, box=part.box, array=target.array[place])
 
 
-def _by_box(targets: Sequence[Target]) -> Mapping[tuple[str, Box], Target]:
+def _map_by_box(targets: Sequence[Target]) -> Mapping[tuple[str, Box], Target]:
     return {(target.name, target.box): target for target in targets}
 
 

@@ -62,7 +62,7 @@ class Buffers:
                     staging.fill(file, shards)
                     return staging
                 except OSError as error:
-                    self.no_memory = self._memory.no_room(describe_error(error), file.size)
+                    self.no_memory = self._memory.explain_no_room(describe_error(error), file.size)
         staging = self._own_buffer()
         staging.fill(file, shards)
         return staging
@@ -78,7 +78,7 @@ class Buffers:
         self._files = PackedFiles(registry)
         with contextlib.suppress(OSError):  # the first save will say so
             staging = self._find(rank)
-            staging.prepare(self._files.of_rank(rank))
+            staging.prepare(self._files.get_rank_file(rank))
             self._prepared = staging
 
     def _find(self, rank: int) -> Staging:

@@ -112,8 +112,8 @@ class Delivery(ABC):
             self.agreement.heartbeat()
 
         self.put(tier, write_id, report)
-        self.agreement.done(f"{tier.name} written")
-        self.agreement.all_done(f"{tier.name} written")
+        self.agreement.mark_done(f"{tier.name} written")
+        self.agreement.wait_for_all(f"{tier.name} written")
         if tier.left_out or self.leaves_out(tier):
             if self._tiers == [tier]:
                 raise OSError(tier.left_out)
@@ -129,7 +129,7 @@ class Delivery(ABC):
         self.agreement.wait_for(whole, who if tier.scope else "rank 0")
         if tier.beside and self.agreement.rank == 0:
             self.agreement.wait_for(f"{tier.name} whole {tier.beside}", f"the first rank of machine {tier.beside}")
-        tier.saved(self.id)
+        tier.mark_saved(self.id)
 
     def _prune(self, tier: Tier) -> None:
         """What was saved is safe: that something old cannot be deleted is no reason to end a run."""

@@ -17,7 +17,7 @@ import torch
 
 from gangline.shard import Shard
 from gangline_ckpt_zarr.format.chunks import ChunkRun, RankFile
-from gangline_ckpt_zarr.format.grid import stored_dtype
+from gangline_ckpt_zarr.format.grid import map_dtype
 from gangline_ckpt_zarr.format.views import views
 
 SCRATCH = 1 << 28  # bytes of a GPU's memory in which chunks are put together before they travel
@@ -80,7 +80,7 @@ class Staging:
         assert self._file is not None
         scratch = torch.empty(0, dtype=torch.uint8, device=device)
         for run, places in self._places:
-            source, dtype = _held(local, run), getattr(torch, stored_dtype(self._file.dtypes[run.name]))
+            source, dtype = _held(local, run), getattr(torch, map_dtype(self._file.dtypes[run.name]))
             if source.device != device:  # offloaded
                 _copy_to(source, places)
                 continue
@@ -108,7 +108,7 @@ class Staging:
         self._file = file
 
     def _of(self, run: ChunkRun, dtype: str) -> Iterable[Place]:
-        elements = self._bytes.view(getattr(torch, stored_dtype(dtype)))
+        elements = self._bytes.view(getattr(torch, map_dtype(dtype)))
         for view in views(run, elements.itemsize):
             yield view.slices, elements.as_strided(view.sizes, view.strides, view.offset)
 

@@ -44,7 +44,7 @@ class SaveTask:
 
     def file(self, rank: int) -> RankFile:
         """What a rank writes."""
-        return self.files.of_rank(rank)
+        return self.files.get_rank_file(rank)
 
     def path(self, write_id: str, rank: int) -> str:
         """Where in a store a rank's file lies."""

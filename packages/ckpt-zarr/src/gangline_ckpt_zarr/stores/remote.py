@@ -56,7 +56,7 @@ class RemoteStore(ObjectStore, ABC):
             found = self._ask(path, "ls", place, detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        names = {found.rstrip("/").rpartition("/")[2] for found in found if self._below(found, place)}
+        names = {found.rstrip("/").rpartition("/")[2] for found in found if self._is_below(found, place)}
         return sorted(names)
 
     def holding(self, name: str) -> list[str]:
@@ -70,7 +70,7 @@ class RemoteStore(ObjectStore, ABC):
             found = self._ask(path, "find", place)
         except FileNotFoundError:
             return []
-        return sorted(self._relative(found) for found in found if self._below(found, place))
+        return sorted(self._relative(found) for found in found if self._is_below(found, place))
 
     def sizes(self, path: str = "") -> dict[str, int]:
         place = self._full(path)
@@ -81,7 +81,7 @@ class RemoteStore(ObjectStore, ABC):
         return {
             name.removeprefix(f"{place}/"): int(facts["size"] or 0)
             for name, facts in found.items()
-            if self._below(name, place)
+            if self._is_below(name, place)
         }
 
     def delete(self, path: str) -> None:
@@ -107,19 +107,19 @@ class RemoteStore(ObjectStore, ABC):
                 raise
             got = b""  # the whole range is behind the end
         if len(got) < fetch.stop - fetch.start:
-            raise EOFError(f"{self._where(path)} ends at {fetch.start + len(got)}, {fetch.stop} was asked for")
+            raise EOFError(f"{self._format_url(path)} ends at {fetch.start + len(got)}, {fetch.stop} was asked for")
         fetch.fill(got)
 
     def _ask(self, path: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the file system until it succeeds."""
-        where, seconds = self._where(path), self._deadline_seconds
-        return retry_request(lambda left: self._once(left, method, *args, **kwargs), where, seconds)
+        where, seconds = self._format_url(path), self._deadline_seconds
+        return retry_request(lambda left: self._call_once(left, method, *args, **kwargs), where, seconds)
 
-    def _once(self, left: float, method: str, *args: Any, **kwargs: Any) -> Any:
+    def _call_once(self, left: float, method: str, *args: Any, **kwargs: Any) -> Any:
         if not self._fs.async_impl:
             return getattr(self._fs, method)(*args, **kwargs)
         seconds = max(min(left, self._request_seconds), 0.001)
-        return sync(self._fs.loop, _within, seconds, getattr(self._fs, f"_{method}"), args, kwargs)
+        return sync(self._fs.loop, _run_in_time, seconds, getattr(self._fs, f"_{method}"), args, kwargs)
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{path}".rstrip("/")
@@ -127,10 +127,10 @@ class RemoteStore(ObjectStore, ABC):
     def _relative(self, full: str) -> str:
         return full.removeprefix(f"{self._root}/")
 
-    def _below(self, full: str, place: str) -> bool:
+    def _is_below(self, full: str, place: str) -> bool:
         return full.rstrip("/").startswith(f"{place}/")
 
-    def _where(self, path: str) -> str:
+    def _format_url(self, path: str) -> str:
         """For messages, without a password that the URL may have."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}/{path}"
@@ -142,22 +142,22 @@ class FsspecStore(RemoteStore):
     def create(self, path: str, size: int) -> ObjectWriter:
         """One stream, by fsspec's own file object. Raises FileExistsError, OSError."""
         if self.exists(path):
-            raise FileExistsError(f"{self._where(path)}: it is there already")
+            raise FileExistsError(f"{self._format_url(path)}: it is there already")
         return _Stream(self, path, size)
 
     def commit(self, path: str, content: bytes) -> None:
         """As good a promise as the driver's ``pipe_file(mode="create")``. Raises FileExistsError, OSError."""
         if self.exists(path):  # a store that ignores the condition still refuses here
-            raise FileExistsError(f"{self._where(path)}: it is there already")
+            raise FileExistsError(f"{self._format_url(path)}: it is there already")
         tries = 0
 
-        def once(left: float) -> None:
+        def commit_once(left: float) -> None:
             nonlocal tries
             tries += 1
-            self._once(left, "pipe_file", self._full(path), content, mode="create")
+            self._call_once(left, "pipe_file", self._full(path), content, mode="create")
 
         try:
-            retry_request(once, self._where(path), self._deadline_seconds)
+            retry_request(commit_once, self._format_url(path), self._deadline_seconds)
         except FileExistsError:
             if tries == 1 or self.read(path) != content:  # after a lost answer one finds what one has put oneself
                 raise
@@ -187,6 +187,6 @@ class _Stream(ObjectWriter):
             self._store._fs.rm_file(self._store._full(self._path))
 
 
-async def _within(seconds: float, act: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+async def _run_in_time(seconds: float, act: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An answer that does not come in time is cancelled, and is a TimeoutError."""
     return await asyncio.wait_for(act(*args, **kwargs), seconds)

@@ -38,13 +38,13 @@ class S3Store(RemoteStore):
     def create(self, path: str, size: int) -> ObjectWriter:
         """A multipart upload, or one put where the object is small. Raises FileExistsError, OSError."""
         if self.exists(path):
-            raise FileExistsError(f"{self._where(path)}: it is there already")
+            raise FileExistsError(f"{self._format_url(path)}: it is there already")
         return _Multipart(self, path, size, part_bytes(size, self._part_bytes))
 
     def commit(self, path: str, content: bytes) -> None:
         """A conditional put. Raises FileExistsError, OSError."""
         if self.exists(path):  # a store that ignores the condition still refuses here
-            raise FileExistsError(f"{self._where(path)}: it is there already")
+            raise FileExistsError(f"{self._format_url(path)}: it is there already")
         self.put_new(path, content)
 
     def put_new(self, path: str, content: bytes | bytearray) -> None:
@@ -57,7 +57,7 @@ class S3Store(RemoteStore):
             if http_status(error) == 412:
                 # Where the answer to the first try was lost, the second finds what the first has put.
                 if self.stamp(path) != stamp:
-                    raise FileExistsError(f"{self._where(path)}: it is there already") from error
+                    raise FileExistsError(f"{self._format_url(path)}: it is there already") from error
             elif http_status(error) == 501:  # a store without conditions
                 self.call("put_object", path, **put)
             else:

@@ -69,7 +69,7 @@ class Tier(ABC):
     def prune(self, run_dir: str, kept: Collection[CheckpointId]) -> None:
         """Delete what the rules do not keep, but for `kept`: what is new or being copied. Raises OSError."""
 
-    def saved(self, id: CheckpointId) -> None:
+    def mark_saved(self, id: CheckpointId) -> None:
         """A checkpoint has become whole there; called on every rank."""
         self._trusted.add(id)
 

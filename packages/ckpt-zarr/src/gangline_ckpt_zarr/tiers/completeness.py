@@ -19,7 +19,7 @@ def lacking(meta: Meta, sizes: Mapping[str, int]) -> str:
         if path not in sizes:
             return f"{path} is missing"
         if boxes < LOOKED_AT:
-            file = meta.files.of_rank(rank)
+            file = meta.files.get_rank_file(rank)
             boxes += len(file.runs)
             if why := file.wrong_size(sizes[path]):
                 return f"{path} {why}"

@@ -20,8 +20,8 @@ from gangline.launch.guard import born, space
 from gangline.launch.nodes import name_of_this_node
 from gangline.run.ending import read_ending
 from gangline.storage.files import lock_folder
-from gangline_ckpt_zarr.tiers.peers import FOLDER, Address, announce, this_machine, withdraw
-from gangline_ckpt_zarr.tiers.places import TROUBLE, directory, make, of_run, of_user
+from gangline_ckpt_zarr.tiers.peers import FOLDER, Address, announce, identify_machine, withdraw
+from gangline_ckpt_zarr.tiers.places import TROUBLE, directory, locate_run, locate_user, make
 from gangline_ckpt_zarr.tiers.server import Server
 
 OWNER = ".keeper"  # in the directory: whose it is, "SPACE-PID-START-TOKEN" of the keeper's process
@@ -46,11 +46,11 @@ def keep(run_dir: str, waits: float = 0.0, shares: bool = True) -> None:
         (place / RUN).write_text(os.path.realpath(run_dir))
         (place / OWNER).write_text(mine)
     server = Server(place, listening_host(shares))
-    address = Address(name_of_this_node(), this_machine(), server.port, server.token)
+    address = Address(name_of_this_node(), identify_machine(), server.port, server.token)
     try:
         announce(run_dir, address)
     except (OSError, UserError) as error:  # this node's own ranks find its memory all the same
-        (place / TROUBLE).write_text(_not_announced(Path(run_dir, FOLDER), error))
+        (place / TROUBLE).write_text(_explain_not_announced(Path(run_dir, FOLDER), error))
     signal.sigwait({signal.SIGTERM})
     killed = os.getppid() != launcher
     if killed and waits:
@@ -71,7 +71,7 @@ def sweep(run_dir: str | Path, seconds: float = ABANDONED_SECONDS) -> list[Path]
     whose keeper ran in another process id namespace is left alone.
     """
     removed = []
-    for place in abandoned(run_dir):
+    for place in find_abandoned(run_dir):
         with contextlib.suppress(OSError):
             if time.time() - place.stat().st_mtime > seconds:
                 _remove(place, _owner(place))
@@ -81,12 +81,12 @@ def sweep(run_dir: str | Path, seconds: float = ABANDONED_SECONDS) -> list[Path]
     return removed
 
 
-def abandoned(run_dir: str | Path | None) -> list[Path]:
+def find_abandoned(run_dir: str | Path | None) -> list[Path]:
     """Return the directories in memory of this user's other runs whose keeper was killed here."""
-    own = None if run_dir is None else of_run(run_dir)
+    own = None if run_dir is None else locate_run(run_dir)
     return [
         place
-        for place in sorted(of_user().glob("*/*/"))
+        for place in sorted(locate_user().glob("*/*/"))
         if place.parent != own and (owner := _owner(place)) and _is_dead(owner)
     ]
 
@@ -113,7 +113,7 @@ def listening_host(shares: bool, environ: Mapping[str, str] = os.environ) -> str
     return "127.0.0.1" if here else ""
 
 
-def _not_announced(folder: Path, error: OSError | UserError) -> str:
+def _explain_not_announced(folder: Path, error: OSError | UserError) -> str:
     """What the run says of it (`MemoryTier.trouble`)."""
     path = Path(getattr(error, "filename", None) or folder)
     why = getattr(error, "strerror", None) or str(error)

@@ -24,7 +24,7 @@ from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.tiers.base import Tier
 from gangline_ckpt_zarr.tiers.copies import Copies
 from gangline_ckpt_zarr.tiers.memory_store import MemoryStore
-from gangline_ckpt_zarr.tiers.peers import Peer, announced, reached
+from gangline_ckpt_zarr.tiers.peers import Peer, ask_peers, list_announced
 from gangline_ckpt_zarr.tiers.places import ROOT, SPARE, TROUBLE, directory, make, refuse_foreign
 from gangline_ckpt_zarr.tiers.survey import Survivor, survivors
 
@@ -100,12 +100,12 @@ class MemoryTier(Tier):
         if not attempts.read(self._run_dir):
             return []
         held = {name: agreement.wait_for(f"held {machine}") for machine, name in enumerate(names)}
-        others = [name for name in announced(self._run_dir) if name not in held]
+        others = [name for name in list_announced(self._run_dir) if name not in held]
 
         def read(name: str, path: str) -> bytes:
             return self.store.read(path) if name == node else Peer(self._run_dir, name).read(path)
 
-        found, lost = survivors({**held, **reached(self._run_dir, others)}, read)
+        found, lost = survivors({**held, **ask_peers(self._run_dir, others)}, read)
         self.notes += [f"checkpoint {id} in {self.root} cannot be used: {why}" for id, why in lost.items()]
         return found
 
@@ -141,7 +141,7 @@ class MemoryTier(Tier):
         except OSError:
             return ""
 
-    def no_room(self, why: str, size: int) -> str:
+    def explain_no_room(self, why: str, size: int) -> str:
         """Return a message about a buffer of `size` bytes that could not be had here, with the room that is left."""
         try:
             left = os.statvfs(ROOT)
@@ -219,8 +219,8 @@ class MemoryTier(Tier):
         for buffer in [one for one, held in self._holds.items() if held == id]:
             self._take_back(buffer)
 
-    def saved(self, id: CheckpointId) -> None:
-        super().saved(id)
+    def mark_saved(self, id: CheckpointId) -> None:
+        super().mark_saved(id)
         self._own = [*self._own[-1:], id]
 
     def prune(self, run_dir: str, kept: Collection[CheckpointId]) -> None:

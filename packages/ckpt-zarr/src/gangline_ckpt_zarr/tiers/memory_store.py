@@ -32,7 +32,7 @@ class MemoryStore(ObjectStore):
         self.here.commit(path, content)
 
     def read(self, path: str) -> bytes:
-        far = self._far(path)
+        far = self._find_peer(path)
         return self.here.read(path) if far is None else far[0].read(path)
 
     def read_into(self, path: str, ranges: Ranges) -> None:
@@ -41,14 +41,14 @@ class MemoryStore(ObjectStore):
 
     @contextlib.contextmanager
     def reading(self, path: str) -> Iterator[Read]:
-        if (far := self._far(path)) is not None:
+        if (far := self._find_peer(path)) is not None:
             yield partial(far[0].read_into, path)
             return
         with self.here.reading(path) as read:
             yield read
 
     def size(self, path: str) -> int:
-        far = self._far(path)
+        far = self._find_peer(path)
         return self.here.size(path) if far is None else far[1]
 
     def exists(self, path: str) -> bool:
@@ -76,6 +76,6 @@ class MemoryStore(ObjectStore):
     def lock(self) -> AbstractContextManager[None]:
         return self.here.lock()
 
-    def _far(self, path: str) -> tuple[Peer, int] | None:
+    def _find_peer(self, path: str) -> tuple[Peer, int] | None:
         """None also where the file is here as well."""
         return None if self.here.exists(path) else self.elsewhere.get(path)

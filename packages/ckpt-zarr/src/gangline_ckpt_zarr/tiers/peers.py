@@ -36,7 +36,7 @@ PIECE = 1 << 23  # bytes between two signs of life
 
 @dataclass(frozen=True)
 class Address:
-    """Where a keeper listens. `machine`: what `this_machine` says there, for those on the same one."""
+    """Where a keeper listens. `machine`: what `identify_machine` says there, for those on the same one."""
 
     node: str
     machine: str
@@ -45,11 +45,11 @@ class Address:
 
     @property
     def host(self) -> str:
-        return "127.0.0.1" if self.machine == this_machine() else self.node.partition("/")[0]
+        return "127.0.0.1" if self.machine == identify_machine() else self.node.partition("/")[0]
 
 
 @functools.cache
-def this_machine() -> str:
+def identify_machine() -> str:
     """Whose loopback address this process has: several machines may be of one name."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -79,7 +79,7 @@ def _lock(folder: Path) -> contextlib.AbstractContextManager[None]:
     return lock_file(folder / "lock", mode=0o600)
 
 
-def announced(run_dir: str | Path) -> list[str]:
+def list_announced(run_dir: str | Path) -> list[str]:
     """The nodes whose keepers have said that they are there; some may have been killed since."""
     found = (_read(path) for path in Path(run_dir, FOLDER).glob("*.json"))
     return sorted(address.node for address in found if address is not None)
@@ -97,12 +97,12 @@ class Peer:
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every file of a checkpoint there, by path."""
-        with self._asked({"do": "sizes"}) as (answer, _):
+        with self._request({"do": "sizes"}) as (answer, _):
             return answer["sizes"]
 
     def read(self, path: str) -> bytes:
         """A small file, whole. FileNotFoundError."""
-        with self._asked({"do": "read", "path": path, "ranges": [[0, None]]}) as (answer, connection):
+        with self._request({"do": "read", "path": path, "ranges": [[0, None]]}) as (answer, connection):
             content = bytearray(answer["size"])
             _receive(connection, memoryview(content))
             return bytes(content)
@@ -111,7 +111,7 @@ class Peer:
         """From each offset on, fill the buffers. Raises FileNotFoundError, EOFError (the file ends early), PeerLost."""
         buffers = [[buffer.cast("B") for buffer in each] for _, each in ranges]
         wanted = [[offset, sum(map(len, each))] for (offset, _), each in zip(ranges, buffers, strict=True)]
-        with self._asked({"do": "read", "path": path, "ranges": wanted}) as (answer, connection):
+        with self._request({"do": "read", "path": path, "ranges": wanted}) as (answer, connection):
             end = max((offset + count for offset, count in wanted if count), default=0)
             if end > answer["size"]:
                 raise EOFError(f"{path} ends at {answer['size']} at node {self.node}, {end} was asked for")
@@ -132,7 +132,7 @@ class Peer:
         """
         with file.open("rb") as content:
             size = os.fstat(content.fileno()).st_size
-            with self._asked({"do": "put", "path": path, "size": size}, patience, silent) as (_, connection):
+            with self._request({"do": "put", "path": path, "size": size}, patience, silent) as (_, connection):
                 for start in range(0, size, PIECE):
                     connection.sendfile(content, start, min(PIECE, size - start))
                     waiting()
@@ -141,11 +141,11 @@ class Peer:
 
     def drop(self, path: str, silent: float = SILENT_SECONDS) -> None:
         """Have it forget a copy; asked once."""
-        with self._asked({"do": "drop", "path": path}, 0.0, silent):
+        with self._request({"do": "drop", "path": path}, 0.0, silent):
             pass
 
     @contextlib.contextmanager
-    def _asked(
+    def _request(
         self, question: dict[str, Any], patience: float | None = None, silent: float = SILENT_SECONDS
     ) -> Iterator[tuple[dict[str, Any], socket.socket]]:
         """The answer, and the connection where the rest of it comes; asked again while nobody answers."""
@@ -183,7 +183,7 @@ class Peer:
             raise
 
 
-def reached(run_dir: str | Path, nodes: Sequence[str]) -> dict[str, dict[str, int]]:
+def ask_peers(run_dir: str | Path, nodes: Sequence[str]) -> dict[str, dict[str, int]]:
     """What those of `nodes` have that answer at once, all asked side by side."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -211,11 +211,11 @@ def _read(path: Path) -> Address | None:
         return None
     kinds = (isinstance(text, str) for text in (address.node, address.machine, address.token))
     sound = all(kinds) and type(address.port) is int and 0 < address.port < 1 << 16 and address.token
-    return address if sound and (owner == os.getuid() or owner == _own_number(path.parent)) else None
+    return address if sound and (owner == os.getuid() or owner == _find_own_uid(path.parent)) else None
 
 
 @functools.cache
-def _own_number(folder: Path) -> int | None:
+def _find_own_uid(folder: Path) -> int | None:
     """Whose a file is said to be that this process makes there: a server of files may give root another number."""
     probe = folder / f"whose.{secrets.token_hex(8)}"
     try:

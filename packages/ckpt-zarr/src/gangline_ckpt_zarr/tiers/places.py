@@ -16,20 +16,20 @@ SPARE = "spare"
 TROUBLE = ".trouble"  # in the directory of a node: what its keeper could not do
 
 
-def of_run(run_dir: str | Path) -> Path:
+def locate_run(run_dir: str | Path) -> Path:
     """Of all nodes of a run that this machine plays."""
     digest = blake2b(os.path.realpath(run_dir).encode(), digest_size=8).hexdigest()
-    return of_user() / digest
+    return locate_user() / digest
 
 
-def of_user() -> Path:
+def locate_user() -> Path:
     """Of all runs of this user, on this machine; everybody may make files beside it."""
     return ROOT / f"gangline-{os.getuid()}"
 
 
 def refuse_foreign() -> None:
     """Raises UserError where that directory is somebody else's, who might read and change what a run keeps there."""
-    place = of_user()
+    place = locate_user()
     try:
         seen = place.lstat()
     except FileNotFoundError:
@@ -49,15 +49,15 @@ def refuse_foreign() -> None:
 def make() -> None:
     """That directory, for this user alone. Raises OSError, UserError."""
     with contextlib.suppress(FileExistsError):
-        of_user().mkdir(parents=True, mode=0o700)
+        locate_user().mkdir(parents=True, mode=0o700)
     refuse_foreign()
 
 
 def directory(run_dir: str | Path) -> Path:
     """Of this node."""
-    return of_run(run_dir) / name_of_this_node().replace("/", "-")
+    return locate_run(run_dir) / name_of_this_node().replace("/", "-")
 
 
 def directories(run_dir: str | Path) -> list[Path]:
     """Those that are there."""
-    return sorted(path for path in of_run(run_dir).glob("*") if path.is_dir())
+    return sorted(path for path in locate_run(run_dir).glob("*") if path.is_dir())

@@ -64,7 +64,7 @@ class StoreTier(Tier):
         return superfluous(run_dir, self.ids(), self.keep_last, lacks, others, self.keep_every)
 
 
-def stored_tiers(config: ZarrCheckpoint, run_dir: str) -> list[StoreTier]:
+def build_tiers(config: ZarrCheckpoint, run_dir: str) -> list[StoreTier]:
     """The disk tier of a run, and its durable one where there is any. Raises UserError where a URL cannot be opened."""
     near = open_store(config.path or str(Path(run_dir) / "checkpoints"), deadline_seconds=config.deadline_seconds)
     tiers = [StoreTier("disk", near, None, config.keep_last, config.keep_every)]

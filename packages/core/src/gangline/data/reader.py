@@ -50,7 +50,7 @@ class ReadPlace:
         """The first sample that this rank reads of the batch that begins at `cursor`."""
         return cursor + self.index * self.share
 
-    def held_out(self, count: int, length: int | None) -> Iterator[tuple[list[int], int]]:
+    def iterate_held_out(self, count: int, length: int | None) -> Iterator[tuple[list[int], int]]:
         """(samples, how many of them count) of this rank's microbatches over the first `count`, or all there are.
 
         The same samples under every layout and as many microbatches on every rank: what does not divide is filled up
@@ -111,8 +111,8 @@ class BatchReader(ABC):
         """
 
     @abstractmethod
-    def held_out(self, count: int) -> Iterator[StoredBatch]:
-        """This rank's share of the first `count` samples, as `ReadPlace.held_out` says; each is good until the next."""
+    def read_held_out(self, count: int) -> Iterator[StoredBatch]:
+        """This rank's share of the first `count` samples, by `ReadPlace.iterate_held_out`; good until the next."""
 
     @abstractmethod
     def close(self) -> None:

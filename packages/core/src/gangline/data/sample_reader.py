@@ -64,11 +64,11 @@ class SampleReader(BatchReader):
             raise RuntimeError("this reader is closed" if self._closed else "`begin` comes before `take`")
         return self._ahead.take()
 
-    def held_out(self, count: int) -> Iterator[StoredBatch]:
+    def read_held_out(self, count: int) -> Iterator[StoredBatch]:
         """Raises RuntimeError once closed."""
         if self._closed:
             raise RuntimeError("this reader is closed")
-        for numbers, counted in self.place.held_out(count, self.source.length()):
+        for numbers, counted in self.place.iterate_held_out(count, self.source.length()):
             yield self._stored(numbers, self._memory, "held out", counted)
 
     def close(self) -> None:

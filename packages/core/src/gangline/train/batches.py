@@ -45,7 +45,7 @@ class Batches:
             self._copied = torch.cuda.current_stream(self.place.device).record_event()
         return batches
 
-    def held_out(self, count: int) -> list[Batch]:
+    def read_held_out(self, count: int) -> list[Batch]:
         """This rank's share of the first `count` samples, or of all if there are fewer, filled up with empty rows.
 
         The same samples under every layout, and the same number of microbatches on every rank.
@@ -55,10 +55,10 @@ class Batches:
 
         def read(reader: BatchReader) -> list[StoredBatch]:
             if not begun:
-                begun.append(reader.held_out(count))
+                begun.append(reader.read_held_out(count))
             return [next(begun[0])]
 
-        for _ in self.place.held_out(count, self.source.length()):
+        for _ in self.place.iterate_held_out(count, self.source.length()):
             given = self._given(read)
             found += [expand(stored, 0, self.place.device) for stored in given]
             if self.place.device.type == "cuda":

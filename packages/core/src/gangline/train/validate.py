@@ -32,5 +32,5 @@ def losses(s: Session) -> tuple[float, dict[str, float]]:
 
 def loss(s: Session, held_out: Batches) -> float:
     """Mean loss over held-out samples."""
-    loss_sum, tokens = s.runtime.evaluate(held_out.held_out(s.run.validate.samples))
+    loss_sum, tokens = s.runtime.evaluate(held_out.read_held_out(s.run.validate.samples))
     return loss_sum / max(tokens, 1)

@@ -20,7 +20,7 @@ import numpy as np
 
 from gangline import UserError
 from gangline.run import attempts
-from gangline_dataloader.sources.of_run import first_sample, held, source_of
+from gangline_dataloader.sources.of_run import first_sample, locate_documents, source_of
 
 VERSION = 1
 
@@ -40,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
     lines = attempts.read(asked.run_dir)
     first = first_sample(lines, asked.step, config.batch)
     size = config.batch.size_at(first)
-    samples = held(source, np.arange(first, first + size))
+    samples = locate_documents(source, np.arange(first, first + size))
     attempt = attempts.newest(lines)
     if asked.json:
         about = {"version": VERSION, "run_dir": asked.run_dir, "step": asked.step, "attempt": attempt}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gangline import UserError
 from gangline_dataloader.commands import check_out
-from gangline_dataloader.packing.pack_plan import PackPlan, make, planned
+from gangline_dataloader.packing.pack_plan import PackPlan, list_lengths, make
 from gangline_dataloader.prepare import cluster
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.documents import check_first_row
@@ -107,7 +107,7 @@ def run(argv: Sequence[str]) -> int:
     check_out(asked.out)
     if asked.inputs or not asked.pack:
         check_not_a_part(Path(asked.out).expanduser())
-    known = made_by(asked.out) if asked.append else Settings()
+    known = load_settings(asked.out) if asked.append else Settings()
     if asked.append:
         asked = parser(known).parse_args(list(argv))
     if asked.workers < 1:
@@ -132,20 +132,20 @@ def run(argv: Sequence[str]) -> int:
     print("\n".join([*notes, estimate(files, settings, asked.workers, asked.out)]), flush=True)
     if asked.cluster is None:
         prepare(asked.inputs, asked.out, settings, asked.workers, _progress, asked.tokenise_with, asked.append)
-    elif jobs := on_cluster(asked, settings):
+    elif jobs := prepare_on_cluster(asked, settings):
         print(
             f"jobs {', '.join(jobs)}: when the last has ended, {asked.out} is whole; the same call says what is in it"
         )
         return 0
     manifest = read(asked.out)
-    lengths = sorted({*asked.pack, *(planned(Path(asked.out).expanduser()) if asked.append else ())})
+    lengths = sorted({*asked.pack, *(list_lengths(Path(asked.out).expanduser()) if asked.append else ())})
     print("\n".join([report(manifest, asked.out), *plan_all(asked.out, lengths)]))
     return 0
 
 
 def settings_of(asked: argparse.Namespace, known: Settings) -> Settings:
     """Return what the options say; `known`: the default of --confidence. Raises UserError for an empty list."""
-    languages = _listed("--language", asked.language, ALL)
+    languages = _parse_list("--language", asked.language, ALL)
     if asked.confidence is not None and not languages:
         raise UserError(
             f"--confidence {asked.confidence:g} has no meaning without --language.",
@@ -159,17 +159,17 @@ def settings_of(asked: argparse.Namespace, known: Settings) -> Settings:
         field=("messages" if asked.chat else "text") if asked.field is None else asked.field,
         chat=asked.chat,
         chat_template=asked.chat_template,
-        clean=_listed("--clean", asked.clean, NONE),
+        clean=_parse_list("--clean", asked.clean, NONE),
         languages=languages,
         confidence=known.confidence if asked.confidence is None else asked.confidence,
-        private=_listed("--replace", asked.replace, NONE),
+        private=_parse_list("--replace", asked.replace, NONE),
         exact=not asked.keep_doubles,
         near=asked.near,
         validation=asked.validation,
     )
 
 
-def _listed(option: str, text: str, nothing: str) -> tuple[str, ...]:
+def _parse_list(option: str, text: str, nothing: str) -> tuple[str, ...]:
     """Return the names in a list with commas; `nothing` stands for none. Raises UserError for an empty name."""
     names = () if text == nothing else tuple(text.split(","))
     if not all(names):
@@ -181,7 +181,7 @@ def _listed(option: str, text: str, nothing: str) -> tuple[str, ...]:
     return names
 
 
-def on_cluster(asked: argparse.Namespace, settings: Settings) -> list[str]:
+def prepare_on_cluster(asked: argparse.Namespace, settings: Settings) -> list[str]:
     """Carry it out by datatrove; the jobs of Slurm that will, none where all is done."""
     options = dict(one.partition("=")[::2] for one in asked.slurm)
     tasks = asked.tasks or (100 if asked.cluster == "slurm" else asked.workers)
@@ -197,10 +197,10 @@ def on_cluster(asked: argparse.Namespace, settings: Settings) -> list[str]:
     return jobs
 
 
-def made_by(out: str) -> Settings:
+def load_settings(out: str) -> Settings:
     """The options that a store was made by, its own copy of the tokenizer among them. Raises UserError for no store."""
     manifest = read(out)
-    known = Settings.recorded(manifest.report.get("settings", {}))
+    known = Settings.from_record(manifest.report.get("settings", {}))
     folder, file = Path(out).expanduser(), manifest.tokenizer.file
     if known.chat and (folder / TEMPLATE).exists():
         known = replace(known, chat_template=str(folder / TEMPLATE))
@@ -214,10 +214,10 @@ def plan_all(out: str, lengths: Sequence[int]) -> list[str]:
         return []
     with writing_to(root), lock_store(root):
         folders = [folder for folder in (root, root / VALIDATION) if (folder / FILE).exists()]
-        return [_planned(folder, make(folder, read(folder), T)) for folder in folders for T in lengths]
+        return [_describe_plan(folder, make(folder, read(folder), T)) for folder in folders for T in lengths]
 
 
-def _planned(folder: Path, plan: PackPlan) -> str:
+def _describe_plan(folder: Path, plan: PackPlan) -> str:
     share = plan.padding / (plan.rows * (plan.sequence_length + 1))
     return (
         f"{folder}: {plan.rows} sequences of {plan.sequence_length} tokens packed, {share:.3%} padding, "

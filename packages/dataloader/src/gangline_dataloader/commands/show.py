@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from gangline import UserError
-from gangline_dataloader.sources.of_run import held, source_of
+from gangline_dataloader.sources.of_run import locate_documents, source_of
 from gangline_dataloader.store.files import StoreFiles, files_at
 from gangline_dataloader.store.manifest import FILE, Manifest, ends_of
-from gangline_dataloader.store.npy import mapped, nbytes_of
+from gangline_dataloader.store.npy import map_vector, nbytes_of
 
 WIDTH = 40  # letters of the longest bar
 
@@ -30,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
     asked = words.parse_args(list(argv))
     if asked.sample is not None:
         found = sample(asked.folder, asked.sample)
-        print(json.dumps(found) if asked.json else shown_sample(found))
+        print(json.dumps(found) if asked.json else format_sample(found))
         return 0
     root = Path(asked.folder).expanduser()
     if (root / "config.yaml").exists() and not (root / FILE).exists():
@@ -39,13 +39,13 @@ def run(argv: Sequence[str]) -> int:
         )
     with files_at(asked.folder) as files:
         about = corpus(files)
-    print(json.dumps(about) if asked.json else shown_corpus(about))
+    print(json.dumps(about) if asked.json else format_corpus(about))
     return 0
 
 
 def corpus(store: StoreFiles) -> dict[str, Any]:
     """A store in numbers; `lengths` counts documents by their tokens, from a power of two to below the next."""
-    manifest, apart, held_out = store.manifest(), store.held_out(), None
+    manifest, apart, held_out = store.manifest(), store.open_held_out(), None
     if apart is not None:
         other = apart.manifest()
         held_out = {"tokens": other.tokens, "documents": other.documents}
@@ -70,7 +70,7 @@ def lengths(store: StoreFiles, manifest: Manifest) -> list[dict[str, int]]:
     counts = np.zeros(33, np.int64)
     for shard, documents in enumerate(manifest.shards.documents):
         with store.file(ends_of(shard), nbytes_of("<u4", documents)) as path:
-            ends = np.asarray(mapped(path, "<u4", documents), np.int64)
+            ends = np.asarray(map_vector(path, "<u4", documents), np.int64)
         powers = np.frexp(np.diff(ends, prepend=0))[1] - 1  # floor(log2), exact
         counts += np.bincount(powers, minlength=33)
     some = np.flatnonzero(counts)
@@ -80,7 +80,7 @@ def lengths(store: StoreFiles, manifest: Manifest) -> list[dict[str, int]]:
     ]
 
 
-def shown_corpus(about: dict[str, Any]) -> str:
+def format_corpus(about: dict[str, Any]) -> str:
     """For people."""
     lines = [
         f"{about['path']}: {about['documents']} documents, {about['tokens'] / 1e6:.4g} M tokens in "
@@ -110,7 +110,7 @@ def sample(run_dir: str, number: int) -> dict[str, Any]:
     if number < 0:
         raise UserError(f"--sample {number}: samples count from 0.")
     _, source = source_of(run_dir)
-    (one,) = held(source, np.array([number]))
+    (one,) = locate_documents(source, np.array([number]))
     tokens = source.sample(number)["tokens"].tolist()
     index, row = source.row_of(number)
     store, texts = source.stores[index], []
@@ -123,7 +123,7 @@ def sample(run_dir: str, number: int) -> dict[str, Any]:
     return {**asdict(one), "documents": texts}
 
 
-def shown_sample(found: dict[str, Any]) -> str:
+def format_sample(found: dict[str, Any]) -> str:
     """For people."""
     head = f"sample {found['sample']}: source {found['source']}, epoch {found['epoch']}, row {found['row']}"
     lines = [f"{head}, from token {found['first_token']} on"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gangline import UserError
 from gangline_dataloader.commands import check_out
-from gangline_dataloader.prepare.clean import DEFAULT, cleaned
+from gangline_dataloader.prepare.clean import DEFAULT, clean_text
 from gangline_dataloader.prepare.documents import NotText, documents
 from gangline_dataloader.prepare.inputs import Input, listing
 from gangline_dataloader.prepare.rule import Dropped
@@ -77,7 +77,7 @@ def _texts(files: Sequence[Input], field: str) -> Iterator[str]:
     for file in files:
         try:
             for document in documents(file, field):
-                text = cleaned(document.text, DEFAULT)
+                text = clean_text(document.text, DEFAULT)
                 if not isinstance(text, Dropped):
                     yield text
         except NotText:

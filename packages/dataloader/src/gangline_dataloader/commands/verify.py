@@ -13,15 +13,15 @@ import xxhash
 from gangline import UserError
 from gangline_dataloader.packing.pack_plan import (
     command_to_plan,
+    list_lengths,
     pieces_of,
     plan_of,
-    planned,
     read as read_plan,
     rows_of,
 )
 from gangline_dataloader.store.files import StoreFiles, files_at
 from gangline_dataloader.store.manifest import Manifest, Tokenizer, ends_of, file_of, loss_of
-from gangline_dataloader.store.npy import checksum, mapped, nbytes_of
+from gangline_dataloader.store.npy import checksum, map_vector, nbytes_of
 
 _OF_PLAN = re.compile(r"shard-\d+\.pack-(\d+)(?:\.rows)?\.npy")
 
@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
     found = 0
     with files_at(words.parse_args(list(argv)).store) as whole:
         try:
-            stores = [one for one in (whole, whole.held_out()) if one is not None]
+            stores = [one for one in (whole, whole.open_held_out()) if one is not None]
         except UserError as error:
             stores, found = [whole], 1
             print(_line(error))
@@ -49,8 +49,8 @@ def run(argv: Sequence[str]) -> int:
                 print(_line(error).replace(str(one.folder), one.name))
                 continue
             bad = [*damage_of_tokenizer(one, manifest.tokenizer), *damage(one, manifest)]
-            bad += lost_plans(one)
-            bad += [line for T in planned(one.folder) for line in damage_of_plan(one, manifest, T)]
+            bad += list_lost_plans(one)
+            bad += [line for T in list_lengths(one.folder) for line in damage_of_plan(one, manifest, T)]
             found += len(bad)
             good = f"{one.name}: {len(manifest.shards)} shards, {manifest.tokens} tokens, all as written"
             print("\n".join(bad) or good)
@@ -68,10 +68,10 @@ def damage_of_tokenizer(store: StoreFiles, about: Tokenizer) -> Iterator[str]:
             yield f"{store.name}/{name}: its bytes are not those that were written"
 
 
-def lost_plans(store: StoreFiles) -> Iterator[str]:
+def list_lost_plans(store: StoreFiles) -> Iterator[str]:
     """A line for each plan whose document is missing, and whose other files are there."""
     there = {int(found[1]) for name in store.names() if (found := _OF_PLAN.fullmatch(name))}
-    for T in sorted(there - set(planned(store.folder))):
+    for T in sorted(there - set(list_lengths(store.folder))):
         again = command_to_plan(store.name, T)
         yield f"{store.name}/{plan_of(T)}: it is missing, and other files of the plan are there; to make it:  {again}"
 
@@ -84,7 +84,7 @@ def damage_of_plan(store: StoreFiles, manifest: Manifest, sequence_length: int) 
         yield _line(error)
         return
     columns = plan.shards
-    if plan.store != manifest.identity() and manifest.grew_from(plan.store) is None:
+    if plan.store != manifest.identity() and manifest.match_prefix(plan.store) is None:
         yield f"{store.name}/{plan_of(sequence_length)}: it is a plan of another store, {plan.store}"
     elif plan.store != manifest.identity():
         yield (
@@ -130,7 +130,7 @@ def damage_of(
     """A line where a vector is not as it was written, or, as it was written, not what `look` says it should be."""
     try:
         with store.file(name, nbytes_of(dtype, length)) as path:
-            array = mapped(path, dtype, length)
+            array = map_vector(path, dtype, length)
             why = "its bytes are not those that were written" if checksum(path) != xxh3 else look(array)
             if why is not None:
                 yield f"{store.name}/{name}: {why}"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gangline.config import Run
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Whether DALI is there, without importing it."""
     return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
 
@@ -32,7 +32,7 @@ class DaliConfig(TokensConfig):
     prefetch: PositiveInt = 2  # pieces that DALI holds ready, of one step, or of as many as have a million tokens
 
     def check(self, run: Run) -> list[Problem]:
-        if not installed():
+        if not is_installed():
             what = "data=dali needs NVIDIA DALI, and it is not installed."
             why = "It is an extra of gangline-dataloader, about 0.5 GB on disk; it runs without a GPU, too."
             return [Problem(what, why, "pip install 'gangline-dataloader[dali]'   or   data=tokens")]

@@ -56,7 +56,7 @@ class ChunkPipeline:
             batch_size=1, num_threads=1, device_id=number, prefetch_queue_depth=depth, exec_dynamic=True
         )
         with self._pipeline:
-            outputs = fn.external_source(self._fed, num_outputs=len(kinds), batch=True, dtype=kinds, ndim=2)
+            outputs = fn.external_source(self._feed, num_outputs=len(kinds), batch=True, dtype=kinds, ndim=2)
             self._pipeline.set_outputs(*(one if number is None else one.gpu() for one in outputs))
         self._pipeline.build()
 
@@ -77,7 +77,7 @@ class ChunkPipeline:
         if self._failed is not None and self._taken >= self._failed[0]:
             raise self._failed[1]
 
-    def _fed(self, chunk: int) -> tuple[list[np.ndarray], ...]:
+    def _feed(self, chunk: int) -> tuple[list[np.ndarray], ...]:
         found = self._spare
         if self._failed is None:
             try:

@@ -14,7 +14,7 @@ import torch
 from gangline.data.read_ahead import ReadAhead
 from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
 from gangline_dataloader.dali.pipeline import ChunkPipeline
-from gangline_dataloader.sources.chunks import StepChunks, in_steps, microbatches, steps_per_chunk
+from gangline_dataloader.sources.chunks import StepChunks, group_steps, microbatches, steps_per_chunk
 from gangline_dataloader.sources.windows import StoredRows, WindowSource
 
 
@@ -62,14 +62,14 @@ class DaliReader(BatchReader):
             self._taken += 1
             rest = (found.tokens, found.ends, found.loss_mask, found.filled)
             batches = microbatches(self.source, self.place, numbers, *rest)
-            self._chunk = in_steps(batches, self.place)
+            self._chunk = group_steps(batches, self.place)
             step = next(self._chunk)
         return step
 
-    def held_out(self, count: int) -> Iterator[StoredBatch]:
+    def read_held_out(self, count: int) -> Iterator[StoredBatch]:
         if self._closed:
             raise RuntimeError("this reader is closed")
-        for numbers, counted in self.place.held_out(count, self.source.length()):
+        for numbers, counted in self.place.iterate_held_out(count, self.source.length()):
             found = self.source.fill(np.array(numbers))
             mask = None if found.loss_mask is None else torch.from_numpy(found.loss_mask)
             tokens = torch.from_numpy(found.tokens)

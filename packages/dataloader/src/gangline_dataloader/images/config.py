@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gangline import Part, Problem, UserError
 from gangline.config import DataConfig, PositiveInt, Share, ShareBelowOne
-from gangline_dataloader.dali.config import installed
+from gangline_dataloader.dali.config import is_installed
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -31,15 +31,15 @@ class ImagesConfig(DataConfig):
 
     def check(self, run: Run) -> list[Problem]:
         from gangline.data.vocabulary import vocabulary_problems
-        from gangline_dataloader.images.webdataset import listed
+        from gangline_dataloader.images.webdataset import list_samples
 
-        if not installed():
+        if not is_installed():
             what = "data=dali_images needs NVIDIA DALI, and it is not installed."
             return [Problem(what, "It decodes the images.", "pip install 'gangline-dataloader[dali]'")]
         if not isinstance(self.path, str):
             return [Problem("data=dali_images needs data.path.", "It reads tar files of WebDataset.", "data.path=DIR")]
         try:
-            listed(self.path)
+            list_samples(self.path)
         except UserError as error:
             return [error.problem()]
         found = vocabulary_problems(run.model.vocab_size, 256, f"data.path={self.path}", "Its texts are bytes.")

@@ -34,7 +34,7 @@ class ImageReader(BatchReader):
 
         def read(n: int, slot: int) -> list[StoredBatch]:
             first = place.first(cursor + n * place.global_size)
-            whole = self._stored(decoder, range(first, first + place.share))
+            whole = self._fill(decoder, range(first, first + place.share))
             return [_cut(whole, at, at + place.micro_size) for at in range(0, place.share, place.micro_size)]
 
         self._ahead = ReadAhead(read, AHEAD + 1)
@@ -44,11 +44,11 @@ class ImageReader(BatchReader):
             raise RuntimeError("this reader is closed" if self._closed else "`begin` comes before `take`")
         return self._ahead.take()
 
-    def held_out(self, count: int) -> Iterator[StoredBatch]:
+    def read_held_out(self, count: int) -> Iterator[StoredBatch]:
         self._refuse_closed()
         decoder = ImageDecoder(self.source.config.side, self.place.micro_size)
-        for numbers, counted in self.place.held_out(count, self.source.length()):
-            found = self._stored(decoder, numbers)
+        for numbers, counted in self.place.iterate_held_out(count, self.source.length()):
+            found = self._fill(decoder, numbers)
             found.counted = counted if counted < len(numbers) else None
             yield found
 
@@ -62,8 +62,8 @@ class ImageReader(BatchReader):
         if self._closed:
             raise RuntimeError("this reader is closed")
 
-    def _stored(self, decoder: ImageDecoder, numbers: Sequence[int]) -> StoredBatch:
-        images, tokens, masks = zip(*map(self.source.encoded, numbers), strict=True)
+    def _fill(self, decoder: ImageDecoder, numbers: Sequence[int]) -> StoredBatch:
+        images, tokens, masks = zip(*map(self.source.read_encoded, numbers), strict=True)
         pixels = self.source.pixels(decoder, numbers, images)
         found = StoredBatch(torch.from_numpy(np.stack(tokens)), torch.tensor(list(numbers)))
         found.loss_mask, found.extra = torch.from_numpy(np.stack(masks)), {"pixels": pixels}

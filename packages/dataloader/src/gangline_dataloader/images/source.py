@@ -19,7 +19,7 @@ from gangline.data.reader import BatchReader, ReadPlace
 from gangline.data.sample import Sample
 from gangline_dataloader.images.augment import Crops, crops
 from gangline_dataloader.images.structure import beginning, damage
-from gangline_dataloader.images.webdataset import ImageTexts, listed
+from gangline_dataloader.images.webdataset import ImageTexts, list_samples
 from gangline_dataloader.order.mixture import Ingredient
 from gangline_dataloader.order.single import SingleOrder
 
@@ -44,7 +44,7 @@ class ImageSource(DataSource):
 
     def __init__(self, config: ImagesConfig, run: Run, split: Split) -> None:
         self.config, self.split, self.seed, self.T = config, split, run.seed, run.batch.sequence_length
-        self.files: ImageTexts = listed(config.path or "")
+        self.files: ImageTexts = list_samples(config.path or "")
         self._identity = self.files.identity()
         count = len(self.files)
         held_out = max(1, round(count * config.validation_fraction)) if config.validation_fraction else 0
@@ -61,20 +61,20 @@ class ImageSource(DataSource):
         return ImageDecoder(self.config.side, 1)
 
     def sample(self, i: int) -> Sample:
-        encoded, tokens, mask = self.encoded(i)
+        encoded, tokens, mask = self.read_encoded(i)
         with self._lock:
             pixels = self.pixels(self._decoder, [i], [encoded])[0].numpy().copy()
         found: dict[str, Any] = {"tokens": tokens, "loss_mask": mask, "pixels": pixels}
         return found  # type: ignore[return-value]
 
-    def encoded(self, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def read_encoded(self, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(the image as it is stored (n,) uint8, tokens (T+1,) uint8, loss mask (T,) bool) of sample `i`.
 
         Raises UserError that names an image whose structure is damaged: it might be decoded to wrong pixels.
         """
         image, text = self.files.read(self._row(i))
         if why := damage(image):
-            raise self._no_image(i, why)
+            raise self._explain_damage(i, why)
         places = self.config.places
         words = np.frombuffer(text[: self.T + 1 - places], np.uint8)
         tokens, mask = np.full(self.T + 1, END, np.uint8), np.zeros(self.T, bool)
@@ -94,10 +94,10 @@ class ImageSource(DataSource):
                     type(decoder)(self.config.side, 1)([image], self.crops(np.array([number])))
                 except RuntimeError as alone:
                     why = f"{reason(alone)} {beginning(image.tobytes())}".strip()
-                    raise self._no_image(number, why) from error
+                    raise self._explain_damage(number, why) from error
             raise
 
-    def _no_image(self, number: int, why: str) -> UserError:
+    def _explain_damage(self, number: int, why: str) -> UserError:
         row = self._row(number)
         path, at = self.files.files[int(self.files.file[row])], int(self.files.image[row, 0])
         return UserError(

@@ -81,7 +81,7 @@ def _piece(file: BinaryIO, at: int, size: int) -> bytes:
     return file.read(size)
 
 
-def listed(folder: str) -> ImageTexts:
+def list_samples(folder: str) -> ImageTexts:
     """Every sample of a tar file, or of the tar files of a folder.
 
     Raises UserError where there is none or some would be left out, a file is damaged, or a sample has no image or text.
@@ -108,7 +108,7 @@ def _tar_files(root: Path, given: str) -> list[Path]:
     if compressed := [one.name for one in files if one.name.lower().endswith(COMPRESSED)]:
         held = f"{len(compressed)} compressed tar files" if len(compressed) > 1 else "a compressed tar file"
         raise UserError(
-            f"data.path={given} has {held}: {', '.join(_few(compressed))}.",
+            f"data.path={given} has {held}: {', '.join(_abbreviate(compressed))}.",
             "Samples are read by their place in the file, which compression hides.",
             "Decompress first, for example `gunzip NAME.tar.gz`, or move such files out of the folder.",
         )
@@ -124,12 +124,12 @@ def _tar_files(root: Path, given: str) -> list[Path]:
             f"data.path={given} has tar files in folders in it.",
             "A folder is read without the folders in it; these would be left out.",
             "Move all tar files into one folder, or give one of:",
-            *(f"  {one}" for one in _few(below)),
+            *(f"  {one}" for one in _abbreviate(below)),
         )
     return [one for one in files if one.suffix.lower() == ".tar"]
 
 
-def _few(names: list[str]) -> list[str]:
+def _abbreviate(names: list[str]) -> list[str]:
     return names if len(names) <= NAMED else [*names[:NAMED], f"and {len(names) - NAMED} more"]
 
 

@@ -45,7 +45,7 @@ class SourceEpochs:
         return int(self._starts[size]) + (epochs - int(self._before[size])) * int(self._rows[size])
 
 
-def grown(sizes: Sequence[Sequence[int]], rows: int, given: int) -> Sizes:
+def grow_sizes(sizes: Sequence[Sequence[int]], rows: int, given: int) -> Sizes:
     """The sizes of a source that had `sizes` when it had given so many, and has `rows` now: from its next epoch on."""
     read = [(int(start), int(each)) for start, each in sizes if start <= given]
     start, each = read[-1]

@@ -22,7 +22,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from gangline_dataloader.order.epochs import Sizes, SourceEpochs, grown
+from gangline_dataloader.order.epochs import Sizes, SourceEpochs, grow_sizes
 from gangline_dataloader.order.permutation import U64, mix, round_keys
 
 BLOCK = 1 << 16
@@ -151,30 +151,32 @@ class MixtureOrder:
             epoch[here], row[here] = self.epochs[k](ordinal[here])
         return RowPlace(source, epoch, row)
 
-    def used(self, number: int) -> np.ndarray:
+    def count_used(self, number: int) -> np.ndarray:
         """(K,) int64: how many samples each source has given before sample `number`."""
         phase = int(np.searchsorted(self._starts, number, side="right")) - 1
-        return self._used(self.phases, phase, number)
+        return self._count_used(self.phases, phase, number)
 
-    def after(self, sizes: Mapping[str, Sequence[Sequence[int]]], cursor: int) -> MixtureOrder:
+    def resume_after(self, sizes: Mapping[str, Sequence[Sequence[int]]], cursor: int) -> MixtureOrder:
         """The order of a run whose sources had these sizes up to sample `cursor`: each has its own rows from its next
         epoch on. The stages before it are what they were.
         """
-        before = self._with(sizes, {})
+        before = self._replace_sources(sizes, {})
         now = [
-            replace(one, sizes=grown(one.sizes, one.rows, n)) if one.sizes else one
-            for one, n in zip(before.ingredients, before.used(cursor).tolist(), strict=True)
+            replace(one, sizes=grow_sizes(one.sizes, one.rows, n)) if one.sizes else one
+            for one, n in zip(before.ingredients, before.count_used(cursor).tolist(), strict=True)
         ]
         return MixtureOrder(now, self.stages, *self.key)
 
-    def dealt_alike(
+    def deals_alike(
         self, sizes: Mapping[str, Sequence[Sequence[int]]], epochs: Mapping[str, int | None], cursor: int
     ) -> bool:
         """Whether up to sample `cursor` the sources would have given the same with these caps on their epochs."""
-        one, other = self._with(sizes, {}), self._with(sizes, epochs)
+        one, other = self._replace_sources(sizes, {}), self._replace_sources(sizes, epochs)
         return [p for p in one.phases if p.start < cursor] == [p for p in other.phases if p.start < cursor]
 
-    def _with(self, sizes: Mapping[str, Sequence[Sequence[int]]], epochs: Mapping[str, int | None]) -> MixtureOrder:
+    def _replace_sources(
+        self, sizes: Mapping[str, Sequence[Sequence[int]]], epochs: Mapping[str, int | None]
+    ) -> MixtureOrder:
         named = [
             replace(
                 one,
@@ -205,7 +207,7 @@ class MixtureOrder:
         ordinals[by_source] = np.arange(BLOCK) + np.repeat(base, quota)
         return sources.astype(np.int64), ordinals
 
-    def _used(self, phases: Sequence[_Phase], phase: int, number: int) -> np.ndarray:
+    def _count_used(self, phases: Sequence[_Phase], phase: int, number: int) -> np.ndarray:
         here = phases[phase]
         block, slot = divmod(number - here.start, BLOCK)
         used = np.array(here.used, np.int64) + here.counts(block)
@@ -234,7 +236,7 @@ class MixtureOrder:
             if not ends:
                 return phases, None
             start = min(ends)
-            used = self._used(phases, -1, start)
+            used = self._count_used(phases, -1, start)
 
     def _first_spent(self, phase: _Phase) -> int | None:
         """The first sample of a phase by which some source has given all of its epochs."""

@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from gangline_dataloader.order.epochs import SourceEpochs, grown
+from gangline_dataloader.order.epochs import SourceEpochs, grow_sizes
 from gangline_dataloader.order.mixture import Ingredient, RowPlace
 
 
@@ -31,9 +31,9 @@ class SingleOrder:
         epoch, row = self.epochs(np.asarray(numbers, np.int64))
         return RowPlace(np.zeros_like(epoch), epoch, row)
 
-    def after(self, sizes: Sequence[Sequence[int]], cursor: int) -> SingleOrder:
+    def resume_after(self, sizes: Sequence[Sequence[int]], cursor: int) -> SingleOrder:
         """The order of a run that had these sizes up to sample `cursor`: this source's own from its next epoch on."""
-        return SingleOrder(replace(self.source, sizes=grown(sizes, self.source.rows, cursor)), *self.key)
+        return SingleOrder(replace(self.source, sizes=grow_sizes(sizes, self.source.rows, cursor)), *self.key)
 
 
 class TextOrder:

@@ -58,7 +58,7 @@ def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
     return rows
 
 
-def packed(ends: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+def pack_documents(ends: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     """The rows of some documents: pieces (P, 2) uint32, start and length, row after row, and (R,) uint32, the number of
     pieces up to the end of each row. Rows are in the order of their first token, and so are the pieces of a row.
     """

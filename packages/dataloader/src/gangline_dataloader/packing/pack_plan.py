@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 
 from gangline import UserError
-from gangline_dataloader.packing.best_fit import packed
+from gangline_dataloader.packing.best_fit import pack_documents
 from gangline_dataloader.store.durable import replace_json
-from gangline_dataloader.store.fields import JsonFields, with_checksum
+from gangline_dataloader.store.fields import JsonFields, add_checksum
 from gangline_dataloader.store.manifest import Manifest, ends_of
-from gangline_dataloader.store.npy import NpyWriter, mapped, nbytes_of
+from gangline_dataloader.store.npy import NpyWriter, map_vector, nbytes_of
 from gangline_dataloader.store.remote.tokens import is_remote
 from gangline_dataloader.store.stored import StoreTokens
 
@@ -88,11 +88,11 @@ def make(folder: Path, manifest: Manifest, sequence_length: int) -> PackPlan:
         found = read(folder, sequence_length)
         if found.store == identity:
             return found
-        if manifest.grew_from(found.store) == len(found.shards.rows):
+        if manifest.match_prefix(found.store) == len(found.shards.rows):
             shards, padding, cut = found.shards, found.padding, found.documents_cut
     for number, documents in enumerate(manifest.shards.documents[len(shards.rows) :], len(shards.rows)):
-        ends = mapped(folder / ends_of(number), "<u4", documents, manifest.shards.ends_xxh3[number])
-        pieces, rows = packed(ends, sequence_length + 1)
+        ends = map_vector(folder / ends_of(number), "<u4", documents, manifest.shards.ends_xxh3[number])
+        pieces, rows = pack_documents(ends, sequence_length + 1)
         padding += len(rows) * (sequence_length + 1) - int(pieces[:, 1].sum(dtype=np.int64))
         cut += int((np.diff(ends.astype(np.int64), prepend=0) > sequence_length + 1).sum())
         for names, lengths, sums, content in (
@@ -105,7 +105,7 @@ def make(folder: Path, manifest: Manifest, sequence_length: int) -> PackPlan:
             lengths.append(len(content))
         shards.pieces[-1] //= 2
     plan = PackPlan(sequence_length, identity, padding, cut, shards)
-    document = with_checksum({"format": FORMAT, "version": VERSION, **asdict(plan)})
+    document = add_checksum({"format": FORMAT, "version": VERSION, **asdict(plan)})
     replace_json(folder / plan_of(sequence_length), document)
     return plan
 
@@ -120,7 +120,7 @@ def command_to_plan(name: str, sequence_length: int) -> str:
     )
 
 
-def planned(folder: Path) -> list[int]:
+def list_lengths(folder: Path) -> list[int]:
     """The lengths of sequence that there are plans for, ascending."""
     names = (path.name.removeprefix("pack-").removesuffix(".json") for path in folder.glob("pack-*.json"))
     return sorted(int(name) for name in names if name.isdigit())
@@ -136,7 +136,7 @@ def read(folder: Path, sequence_length: int, name: str = "") -> PackPlan:
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        known = planned(folder)
+        known = list_lengths(folder)
         raise UserError(
             f"{name} has no plan to pack sequences of {sequence_length} tokens.",
             f"Planned: {', '.join(map(str, known)) or 'none'}.",
@@ -149,9 +149,12 @@ def read(folder: Path, sequence_length: int, name: str = "") -> PackPlan:
         raise said.wrong("format", f"expected {FORMAT}, version {VERSION}")
     if said.number("sequence_length") != sequence_length:
         raise said.wrong("sequence_length", f"expected {sequence_length}")
-    inside = said.inside("shards")
+    inside = said.enter("shards")
     columns = PackedShards(
-        inside.each("pieces", int), inside.each("rows", int), inside.checksums("xxh3"), inside.checksums("rows_xxh3")
+        inside.read_list("pieces", int),
+        inside.read_list("rows", int),
+        inside.checksums("xxh3"),
+        inside.checksums("rows_xxh3"),
     )
     if len({len(column) for column in asdict(columns).values()}) != 1:
         raise inside.wrong("pieces", "expected lists of one length")
@@ -210,16 +213,16 @@ class PackedRows:
         shard_of = np.searchsorted(self._rows, rows, side="right") - 1
         shards = np.unique(shard_of).tolist()
         if len(shards) == 1:
-            return self._of_shard(shards[0], rows)
+            return self._locate_in_shard(shards[0], rows)
         here = [np.flatnonzero(shard_of == shard) for shard in shards]
-        found = [self._of_shard(shard, rows[some]) for shard, some in zip(shards, here, strict=True)]
+        found = [self._locate_in_shard(shard, rows[some]) for shard, some in zip(shards, here, strict=True)]
         count = np.concatenate([one.count for one in found])
         back = np.argsort(np.concatenate(here))
         order = ranges((np.cumsum(count) - count)[back], count[back])
         start, stop = (np.concatenate([getattr(one, name) for one in found])[order] for name in ("start", "stop"))
         return RowPieces(start, stop, count[back])
 
-    def _of_shard(self, shard: int, numbers: np.ndarray) -> RowPieces:
+    def _locate_in_shard(self, shard: int, numbers: np.ndarray) -> RowPieces:
         pieces, rows = self._shard(shard)
         inside = numbers - self._rows[shard]
         last = rows[inside].astype(np.int64)

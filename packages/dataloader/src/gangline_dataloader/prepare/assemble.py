@@ -17,7 +17,7 @@ from gangline_basics.data.chat_tokens import LEARNT_RULE
 from gangline_dataloader.prepare import choice
 from gangline_dataloader.prepare.prepare_plan import PreparePlan
 from gangline_dataloader.prepare.settings import RULES_VERSION, copy_tokenizer, dtype_for
-from gangline_dataloader.prepare.task import Count, counted_of, paths, tag
+from gangline_dataloader.prepare.task import Count, locate_counted, paths, tag
 from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.manifest import (
     VALIDATION,
@@ -73,7 +73,7 @@ def _runs(
         if not chosen_here.any():
             continue
         tokens = np.memmap(here[0], dtype, "r", HEADER)
-        counted = np.memmap(counted_of(here[0]), np.uint8, "r", HEADER) if plan.settings.chat else None
+        counted = np.memmap(locate_counted(here[0]), np.uint8, "r", HEADER) if plan.settings.chat else None
         edges = np.flatnonzero(np.diff(chosen_here, prepend=False, append=False)) + start - begin
         for one, other in edges.reshape(-1, 2).tolist():
             cut = slice(int(ends[one]), int(ends[other]))
@@ -92,7 +92,7 @@ def publish(plan: PreparePlan) -> None:
     sources, report = _sources(plan, chosen), _report(plan, chosen)
     validation: str | None = None
     for split in (VALIDATION, ""):
-        folder, before, was = plan.store / split, plan.base.shards[split], plan.before(split)
+        folder, before, was = plan.store / split, plan.base.shards[split], plan.read_previous(split)
         if not (after := before + len(chosen.shards[split])):
             continue
         shards = Shards() if was is None else was.shards
@@ -118,14 +118,14 @@ def publish(plan: PreparePlan) -> None:
 
 def _sources(plan: PreparePlan, chosen: choice.KeptDocuments) -> dict[str, Any]:
     """Source -> how many files it had, in all."""
-    total = Counter({name: one["files"] for name, one in _known(plan, "sources").items()})
+    total = Counter({name: one["files"] for name, one in _read_known(plan, "sources").items()})
     total.update(file.source for file in plan.files)
-    return {name: {"files": total[name]} for name in (*_known(plan, "sources"), *chosen.counts) if name in total}
+    return {name: {"files": total[name]} for name in (*_read_known(plan, "sources"), *chosen.counts) if name in total}
 
 
 def _report(plan: PreparePlan, chosen: choice.KeptDocuments) -> dict[str, Any]:
     """What was kept and dropped by source, in all; of which call, and which calls put something behind it."""
-    known, counts = plan.before(""), {name: Count(**one) for name, one in chosen.counts.items()}
+    known, counts = plan.read_previous(""), {name: Count(**one) for name, one in chosen.counts.items()}
     here = {"identity": plan.identity, "settings": asdict(plan.settings), "rules": RULES_VERSION}
     if known is None:
         return {**here, "by_source": {name: vars(count) for name, count in counts.items()}}
@@ -137,8 +137,8 @@ def _report(plan: PreparePlan, chosen: choice.KeptDocuments) -> dict[str, Any]:
     return {**known.report, "by_source": by_source, "appended": appended}
 
 
-def _known(plan: PreparePlan, what: str) -> dict[str, Any]:
-    known = plan.before("")
+def _read_known(plan: PreparePlan, what: str) -> dict[str, Any]:
+    known = plan.read_previous("")
     return {} if known is None else dict(getattr(known, what))
 
 

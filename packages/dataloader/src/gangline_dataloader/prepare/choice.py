@@ -14,7 +14,7 @@ import numpy as np
 from gangline import UserError
 from gangline_dataloader.prepare.near import first_of_near
 from gangline_dataloader.prepare.prepare_plan import SPLITS, PreparePlan
-from gangline_dataloader.prepare.task import Count, Finished, finished, tag
+from gangline_dataloader.prepare.task import Count, Finished, load_finished, tag
 from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.npy import NpyWriter
 
@@ -63,7 +63,7 @@ def choose(plan: PreparePlan) -> None:
         near = first_of_near(signatures, masks, plan.settings.near, int(starts[known]))
         fallen["near double"] = [~mask for mask in near]
         masks = [mask & new for mask, new in zip(masks, near, strict=True)]
-    counts = counted(done, fallen)
+    counts = sum_counts(done, fallen)
     kept, held_out = np.concatenate([np.empty(0, bool), *masks]), np.concatenate([one["held_out"] for one in rows])
     kept[: starts[known]] = False  # they are written
     lengths = np.concatenate([np.diff(one["end"], prepend=0) for one in rows])
@@ -72,7 +72,7 @@ def choose(plan: PreparePlan) -> None:
         for split in SPLITS
     }
     if not shards[""] and not known:
-        raise _nothing_left(counts, int((kept & held_out).sum()), plan.settings.validation)
+        raise _explain_empty(counts, int((kept & held_out).sum()), plan.settings.validation)
     mine = tag()
     writer = NpyWriter(plan.work / KEPT, "|u1", mine)
     writer.write(kept)
@@ -81,7 +81,7 @@ def choose(plan: PreparePlan) -> None:
     replace_json(plan.work / CHOICE, vars(chosen), mine)
 
 
-def _nothing_left(counts: Mapping[str, Count], held_out: int, validation: float) -> UserError:
+def _explain_empty(counts: Mapping[str, Count], held_out: int, validation: float) -> UserError:
     dropped = [f"{name}: {why}: {number}" for name, one in counts.items() for why, number in one.dropped.items()]
     if not held_out:
         return UserError("nothing is left to train on.", *(dropped or ["The inputs have no documents."]))
@@ -96,7 +96,7 @@ def _nothing_left(counts: Mapping[str, Count], held_out: int, validation: float)
 
 def tasks_of(plan: PreparePlan) -> list[Finished]:
     """All tasks, each of which is done."""
-    done = [finished(plan.work, number) for number in range(len(plan.known) + len(plan.dealt))]
+    done = [load_finished(plan.work, number) for number in range(len(plan.known) + len(plan.dealt))]
     assert all(done), "every task is done before documents are chosen"
     return [one for one in done if one is not None]
 
@@ -128,7 +128,7 @@ def first_of_each(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
     return np.split(new, np.cumsum([len(one) for one in rows])[:-1])
 
 
-def counted(tasks: Sequence[Finished], fallen: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Count]:
+def sum_counts(tasks: Sequence[Finished], fallen: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Count]:
     """What became of all documents, by source.
 
     fallen  why documents are dropped after their task -> for each task the mask of those; no document falls twice

@@ -45,7 +45,7 @@ RULES: dict[str, Rule] = {
 DEFAULT = ("unicode", "length")
 
 
-def cleaned(text: str, rules: Sequence[str]) -> str | Dropped:
+def clean_text(text: str, rules: Sequence[str]) -> str | Dropped:
     """The text after every rule, in order, or why one of them drops it."""
     for name in rules:
         found = RULES[name](text)

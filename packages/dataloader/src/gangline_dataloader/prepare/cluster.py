@@ -19,7 +19,7 @@ from typing import Any
 from gangline import UserError
 from gangline_dataloader.prepare import prepare_plan
 from gangline_dataloader.prepare.prepare_plan import SUBMITTED, PreparePlan
-from gangline_dataloader.prepare.run import STAGES, do, made_by
+from gangline_dataloader.prepare.run import STAGES, do, is_made_by
 from gangline_dataloader.store.durable import replace_json
 
 LOGS = ".datatrove"  # below the store: what datatrove writes of its tasks
@@ -35,7 +35,7 @@ class StageShare:
 
     def __call__(self, data: object, rank: int, world_size: int) -> None:
         store = Path(self.store)
-        if made_by(store, self.identity):  # a task that is done again, after the last one
+        if is_made_by(store, self.identity):  # a task that is done again, after the last one
             return
         count = STAGES[self.stage].count(prepare_plan.read(store, self.identity))
         for number in range(rank, count, world_size):
@@ -68,7 +68,9 @@ def submit(plan: PreparePlan, tasks: int, options: Mapping[str, str]) -> list[st
     missing = [f"--slurm {name}=..." for name in ("partition", "time") if name not in options]
     if missing:
         raise UserError("--cluster slurm: the jobs need a partition and a time.", "", " ".join(missing))
-    mine = {name: _typed(name, value, str(known[name].annotation)) for name, value in options.items() if name in known}
+    mine = {
+        name: _parse_value(name, value, str(known[name].annotation)) for name, value in options.items() if name in known
+    }
     others = {name: value for name, value in options.items() if name not in known}
     before, made = None, []
     for index, (stage, share) in enumerate(_shares(plan)):
@@ -92,7 +94,7 @@ def submit(plan: PreparePlan, tasks: int, options: Mapping[str, str]) -> list[st
             one.launch_job()
         except (OSError, subprocess.CalledProcessError) as error:
             taken = [*jobs, *([str(one.job_id)] if one.job_id else [])]
-            raise _refused(str(error), taken) from error
+            raise _explain_refusal(str(error), taken) from error
         finally:  # also what was taken before another was refused
             if one.job_id:
                 jobs.append(str(one.job_id))
@@ -101,7 +103,7 @@ def submit(plan: PreparePlan, tasks: int, options: Mapping[str, str]) -> list[st
     return jobs
 
 
-def _refused(why: str, taken: list[str]) -> UserError:
+def _explain_refusal(why: str, taken: list[str]) -> UserError:
     if not taken:
         return UserError("Slurm took no job.", why)
     return UserError(
@@ -155,7 +157,7 @@ def _executors() -> Any:
     return datatrove.executor
 
 
-def _typed(name: str, value: str, annotation: str) -> str | int | bool:
+def _parse_value(name: str, value: str, annotation: str) -> str | int | bool:
     try:
         return int(value) if annotation == "int" else value == "true" if annotation == "bool" else value
     except ValueError as error:

@@ -10,8 +10,8 @@ from io import BytesIO
 from typing import Any, BinaryIO, cast
 
 from gangline import UserError
-from gangline_basics.data.chat_rows import messages_of, tools_of, without_nulls
-from gangline_basics.data.compressed import decompressed
+from gangline_basics.data.chat_rows import drop_nulls, messages_of, tools_of
+from gangline_basics.data.compressed import open_decompressed
 from gangline_basics.data.formats import binary_bytes, replace_invalid, utf8_bytes
 from gangline_dataloader.prepare.inputs import Input
 
@@ -42,7 +42,7 @@ def documents(file: Input, field: str, chat: bool = False) -> Iterator[TextDocum
     if chat and file.kind == "text":
         raise UserError(f"{file.path} holds no conversations.", "They are rows of JSONL or Parquet.")
     source = partial(_remote, file.path) if "://" in file.path else None
-    with decompressed(file.path, ending=file.compression, source=source) as stream:
+    with open_decompressed(file.path, ending=file.compression, source=source) as stream:
         if file.kind == "parquet":
             yield from _rows(file, stream, field, chat)
         elif file.kind == "jsonl":
@@ -91,22 +91,22 @@ def _rows(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iterator[Tex
         raise UserError(f"{file.path} is no Parquet file.", str(error)) from error
     names = table.schema_arrow.names
     if field not in names:
-        raise _no_field(f"{file.path}", field, names)
+        raise _explain_missing_field(f"{file.path}", field, names)
     wanted = [field, "tools"] if chat and "tools" in names and field != "tools" else [field]
     if twice := [name for name in wanted if names.count(name) > 1]:
         raise UserError(f"{file.path} has more than one column {twice[0]!r}.", "Rename or remove one of the columns.")
     number = 0
     try:
         for batch in table.iter_batches(columns=wanted):
-            for row in _decoded(batch, f"{file.path}, row {{}},", number):
+            for row in _decode_rows(batch, f"{file.path}, row {{}},", number):
                 number += 1
                 where, name = f"{file.path}, row {number},", f"{file.name}:{number}"
-                yield _document(without_nulls(row) if chat else row, field, chat, where, name)
+                yield _document(drop_nulls(row) if chat else row, field, chat, where, name)
     except pyarrow.ArrowException as error:
         raise UserError(f"{file.path} is damaged after row {number}.", str(error)) from error
 
 
-def _decoded(batch: Any, where: str, before: int) -> list[Any]:
+def _decode_rows(batch: Any, where: str, before: int) -> list[Any]:
     """The rows of a batch. Raises UserError for one that is not UTF-8, its number in `where`; `before`: rows before."""
     try:
         return cast(list[Any], batch.to_pylist())
@@ -114,7 +114,10 @@ def _decoded(batch: Any, where: str, before: int) -> list[Any]:
         if batch.num_rows == 1:
             raise UserError(f"{where.format(before + 1)} is not UTF-8.", str(error)) from error
         half = batch.num_rows // 2
-        return [*_decoded(batch.slice(0, half), where, before), *_decoded(batch.slice(half), where, before + half)]
+        return [
+            *_decode_rows(batch.slice(0, half), where, before),
+            *_decode_rows(batch.slice(half), where, before + half),
+        ]
 
 
 def _document(row: object, field: str, chat: bool, where: str, name: str) -> TextDocument:
@@ -123,7 +126,7 @@ def _document(row: object, field: str, chat: bool, where: str, name: str) -> Tex
         whole, invalid = replace_invalid(utf8_bytes(text or ""))
         return TextDocument(whole, name, invalid=invalid, absent=text is None)
     if not isinstance(row, dict) or field not in row:
-        raise _no_field(where, field, list(row) if isinstance(row, dict) else [])
+        raise _explain_missing_field(where, field, list(row) if isinstance(row, dict) else [])
     return TextDocument("", name, messages_of(row[field], where), tools_of(row, where))
 
 
@@ -131,7 +134,7 @@ def _text(row: object, field: str, where: str) -> str | None:
     if not isinstance(row, dict):
         raise UserError(f"{where} is no object with fields.")
     if field not in row:
-        raise _no_field(where, field, list(row))
+        raise _explain_missing_field(where, field, list(row))
     if row[field] is None:
         return None
     if not isinstance(row[field], str):
@@ -139,5 +142,5 @@ def _text(row: object, field: str, where: str) -> str | None:
     return cast(str, row[field])
 
 
-def _no_field(where: str, field: str, known: list[str]) -> UserError:
+def _explain_missing_field(where: str, field: str, known: list[str]) -> UserError:
     return UserError(f"{where} has no field {field!r}.", f"Fields: {', '.join(map(str, known))}.", "--field NAME")

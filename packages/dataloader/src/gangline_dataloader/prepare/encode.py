@@ -11,10 +11,10 @@ from gangline_basics.data.answers import HALF_CHARACTER, render_chat
 from gangline_basics.data.chat import TemplateRefusal
 from gangline_basics.data.chat_tokens import ChatEncoder
 from gangline_basics.data.formats import has_half_character
-from gangline_dataloader.prepare.clean import cleaned
+from gangline_dataloader.prepare.clean import clean_text
 from gangline_dataloader.prepare.documents import TextDocument
-from gangline_dataloader.prepare.language import in_one_of
-from gangline_dataloader.prepare.private import replaced
+from gangline_dataloader.prepare.language import check_language
+from gangline_dataloader.prepare.private import replace_private
 from gangline_dataloader.prepare.rule import Dropped
 from gangline_dataloader.prepare.settings import TOKENIZERS, Settings
 
@@ -60,7 +60,7 @@ class DocumentEncoder:
         if document.messages is None:
             if document.invalid:
                 counts[NOT_UTF8] = document.invalid
-            text = self._cleaned(document.text, counts)
+            text = self._clean(document.text, counts)
             if isinstance(text, Dropped):
                 return text
             content = text.encode()
@@ -71,28 +71,30 @@ class DocumentEncoder:
         messages = []
         for message in document.messages:  # of which some have no words: a call of a tool, a system's turn
             words = message["content"]
-            found = passed(words, self._of_message) if words.strip() else words
+            found = filter_text(words, self._of_message) if words.strip() else words
             if isinstance(found, Dropped):
                 return found
             messages.append({**message, "content": found})
         if "length" in self.settings.clean and not any(message["content"].strip() for message in messages):
             return Dropped("empty")
-        tools = self._replaced(document.tools, counts)
-        return self._conversation(self._replaced(messages, counts), tools, counts)
+        tools = self._replace_private(document.tools, counts)
+        return self._conversation(self._replace_private(messages, counts), tools, counts)
 
-    def _cleaned(self, text: str, counts: dict[str, int]) -> str | Dropped:
-        found = passed(text, self.settings)
-        return found if isinstance(found, Dropped) else str(self._replaced(found, counts))
+    def _clean(self, text: str, counts: dict[str, int]) -> str | Dropped:
+        found = filter_text(text, self.settings)
+        return found if isinstance(found, Dropped) else str(self._replace_private(found, counts))
 
-    def _replaced(self, value: Any, counts: dict[str, int]) -> Any:
+    def _replace_private(self, value: Any, counts: dict[str, int]) -> Any:
         """A text, or all texts in lists and objects: a template may write any field of a message."""
         if isinstance(value, list):
-            return [self._replaced(one, counts) for one in value]
+            return [self._replace_private(one, counts) for one in value]
         if isinstance(value, dict):
-            return {self._replaced(name, counts): self._replaced(one, counts) for name, one in value.items()}
+            return {
+                self._replace_private(name, counts): self._replace_private(one, counts) for name, one in value.items()
+            }
         if not isinstance(value, str):
             return value
-        text, gone = replaced(value, self.settings.private)
+        text, gone = replace_private(value, self.settings.private)
         for kind, count in gone.items():
             counts[kind] = counts.get(kind, 0) + count
         return text
@@ -103,7 +105,7 @@ class DocumentEncoder:
         """What the assistant said is learnt. The end of text, behind it, is not the assistant's."""
         assert self._chats is not None, "conversations are read where there is a template"
         try:
-            found = render_chat(self._chats.template.with_tools(tools), messages)
+            found = render_chat(self._chats.template.bind_tools(tools), messages)
         except TemplateRefusal as error:
             return Dropped(f"chat: {error}"[:80])
         if not found.answers:
@@ -116,9 +118,9 @@ class DocumentEncoder:
         return EncodedDocument(found.text, found.text.encode(), tokens, counted, counts)
 
 
-def passed(text: str, settings: Settings) -> str | Dropped:
+def filter_text(text: str, settings: Settings) -> str | Dropped:
     """A document's text, clean and in an asked language, or why it is not kept."""
-    found = cleaned(text, settings.clean)
+    found = clean_text(text, settings.clean)
     if isinstance(found, Dropped) or not settings.languages:
         return found
-    return in_one_of(found, settings.languages, settings.confidence) or found
+    return check_language(found, settings.languages, settings.confidence) or found

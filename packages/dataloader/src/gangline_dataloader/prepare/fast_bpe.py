@@ -68,9 +68,9 @@ def fast(slow: TokenizerCodec) -> FastBpe | None:
     pattern, model = split_pattern(content), content["model"]
     if pattern is None or not plain_bpe(model):
         return None
-    ranks = ranked(model)
+    ranks = rank_tokens(model)
     added = [token["content"] for token in content.get("added_tokens") or ()]
-    if ranks is None or not whole(model, list(ranks), added):
+    if ranks is None or not is_mergeable(model, list(ranks), added):
         return None
     try:
         encoding = Encoding("gangline", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
@@ -106,7 +106,7 @@ def plain_bpe(model: dict[str, Any]) -> bool:
     return model.get("type") == "BPE" and not any(model.get(twist) for twist in twists)
 
 
-def ranked(model: dict[str, Any]) -> dict[bytes, int] | None:
+def rank_tokens(model: dict[str, Any]) -> dict[bytes, int] | None:
     """Bytes of a token -> its rank: the bytes themselves, then what merges make; None where two make the same."""
     bytes_of = {letter: byte for byte, letter in enumerate(alphabet())}
     ranks = {bytes([byte]): byte for byte in range(256)}
@@ -123,7 +123,7 @@ def ranked(model: dict[str, Any]) -> dict[bytes, int] | None:
     return ranks
 
 
-def whole(model: dict[str, Any], tokens: list[bytes], added: list[str]) -> bool:
+def is_mergeable(model: dict[str, Any], tokens: list[bytes], added: list[str]) -> bool:
     """Whether each token, as a piece of text of its own, becomes itself by merging (tiktoken looks it up).
 
     With `ignore_merges` tokenizers look pieces of text up in the vocabulary: all of it but `added` has to be `tokens`.

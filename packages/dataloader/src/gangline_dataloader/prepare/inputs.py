@@ -46,7 +46,7 @@ def listing(words: Sequence[str], out: str | Path | None = None, say: Callable[[
 
     Raises UserError for what is missing, empty or named twice.
     """
-    found = [] if words else _built_in()
+    found = [] if words else _list_built_in()
     made = None if out is None else os.path.abspath(os.path.expanduser(out))
     for word in words:
         files = _remote(word) if "://" in word else _local(word)
@@ -60,7 +60,7 @@ def listing(words: Sequence[str], out: str | Path | None = None, say: Callable[[
         if tables:
             example = f"{tables[0].name} and {len(tables) - 1} more" if tables[1:] else tables[0].name
             say(f"{word}: {example}: read as plain text, one document a file; rows are read of .jsonl and .parquet.")
-        found += by_split(word, sorted(files, key=lambda file: file.name), say)
+        found += select_splits(word, sorted(files, key=lambda file: file.name), say)
     seen: dict[str, Input] = {}
     for file in found:
         if file.path in seen:
@@ -69,7 +69,7 @@ def listing(words: Sequence[str], out: str | Path | None = None, say: Callable[[
     return found
 
 
-def by_split(word: str, files: Sequence[Input], say: Callable[[str], None]) -> list[Input]:
+def select_splits(word: str, files: Sequence[Input], say: Callable[[str], None]) -> list[Input]:
     """What of a data set in splits, as on the Hugging Face Hub, is prepared: its training, and held out its validation.
 
     Such a folder has rows of training beside those of another split, in files or folders that are called so. Its tests,
@@ -101,9 +101,9 @@ def _split_of(file: Input) -> str:
     return next((split for split in said if split != OTHERS), OTHERS)
 
 
-def _built_in() -> list[Input]:
+def _list_built_in() -> list[Input]:
     """Python's own source, which every machine with Python has."""
-    return [_described(f.path, f.name, BUILT_IN, f.size, os.stat(f.path).st_mtime) for f in corpus.listing(None)]
+    return [_describe_input(f.path, f.name, BUILT_IN, f.size, os.stat(f.path).st_mtime) for f in corpus.listing(None)]
 
 
 def _local(word: str) -> list[Input]:
@@ -122,7 +122,7 @@ def _local(word: str) -> list[Input]:
     for file in files:
         about = os.stat(file)
         name = Path(os.path.relpath(file, root or ".")).as_posix()
-        described.append(_described(os.path.abspath(file), name, word, about.st_size, about.st_mtime))
+        described.append(_describe_input(os.path.abspath(file), name, word, about.st_size, about.st_mtime))
     return described
 
 
@@ -140,7 +140,9 @@ def _remote(word: str) -> list[Input]:
     for path, about in known.items():
         if about.get("type") == "file":
             name = path.removeprefix(root).lstrip("/") or path.rpartition("/")[2]
-            described.append(_described(store.unstrip_protocol(path), name, word, int(about.get("size") or 0), 0.0))
+            described.append(
+                _describe_input(store.unstrip_protocol(path), name, word, int(about.get("size") or 0), 0.0)
+            )
     return described
 
 
@@ -149,7 +151,7 @@ def _suffix(file: Input) -> str:
     return os.path.splitext(file.name.lower().removesuffix(file.compression))[1]
 
 
-def _described(path: str, name: str, source: str, size: int, modified: float) -> Input:
+def _describe_input(path: str, name: str, source: str, size: int, modified: float) -> Input:
     stem, suffix = os.path.splitext(name.lower())
     compression = suffix if suffix in COMPRESSED else ""
     kind = KINDS.get(os.path.splitext(stem)[1] if compression else suffix, "text")

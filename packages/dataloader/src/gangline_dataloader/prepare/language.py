@@ -36,7 +36,7 @@ def check(languages: Sequence[str]) -> None:
         )
 
 
-def in_one_of(text: str, languages: Sequence[str], confidence: float) -> Dropped | None:
+def check_language(text: str, languages: Sequence[str], confidence: float) -> Dropped | None:
     """None where the text is in one of the languages with at least so much confidence in [0, 1], else why not.
 
     Of a few words the classifier's guess means nothing, and its confidence is low: that is said, and no language.

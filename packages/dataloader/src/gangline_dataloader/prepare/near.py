@@ -87,7 +87,7 @@ def first_of_near(
     starts = np.cumsum([0, *map(len, signatures)])
     keys = np.concatenate([_keys(one, threshold) for one in signatures])
     here = np.flatnonzero(np.concatenate([*alive]) & np.concatenate([(one != _EMPTY).any(1) for one in signatures]))
-    shared = _shared(keys[here])
+    shared = _find_shared(keys[here])
 
     def read(numbers: Sequence[int]) -> np.ndarray:
         task = np.searchsorted(starts, numbers, side="right") - 1
@@ -118,7 +118,7 @@ def _keys(signatures: np.ndarray, threshold: float) -> np.ndarray:
     return keys
 
 
-def _shared(keys: np.ndarray) -> np.ndarray:
+def _find_shared(keys: np.ndarray) -> np.ndarray:
     """(n, bands) bool: whether some other document has the key."""
     flat = keys.ravel()
     order = np.argsort(flat, kind="stable")

@@ -76,7 +76,7 @@ class PreparePlan:
         """The files of each task behind those of known shards."""
         return tasks(self.files, self.settings.task_bytes)
 
-    def before(self, split: str) -> Manifest | None:
+    def read_previous(self, split: str) -> Manifest | None:
         """The manifest of what was there, without what a killed call may have put behind it."""
         count = self.base.shards[split]
         return manifests.read(self.store / split).first(count) if count else None
@@ -89,18 +89,18 @@ class PreparePlan:
         folder = self.store / VALIDATION
         made = _content(self.work).get(MADE)
         if os.path.lexists(folder) and not (made and _is_part(folder, made)):
-            raise _occupied(folder)
+            raise _explain_occupied(folder)
         replace_json(self.work / PLAN, {**_content(self.work), MADE: identity})
 
     def write(self) -> None:
         """Begin: the folder of what is under way, emptied where it was of another call."""
         made = None
-        if _same(self.work, self) is not None:
+        if _read_same_base(self.work, self) is not None:
             made = _content(self.work).get(MADE)
         elif self.work.exists():
             if content := _content(self.work):  # no call goes on with what is removed from here on
                 replace_json(self.work / PLAN, {**content, "identity": None})
-            if _made_part(self.store):
+            if _is_unfinished_part(self.store):
                 (self.store / VALIDATION / FILE).unlink(missing_ok=True)
                 shutil.rmtree(self.store / VALIDATION)
             shutil.rmtree(self.work, ignore_errors=True)
@@ -119,27 +119,27 @@ class PreparePlan:
         replace_json(self.work / PLAN, content)
 
 
-def begun(
+def begin_plan(
     store: Path, identity: str, settings: Settings, engine: str, files: Sequence[Input], append: bool
 ) -> PreparePlan:
     """The plan of a call, written; where the same call was interrupted, that one's.
 
     Raises UserError where the store lacks its validation part, or a folder of that name is not its own.
     """
-    base, made = Base(), _made_part(store)
+    base, made = Base(), _is_unfinished_part(store)
     if append:
-        there = [""] if made else [split for split in SPLITS if _whole(store / split)]
+        there = [""] if made else [split for split in SPLITS if _is_complete(store / split)]
         if there == [""]:
             manifests.check_without_validation(manifests.read(store), str(store))
         shards = {split: len(manifests.read(store / split).shards) for split in there}
         base = Base(_digest(store), {**base.shards, **shards})
     plan = PreparePlan(store, identity, settings, engine, files, base)
-    if (earlier := _same(plan.work, plan)) is not None:  # what is held out may have grown already
+    if (earlier := _read_same_base(plan.work, plan)) is not None:  # what is held out may have grown already
         plan = PreparePlan(store, identity, settings, engine, files, earlier)
     if not plan.base.shards[VALIDATION] and not made and os.path.lexists(store / VALIDATION):
         holds_out = settings.validation > 0 or any(file.split == VALIDATION for file in files)
-        if holds_out or _whole(store / VALIDATION):
-            raise _occupied(store / VALIDATION)
+        if holds_out or _is_complete(store / VALIDATION):
+            raise _explain_occupied(store / VALIDATION)
     plan.write()
     return plan
 
@@ -165,11 +165,11 @@ def _read(store: Path, identity: str, modified: int) -> PreparePlan:
     assert content["identity"] == identity, "another call has begun in its place"
     files = [Input(*file) for file in content["files"]]
     return PreparePlan(
-        store, identity, Settings.recorded(content["settings"]), content["engine"], files, Base(**content["base"])
+        store, identity, Settings.from_record(content["settings"]), content["engine"], files, Base(**content["base"])
     )
 
 
-def _same(work: Path, plan: PreparePlan) -> Base | None:
+def _read_same_base(work: Path, plan: PreparePlan) -> Base | None:
     """The base of what is under way there, if it is of the same call on the same store."""
     try:
         content: dict[str, Any] = json.loads((work / PLAN).read_bytes())
@@ -190,12 +190,12 @@ def _content(work: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _made_part(store: Path) -> bool:
+def _is_unfinished_part(store: Path) -> bool:
     """Whether the folder `validation` is part of what a killed call was making: no manifest of the store knows it."""
     content = _content(store / WORK)
     base, made = content.get("base"), content.get(MADE)
     before = base.get("digest") if isinstance(base, dict) else None
-    unfinished = before == (_digest(store) if _whole(store) else "")
+    unfinished = before == (_digest(store) if _is_complete(store) else "")
     return unfinished and isinstance(made, str) and _is_part(store / VALIDATION, made)
 
 
@@ -203,7 +203,7 @@ def _is_part(folder: Path, identity: str) -> bool:
     """Whether a folder holds the validation part of that identity, or files of one without a manifest yet."""
     if folder.is_symlink() or not folder.is_dir():
         return False
-    if not _whole(folder):
+    if not _is_complete(folder):
         return all(_FILE_OF_PART.fullmatch(name) or name in FILES_OF_TOKENIZER for name in os.listdir(folder))
     try:
         content = json.loads((folder / FILE).read_bytes())
@@ -212,7 +212,7 @@ def _is_part(folder: Path, identity: str) -> bool:
         return False
 
 
-def _occupied(folder: Path) -> UserError:
+def _explain_occupied(folder: Path) -> UserError:
     return UserError(
         f"{folder} is in the way: it is not a part of the store {folder.parent}.",
         "The documents that are held out are written to a new folder of that name.",
@@ -220,7 +220,7 @@ def _occupied(folder: Path) -> UserError:
     )
 
 
-def _whole(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     return (folder / FILE).exists()
 
 

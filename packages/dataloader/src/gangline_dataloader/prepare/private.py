@@ -31,19 +31,19 @@ def _is_phone(found: str) -> bool:
     return 7 <= sum(letter.isdigit() for letter in found) <= 15
 
 
-def _always(found: str) -> bool:
+def _accept(found: str) -> bool:
     return True
 
 
 # kind -> (pattern, what it may not be taken for, the word in its place)
 KINDS: dict[str, tuple[re.Pattern[str], Callable[[str], bool], str]] = {
-    "email": (_EMAIL, _always, "EMAIL_ADDRESS"),
+    "email": (_EMAIL, _accept, "EMAIL_ADDRESS"),
     "ip": (_IP, _is_ip, "IP_ADDRESS"),
     "phone": (_PHONE, _is_phone, "PHONE_NUMBER"),
 }
 
 
-def replaced(text: str, kinds: Sequence[str]) -> tuple[str, dict[str, int]]:
+def replace_private(text: str, kinds: Sequence[str]) -> tuple[str, dict[str, int]]:
     """The text without them, and how many of each kind there were."""
     counts: dict[str, int] = {}
     for kind in kinds:

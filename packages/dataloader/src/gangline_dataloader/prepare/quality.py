@@ -62,7 +62,7 @@ def gopher_repetition(text: str) -> str | Dropped:
         if _top_share(words, n) / whole > most:
             return Dropped(f"gopher: most frequent {n}-gram")
     for n, most in _REPEATED.items():
-        if _repeated_share(words, n) / whole > most:
+        if _count_repeated(words, n) / whole > most:
             return Dropped(f"gopher: repeated {n}-grams")
     return text
 
@@ -110,7 +110,7 @@ def _top_share(words: Sequence[str], n: int) -> int:
     return max((count * sum(map(len, gram)) for gram, count in grams.items() if count > 1), default=0)
 
 
-def _repeated_share(words: Sequence[str], n: int) -> int:
+def _count_repeated(words: Sequence[str], n: int) -> int:
     """Characters of words in an n-gram that was there before, each word counted once."""
     seen: set[tuple[str, ...]] = set()
     characters, covered = 0, 0  # `covered`: words up to here are counted

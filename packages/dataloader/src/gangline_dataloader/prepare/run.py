@@ -85,7 +85,7 @@ def undertake(
     files = listing(words, out)
     identity = settings.identity(files)
     older = OlderIdentity(settings.identity_without_names(files), frozenset(file.source for file in files))
-    if already(folder, identity, append, older):
+    if find_finished(folder, identity, append, older):
         if (folder / WORK).exists():
             with lock_store(folder):
                 plans.forget(folder, (identity, older.hash))
@@ -97,7 +97,7 @@ def undertake(
         folder.mkdir(parents=True, exist_ok=True)
         with lock_store(folder):
             try:
-                carry(plans.begun(folder, identity, settings, engine, files, append))
+                carry(plans.begin_plan(folder, identity, settings, engine, files, append))
             except BaseException:
                 remove_unused(folder, made)
                 raise
@@ -217,13 +217,13 @@ def lock_store(folder: Path) -> Iterator[None]:
         yield
 
 
-def already(folder: Path, identity: str, append: bool, older: OlderIdentity) -> Manifest | None:
+def find_finished(folder: Path, identity: str, append: bool, older: OlderIdentity) -> Manifest | None:
     """The manifest where the same call has been carried out. Raises UserError where something else lies there."""
     if not folder.exists() and not append:
         return None
     if (folder / FILE).exists() or append:
         found = read(folder)
-        if made_by(folder, identity) or (made_by(folder, older.hash) and older.sources <= found.sources.keys()):
+        if is_made_by(folder, identity) or (is_made_by(folder, older.hash) and older.sources <= found.sources.keys()):
             return found
         if append:
             return None
@@ -253,7 +253,7 @@ def check_not_a_part(folder: Path) -> None:
     )
 
 
-def made_by(folder: Path, identity: str) -> bool:
+def is_made_by(folder: Path, identity: str) -> bool:
     """Whether a call made the store that is there, or put something behind it."""
     if not (folder / FILE).exists():
         return False
@@ -265,7 +265,7 @@ def fits(manifest: Manifest, settings: Settings, folder: Path) -> None:
     """Raises UserError where documents by these options have no place behind those of a store."""
     codec, known = settings.codec(), manifest.tokenizer
     calls = (manifest.report, *manifest.report.get("appended", []))
-    used = [one.get("rules", 1) for one in calls if Settings.recorded(one.get("settings", {})).filters]
+    used = [one.get("rules", 1) for one in calls if Settings.from_record(one.get("settings", {})).filters]
     if settings.filters and (older := [version for version in used if version != RULES_VERSION]):
         raise UserError(
             f"{folder} was prepared by another version of the rules of --clean, --language and --replace.",
@@ -279,7 +279,7 @@ def fits(manifest: Manifest, settings: Settings, folder: Path) -> None:
             "Prepare all of it anew, to another --out.",
         )
     template = settings.template()
-    if template is not None and manifest.shards.loss_xxh3 and template.source != _kept_template(folder):
+    if template is not None and manifest.shards.loss_xxh3 and template.source != _read_template(folder):
         raise UserError(
             f"{folder} holds conversations that another chat template wrote than {template.name}.",
             "What is put behind a store has to be made as the store was.",
@@ -310,6 +310,6 @@ def _names(special: dict[str, str]) -> str:
     return ", ".join(f"{name} {word}" for name, word in sorted(special.items())) or "none"
 
 
-def _kept_template(folder: Path) -> str | None:
+def _read_template(folder: Path) -> str | None:
     path = folder / TEMPLATE
     return path.read_bytes().decode() if path.exists() else None

@@ -56,7 +56,7 @@ class Settings:
     task_bytes: int = 64 << 20
 
     @classmethod
-    def recorded(cls, known: dict[str, Any]) -> Settings:
+    def from_record(cls, known: dict[str, Any]) -> Settings:
         """Options out of JSON; those that are not known here are left out."""
         values: dict[str, Any] = {}
         for item in fields(cls):

@@ -80,12 +80,12 @@ def paths(folder: Path, number: int) -> tuple[Path, Path, Path, Path]:
     return tokens, rows, signatures, note
 
 
-def counted_of(tokens: Path) -> Path:
+def locate_counted(tokens: Path) -> Path:
     """Beside a task's tokens, of conversations: which of them are to be learnt."""
     return tokens.with_suffix(".counted.npy")
 
 
-def finished(folder: Path, number: int) -> Finished | None:
+def load_finished(folder: Path, number: int) -> Finished | None:
     """What an earlier process made of a task, or None."""
     tokens, rows, signatures, note = paths(folder, number)
     try:
@@ -105,7 +105,7 @@ def work(folder: Path, number: int, files: Sequence[Input], settings: Settings, 
 
     engine  what encodes, one of settings.ENGINES; the tokens are the same
     """
-    if finished(folder, number):
+    if load_finished(folder, number):
         return
     mine = tag()
     try:
@@ -121,7 +121,7 @@ def _work(folder: Path, number: int, mine: str, files: Sequence[Input], settings
     encode = DocumentEncoder(settings, engine)
     counts: dict[str, Count] = {}
     writer = NpyWriter(tokens, dtype_for(encode.codec.vocab_size), mine)
-    marks = NpyWriter(counted_of(tokens), "|u1", mine) if settings.chat else None
+    marks = NpyWriter(locate_counted(tokens), "|u1", mine) if settings.chat else None
     found, alike = [], []
     for file in files:
         count = counts.setdefault(file.source, Count())

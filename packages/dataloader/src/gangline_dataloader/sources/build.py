@@ -14,7 +14,7 @@ from gangline_dataloader.sources.changing import (
 )
 from gangline_dataloader.sources.codec import codec
 from gangline_dataloader.sources.infill import infill_of
-from gangline_dataloader.sources.joined import joined
+from gangline_dataloader.sources.joined import join_groups
 from gangline_dataloader.sources.mixture import mixture
 from gangline_dataloader.sources.split import SplitRows, parts_of_split
 from gangline_dataloader.sources.windows import MakeReader, SampleOrder, WindowSource
@@ -46,7 +46,7 @@ def tokens(config: TokensConfig, run: Run, split: Split, reader: MakeReader | No
         order = SingleOrder(Ingredient(parts[0].name, rows, span), run.seed, split)
     return (GrowingPackedSource if best_fit else GrowingWindowSource)(
         parts,
-        joined(order, [parts]),
+        join_groups(order, [parts]),
         codec(parts[0].store),
         sequence_length=T,
         documents=config.documents,
@@ -72,7 +72,7 @@ def mix(config: MixConfig, run: Run, split: Split) -> WindowSource:
     parts = [part for group in groups for part in group]
     return (MixedPackedSource if config.packing == "best_fit" else MixedWindowSource)(
         parts,
-        joined(order, groups),
+        join_groups(order, groups),
         codec(parts[0].store),
         sequence_length=run.batch.sequence_length,
         documents=config.documents,

@@ -24,7 +24,7 @@ class GrowingSource(WindowSource, ABC):
         (part,) = self.parts
         if not part.holds(state["parts"][0]):
             return False
-        self.change_order(self.order.after(state["order"], cursor))
+        self.change_order(self.order.resume_after(state["order"], cursor))
         return True
 
 
@@ -56,9 +56,9 @@ class MixedSource(WindowSource, ABC):
         sizes = {name: [[0, had]] if isinstance(had, int) else had for name, (had, _) in was["sources"].items()}
         epochs = {name: epochs for name, (_, epochs) in was["sources"].items()}
         caps = [name for name in epochs if now["sources"][name][1] != epochs[name]]
-        if before != after or (caps and not self.order.mixture.dealt_alike(sizes, epochs, cursor)):
-            raise _of_the_past(cursor, before, after, caps, was["sources"])
-        order = self.order.after(sizes, cursor)
+        if before != after or (caps and not self.order.mixture.deals_alike(sizes, epochs, cursor)):
+            raise _explain_past_change(cursor, before, after, caps, was["sources"])
+        order = self.order.resume_after(sizes, cursor)
         self.change_order(order)
         self.samples = order.samples
         return True
@@ -72,7 +72,7 @@ class MixedPackedSource(PackedSource, MixedSource):
     """Of packed rows."""
 
 
-def _of_the_past(
+def _explain_past_change(
     cursor: int, before: list[Any], after: list[Any], caps: list[str], sources: dict[str, list[Any]]
 ) -> UserError:
     what = f"data.epochs of {', '.join(sorted(caps))}" if before == after else "data.weights and data.stages"

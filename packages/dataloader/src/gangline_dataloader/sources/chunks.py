@@ -45,7 +45,7 @@ class StepChunks:
         if end is not None:
             steps = steps[self.cursor + (steps + 1) * size <= end]
             if not len(steps):
-                raise self.source.used_up(self.cursor + first * size)
+                raise self.source.explain_end(self.cursor + first * size)
         return self.place.first(self.cursor) + (steps[:, None] * size + np.arange(self.place.share)).reshape(-1)
 
     def fill(self, chunk: int, memory: Callable[[int], np.ndarray]) -> StoredRows:
@@ -122,7 +122,7 @@ def microbatches(
     return batches
 
 
-def in_steps(batches: list[StoredBatch], place: ReadPlace) -> Iterator[list[StoredBatch]]:
+def group_steps(batches: list[StoredBatch], place: ReadPlace) -> Iterator[list[StoredBatch]]:
     """One step's after the other's."""
     each = place.microbatches
     return iter([batches[at : at + each] for at in range(0, len(batches), each)])

@@ -60,12 +60,12 @@ def template(stores: Sequence[StoreTokens]) -> ChatTemplate | None:
     for store in [store for store in stores if store.masked] or stores[:1]:
         about, own = store.manifest.tokenizer, store.folder / TEMPLATE
         if about.file is None and not own.exists():
-            raise _without(store)
+            raise _explain_no_template(store)
         try:
             tokenizer = None if about.file is None else str(store.folder / about.file)
             found.append((store.name, template_of(tokenizer, str(own) if own.exists() else None)))
         except UserError as error:
-            raise _without(store) from error
+            raise _explain_no_template(store) from error
     for name, other in found[1:]:
         first, kept = found[0]
         if (kept.source, kept.special) != (other.source, other.special):
@@ -86,7 +86,7 @@ def old_masks(stores: Sequence[StoreTokens]) -> list[str]:
     ]
 
 
-def glued_texts(stores: Sequence[StoreTokens]) -> list[str]:
+def report_glued_texts(stores: Sequence[StoreTokens]) -> list[str]:
     """A line for each store without an end of text."""
     return [
         f"{store.name} has no end-of-text token: documents follow one another with no token between them. Prepare it "
@@ -96,7 +96,7 @@ def glued_texts(stores: Sequence[StoreTokens]) -> list[str]:
     ]
 
 
-def unused_fraction(stores: Sequence[StoreTokens], share: float, default: float) -> list[str]:
+def report_unused_fraction(stores: Sequence[StoreTokens], share: float, default: float) -> list[str]:
     """A line for each store whose validation part was held out by prepare, where the option asks for another."""
     return [
         f"data.validation_fraction={share:g} has no effect on {store.name}: prepare held out a part of its documents, "
@@ -106,7 +106,7 @@ def unused_fraction(stores: Sequence[StoreTokens], share: float, default: float)
     ]
 
 
-def _without(store: StoreTokens) -> UserError:
+def _explain_no_template(store: StoreTokens) -> UserError:
     why = "Neither it nor its tokenizer says how a conversation is written."
     if store.masked:
         why = "It was prepared before stores kept theirs."

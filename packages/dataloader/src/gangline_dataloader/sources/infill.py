@@ -119,7 +119,7 @@ def infill_of(config: SequenceConfig, stores: Sequence[Tokens], seed: int, split
         if store.masked:
             raise UserError(
                 "data.fim_rate: conversations are not rearranged.",
-                f"{_called(store)} says of each token whether it is to be learnt.",
+                f"{_name_store(store)} says of each token whether it is to be learnt.",
                 "data.fim_rate=0",
             )
     one = stores[0]
@@ -127,9 +127,9 @@ def infill_of(config: SequenceConfig, stores: Sequence[Tokens], seed: int, split
     ids = [
         known.tokenizer.token_to_id(name) if isinstance(known, TokenizerCodec) else None for name in config.fim_tokens
     ]
-    marks = marks_of(config.fim_tokens, f"the tokenizer of {_called(one)}", ids)
+    marks = marks_of(config.fim_tokens, f"the tokenizer of {_name_store(one)}", ids)
     return Infill(config.fim_rate, config.fim_spm_rate, marks, one.end_of_text, seed, split)
 
 
-def _called(store: Tokens) -> str:
+def _name_store(store: Tokens) -> str:
     return store.name if isinstance(store, StoreTokens) else "files of others"

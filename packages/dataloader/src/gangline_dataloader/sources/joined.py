@@ -37,6 +37,6 @@ class JoinedOrder:
         return RowPlace(source, place.epoch, row)
 
 
-def joined(order: SampleOrder, groups: Sequence[Sequence[SplitRows]]) -> SampleOrder:
+def join_groups(order: SampleOrder, groups: Sequence[Sequence[SplitRows]]) -> SampleOrder:
     """Return the order of the parts of `groups`, of which `order` knows each group as one source."""
     return order if all(len(parts) == 1 for parts in groups) else JoinedOrder(order, groups)

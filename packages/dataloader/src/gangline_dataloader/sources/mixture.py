@@ -18,7 +18,7 @@ from gangline.data.vocabulary import vocabulary_problems
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, RowPlace, WeightStage, shares
 from gangline_dataloader.sources.infill import infill_of
 from gangline_dataloader.sources.present import missing
-from gangline_dataloader.sources.room import within
+from gangline_dataloader.sources.room import check_room
 from gangline_dataloader.sources.split import SplitRows, parts_of_split
 from gangline_dataloader.store.manifest import Manifest
 from gangline_dataloader.store.stored import StoreTokens
@@ -45,9 +45,9 @@ class TrainOrder:
     def __call__(self, numbers: np.ndarray) -> RowPlace:
         return self.mixture(numbers)
 
-    def after(self, sizes: Mapping[str, Sequence[Sequence[int]]], cursor: int) -> TrainOrder:
+    def resume_after(self, sizes: Mapping[str, Sequence[Sequence[int]]], cursor: int) -> TrainOrder:
         """That of a run whose sources had these sizes up to sample `cursor`."""
-        return TrainOrder(self.mixture.after(sizes, cursor))
+        return TrainOrder(self.mixture.resume_after(sizes, cursor))
 
 
 class HeldOutOrder:
@@ -97,7 +97,7 @@ def mixture(config: MixConfig, run: Run, split: Split) -> tuple[list[list[SplitR
         for name, folder in sorted(config.sources.items())
     ]
     agree([part for parts in groups for part in parts])
-    _known(config.epochs, config.sources, "data.epochs", whole=False)
+    _check_names(config.epochs, config.sources, "data.epochs", whole=False)
     rows = {parts[0].name: sum(part.count for part in parts) for parts in groups}
     stages = stages_of(config, rows)
     held_out = split == "validation"
@@ -138,7 +138,7 @@ def stages_of(config: MixConfig, rows: Mapping[str, int]) -> list[WeightStage]:
     """The weights from the first sample on, and those that follow; `rows` of each source. Raises UserError."""
     names = list(rows)
     if config.weights:
-        _known(config.weights, names, "data.weights")
+        _check_names(config.weights, names, "data.weights")
     weights = config.weights or {name: float(count) for name, count in rows.items()}
     stages = [_stage(0, weights, names, "data.weights")]
     for number, given in enumerate(config.stages):
@@ -155,7 +155,7 @@ def stages_of(config: MixConfig, rows: Mapping[str, int]) -> list[WeightStage]:
                 f"{option}.from={start} must be more than {stages[-1].start} and at most {LAST:,}.",
                 "Stages are in order, each begins at a sample of the run counted from 0, and data.weights at 0.",
             )
-        _known(changed, names, f"{option}.weights")
+        _check_names(changed, names, f"{option}.weights")
         stages.append(_stage(start, changed, names, f"{option}.weights"))
     return stages
 
@@ -172,7 +172,7 @@ def _stage(start: int, weights: Mapping[str, Any], names: list[str], option: str
     return WeightStage(start, tuple(map(float, values)))
 
 
-def _known(given: Mapping[str, Any], names: Any, option: str, whole: bool = True) -> None:
+def _check_names(given: Mapping[str, Any], names: Any, option: str, whole: bool = True) -> None:
     """Raises UserError where a name is of no source, or, where all have to be there, one is missing."""
     for name in given:
         if name not in names:
@@ -225,7 +225,7 @@ def problems(config: MixConfig, run: Run) -> list[Problem]:
             why = f"The tokenizer of its sources has {vocabulary} tokens."
             found += vocabulary_problems(run.model.vocab_size, vocabulary, "data=mix", why)
     try:
-        within(read, config.shuffle_span, config.cache_bytes, run.batch.sequence_length)
+        check_room(read, config.shuffle_span, config.cache_bytes, run.batch.sequence_length)
     except UserError as error:
         found.append(error.problem())
     return found or missing(read)

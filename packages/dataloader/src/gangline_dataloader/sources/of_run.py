@@ -78,7 +78,7 @@ def first_sample(lines: Iterable[Attempt], step: int, batch: BatchSection) -> in
     return cursor + left * size
 
 
-def held(source: WindowSource, numbers: np.ndarray) -> list[HeldDocument]:
+def locate_documents(source: WindowSource, numbers: np.ndarray) -> list[HeldDocument]:
     """Where samples (N,) come from."""
     if source.order.end is not None and int(numbers.max()) >= source.order.end:
         raise UserError(f"the data ends after {source.order.end} samples, and sample {numbers.max()} was asked for.")

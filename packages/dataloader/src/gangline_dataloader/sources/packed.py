@@ -29,7 +29,7 @@ class PackedSource(WindowSource, ABC):
 
     def starts(self, place: RowPlace) -> np.ndarray:
         starts = np.empty(len(place.row), np.int64)
-        for k, here in self._by_source(place.source):
+        for k, here in self._group_by_source(place.source):
             found = self._plan(k).pieces(place.row[here])
             starts[here] = found.start[np.cumsum(found.count) - found.count]
         return starts
@@ -37,12 +37,12 @@ class PackedSource(WindowSource, ABC):
     def fill(self, numbers: np.ndarray, out: np.ndarray | None = None, place: RowPlace | None = None) -> StoredRows:
         self.look_again()
         numbers, T = np.asarray(numbers, np.int64), self.sequence_length
-        N, place = len(numbers), self.known_rows(numbers) if place is None else place
+        N, place = len(numbers), self.lookup_rows(numbers) if place is None else place
         tokens = np.empty((N, T + 1), self.dtype) if out is None else out
         learnt = np.ones((N, T + 1), np.uint8)
         flat, flat_learnt = tokens.reshape(-1), learnt.reshape(-1)
         borders, paddings, room = [], [], np.full(N, T)
-        for k, here in self._by_source(place.source):
+        for k, here in self._group_by_source(place.source):
             store, found = self.stores[k], self._plan(k).pieces(place.row[here])
             first = np.arange(N)[here] * (T + 1)
             at = found.places(first)
@@ -66,7 +66,7 @@ class PackedSource(WindowSource, ABC):
         inside = (row * T + end)[end > 0].astype(np.int32) if self.documents else np.empty(0, np.int32)
         return StoredRows(tokens, inside, mask_of(learnt, inside), room)
 
-    def _by_source(self, source: np.ndarray) -> list[tuple[int, np.ndarray | slice]]:
+    def _group_by_source(self, source: np.ndarray) -> list[tuple[int, np.ndarray | slice]]:
         if len(self.stores) == 1:
             return [(0, slice(None))]
         return [(k, np.flatnonzero(source == k)) for k in np.unique(source).tolist()]

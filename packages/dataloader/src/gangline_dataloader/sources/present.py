@@ -18,10 +18,10 @@ def missing(parts: Sequence[SplitRows]) -> list[Problem]:
         if isinstance(one.store, StoreTokens):
             _, files = wanted.setdefault((one.store.name, one.store.identity), (one.store, {}))
             files.update(one.store.files() | ({} if one.plan is None else one.plan.files()))
-    return [problem for store, files in wanted.values() for problem in _of_store(store, files)]
+    return [problem for store, files in wanted.values() for problem in _check_store(store, files)]
 
 
-def _of_store(store: StoreTokens, wanted: dict[str, int]) -> list[Problem]:
+def _check_store(store: StoreTokens, wanted: dict[str, int]) -> list[Problem]:
     sizes = store.sizes(list(wanted))
     gone = [name for name, size in sizes.items() if size is None]
     other = [
@@ -29,11 +29,13 @@ def _of_store(store: StoreTokens, wanted: dict[str, int]) -> list[Problem]:
     ]
     if not gone and not other:
         return []
-    said = [f"Not there: {_some(gone)}."] * bool(gone) + [f"Torn or replaced: {_some(other)}."] * bool(other)
+    said = [f"Not there: {_abbreviate(gone)}."] * bool(gone) + [f"Torn or replaced: {_abbreviate(other)}."] * bool(
+        other
+    )
     what = f"{store.name} is not whole: {len(gone) + len(other)} of its {len(wanted)} files."
     mend = f"gangline data verify {store.name}  looks at every byte; copy those files again, or prepare it anew."
     return [Problem(what, " ".join(said), mend)]
 
 
-def _some(names: Sequence[str]) -> str:
+def _abbreviate(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

@@ -12,7 +12,7 @@ from gangline_dataloader.sources.split import SplitRows
 from gangline_dataloader.store.remote.tokens import RemoteTokens
 
 
-def within(parts: Sequence[SplitRows], shuffle_span: int | None, cache_bytes: int, sequence_length: int) -> None:
+def check_room(parts: Sequence[SplitRows], shuffle_span: int | None, cache_bytes: int, sequence_length: int) -> None:
     """Raises UserError where the files that the parts of a run need at once are more than the cache may hold.
 
     Every sample would then wait for a shard that has just been thrown away.
@@ -23,7 +23,7 @@ def within(parts: Sequence[SplitRows], shuffle_span: int | None, cache_bytes: in
     sources = len({one.name for one in parts})
     for one in parts:
         if isinstance(one.store, RemoteTokens):
-            files, reached = needed_files(one, one.store, shuffle_span, sequence_length, sources)
+            files, reached = count_needed_bytes(one, one.store, shuffle_span, sequence_length, sources)
             needed[one.store.name] = min(files, needed.get(one.store.name, 0) + reached)
     total = sum(needed.values())
     if total > cache_bytes:
@@ -36,7 +36,7 @@ def within(parts: Sequence[SplitRows], shuffle_span: int | None, cache_bytes: in
         )
 
 
-def needed_files(
+def count_needed_bytes(
     one: SplitRows, store: RemoteTokens, shuffle_span: int | None, sequence_length: int, sources: int
 ) -> tuple[int, int]:
     """Bytes of all files of a store, and of those of them that are needed at once."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from gangline import UserError
 from gangline_dataloader.packing.pack_plan import PackedRows, plan_of
-from gangline_dataloader.store.foreign import is_foreign, opened
+from gangline_dataloader.store.foreign import is_foreign, open_tokens
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import FILE, VALIDATION, check_without_validation, stray_validation
 from gangline_dataloader.store.remote.cache import RemoteCache
@@ -71,7 +71,7 @@ class SplitRows:
         if len(identity) != len(self.identity()):
             return False
         name, share, store, *plan = identity
-        shards = self.store.manifest.grew_from(str(store)) if isinstance(self.store, StoreTokens) else None
+        shards = self.store.manifest.match_prefix(str(store)) if isinstance(self.store, StoreTokens) else None
         if name != self.name or (shards is None and store != self.store.identity):
             return False
         if self.plan is not None and plan != [self.plan.plan.identity(shards)]:
@@ -87,7 +87,7 @@ class SplitRows:
         return True
 
 
-def held_out_of(up_to: np.ndarray, share: float) -> np.ndarray:
+def count_held_out(up_to: np.ndarray, share: float) -> np.ndarray:
     """(S,) how many rows at the end of each shard are held out; the shards up to it have `up_to` (S,) rows.
 
     A shard's part is a function of those before it alone, so that no row changes its side when more are put behind.
@@ -164,7 +164,7 @@ def split_rows(
         there = f"{folder.rstrip('/')}/{VALIDATION}"
         store = RemoteTokens(there if apart and split == "validation" else folder, cache.files(), cache.deadline, plans)
     elif vocab_size is not None and is_foreign(root):
-        store = opened(root, vocab_size, column)
+        store = open_tokens(root, vocab_size, column)
     else:
         store = LocalTokens(held_out if apart and split == "validation" else root)
     if not apart and not whole_set and isinstance(store, StoreTokens):
@@ -181,9 +181,9 @@ def split_rows(
             )
         plan = PackedRows(store, sequence_length)
     # A row is of the shard that its last token is in: those of the first shards are then the rows that they had alone.
-    up_to = plan.up_to if plan is not None else np.maximum(0, store.up_to() - 1) // sequence_length
+    up_to = plan.up_to if plan is not None else np.maximum(0, store.compute_ends() - 1) // sequence_length
     share = 0.0 if apart else validation_fraction
-    held = held_out_of(up_to, share)
+    held = count_held_out(up_to, share)
     first, counts = np.concatenate([[0], up_to[:-1]]), np.diff(up_to, prepend=0) - held
     if apart or not share:  # all of it is of this split, or, of what has none held out, of training
         first, counts = np.array([0]), up_to[-1:] if apart or split == "train" else np.array([0])

@@ -13,7 +13,7 @@ import torch
 from gangline.data.read_ahead import ReadAhead
 from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
 from gangline.data.sample_reader import KeptMemory, use_device
-from gangline_dataloader.sources.chunks import StepChunks, in_steps, microbatches, steps_per_chunk
+from gangline_dataloader.sources.chunks import StepChunks, group_steps, microbatches, steps_per_chunk
 
 if TYPE_CHECKING:
     from gangline_dataloader.sources.windows import WindowSource
@@ -52,11 +52,11 @@ class WindowReader(BatchReader):
             found = next(self._chunk)
         return found
 
-    def held_out(self, count: int) -> Iterator[StoredBatch]:
+    def read_held_out(self, count: int) -> Iterator[StoredBatch]:
         if self._closed:
             raise RuntimeError("this reader is closed")
         shape = (self.place.micro_size, self.source.sequence_length + 1)
-        for numbers, counted in self.place.held_out(count, self.source.length()):
+        for numbers, counted in self.place.iterate_held_out(count, self.source.length()):
             tokens, rows = self._memory("held out", shape, self.source.dtype)
             found = self.source.fill(np.array(numbers), rows)
             mask = None if found.loss_mask is None else torch.from_numpy(found.loss_mask)
@@ -78,4 +78,4 @@ class WindowReader(BatchReader):
         mask = None if found.loss_mask is None else torch.from_numpy(found.loss_mask)
         numbers = chunks.numbers(chunk)[: len(found.tokens)]
         batches = microbatches(self.source, self.place, numbers, tokens, found.ends, mask, found.filled)
-        return in_steps(batches, self.place)
+        return group_steps(batches, self.place)

@@ -149,7 +149,7 @@ class WindowSource(DataSource, ABC):
         """
         self.look_again()
         numbers, T = np.asarray(numbers, np.int64), self.sequence_length
-        place = self.known_rows(numbers) if place is None else place
+        place = self.lookup_rows(numbers) if place is None else place
         starts, at = place.row * T, np.arange(len(numbers)) * (T + 1)
         tokens = np.empty((len(numbers), T + 1), self.dtype) if out is None else out
         self.copy(place.source, starts, starts + T + 1, tokens.reshape(-1), at)
@@ -182,10 +182,10 @@ class WindowSource(DataSource, ABC):
         for store in self.stores:
             store.look_again()
 
-    def known_rows(self, numbers: np.ndarray) -> RowPlace:
+    def lookup_rows(self, numbers: np.ndarray) -> RowPlace:
         """As `rows`, of numbers near each other, computed once for many. Raises UserError past the end of the data."""
         if self.order.end is not None and int(numbers.max()) >= self.order.end:
-            raise self.used_up(int(numbers.max()))
+            raise self.explain_end(int(numbers.max()))
         if len(numbers) >= MANY:
             return self.rows(numbers)
         found = RowPlace(*(np.empty_like(numbers) for _ in range(3)))
@@ -213,7 +213,7 @@ class WindowSource(DataSource, ABC):
                 sample["loss_mask"][found.ends - 1] = False
         return sample
 
-    def used_up(self, i: int) -> UserError:
+    def explain_end(self, i: int) -> UserError:
         """What to raise where sample `i` is asked for and there is none."""
         return UserError(
             f"the data ends after {self.order.end} samples, and sample {i} was asked for.",
@@ -238,17 +238,17 @@ class WindowSource(DataSource, ABC):
         learnt: bool = False,
     ) -> None:
         """Tokens [start, stop) of each of (n,) in the stores (n,) to `out` (M,), or which of them are to be learnt."""
-        for store, here in self._by_store(source):
+        for store, here in self._group_by_store(source):
             copy = store.copy_learnt if learnt else store.copy
             copy(starts[here], stops[here], out, at[here])
 
     def ends(self, source: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
         """`StoredRows.ends` of windows (N,) of `length` tokens."""
         at = np.arange(len(source)) * length
-        found = [store.borders(starts[here], length, at[here]) for store, here in self._by_store(source)]
+        found = [store.borders(starts[here], length, at[here]) for store, here in self._group_by_store(source)]
         return (found[0] if len(found) == 1 else np.sort(np.concatenate(found))).astype(np.int32)
 
-    def _by_store(self, source: np.ndarray) -> list[tuple[Tokens, np.ndarray | slice]]:
+    def _group_by_store(self, source: np.ndarray) -> list[tuple[Tokens, np.ndarray | slice]]:
         if len(self.stores) == 1:
             return [(self.stores[0], slice(None))]
         return [(self.stores[k], np.flatnonzero(source == k)) for k in np.unique(source).tolist()]

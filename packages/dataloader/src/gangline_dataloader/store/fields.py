@@ -41,7 +41,7 @@ class JsonFields:
 
     def names(self, key: str) -> list[str]:
         """Several of them."""
-        values = self.each(key, str)
+        values = self.read_list(key, str)
         if not all(map(_is_name, values)):
             raise self.wrong(key, "expected names of files beside the manifest")
         return values
@@ -58,13 +58,13 @@ class JsonFields:
             raise self.wrong(key, "expected true or false")
         return value
 
-    def maybe(self, key: str, read: Any) -> Any:
+    def read_optional(self, key: str, read: Any) -> Any:
         return None if isinstance(self.content, dict) and self.content.get(key) is None else read(key)
 
-    def inside(self, key: str) -> JsonFields:
+    def enter(self, key: str) -> JsonFields:
         return JsonFields(self.content.get(key) if isinstance(self.content, dict) else None, f"{self.place}, {key}")
 
-    def each(self, key: str, kind: type) -> list[Any]:
+    def read_list(self, key: str, kind: type) -> list[Any]:
         value = self.content.get(key) if isinstance(self.content, dict) else None
         if not isinstance(value, list) or any(type(one) is not kind for one in value):
             raise self.wrong(key, f"expected a list of {'numbers' if kind is int else 'words'}")
@@ -72,13 +72,13 @@ class JsonFields:
 
     def checksums(self, key: str) -> list[str]:
         """XXH3-128 of files, in hex: they become a part of file names, so nothing else may stand there."""
-        values: list[str] = self.each(key, str)
+        values: list[str] = self.read_list(key, str)
         if not all(map(_XXH3.fullmatch, values)):
             raise self.wrong(key, "expected checksums of 32 hex digits")
         return values
 
     def check(self) -> None:
-        """Raises UserError where the document is not what `with_checksum` made."""
+        """Raises UserError where the document is not what `add_checksum` made."""
         if not isinstance(self.content, dict) or self.content.get(CHECKSUM) != _checksum(self.content):
             lacks = isinstance(self.content, dict) and CHECKSUM not in self.content
             raise UserError(
@@ -88,7 +88,7 @@ class JsonFields:
             )
 
 
-def with_checksum(content: dict[str, Any]) -> dict[str, Any]:
+def add_checksum(content: dict[str, Any]) -> dict[str, Any]:
     """A document with the checksum of what it holds: XXH3-128 of its JSON, keys in order."""
     return {**content, CHECKSUM: _checksum(json.loads(json.dumps(content)))}
 

@@ -44,7 +44,7 @@ class StoreFiles(ABC):
         """Return the names of the files; none if the file system cannot list them."""
 
     @abstractmethod
-    def held_out(self) -> StoreFiles | None:
+    def open_held_out(self) -> StoreFiles | None:
         """Its validation part, if it has one. Raises UserError where that part is missing or incomplete."""
 
 
@@ -67,7 +67,7 @@ class LocalFiles(StoreFiles):
     def names(self) -> list[str]:
         return [path.name for path in self.folder.iterdir()]
 
-    def held_out(self) -> LocalFiles | None:
+    def open_held_out(self) -> LocalFiles | None:
         inside = LocalFiles(self.folder / VALIDATION)
         if (inside.folder / FILE).exists():
             return inside
@@ -81,19 +81,19 @@ class RemoteFiles(StoreFiles):
     def __init__(self, url: str, folder: Path) -> None:
         self.name, self.folder, self.remote = url.rstrip("/"), folder, Remote(url, DEADLINE)
         folder.mkdir(parents=True, exist_ok=True)
-        if not self._copied(FILE):
+        if not self._copy(FILE):
             raise UserError(
                 f"{url} holds no token store: it has no {FILE}.",
                 "A manifest is written last, so what an interrupted `prepare` left has none either.",
             )
         for name in self.remote.names():
             if name.startswith("pack-") and name.endswith(".json"):
-                self._copied(name)
+                self._copy(name)
 
     def manifest(self) -> Manifest:
         return read(self.folder, self.name)
 
-    def _copied(self, name: str) -> bool:
+    def _copy(self, name: str) -> bool:
         content = self.remote.small(name, optional=name == FILE)
         if content is not None:
             (self.folder / name).write_bytes(content)
@@ -114,7 +114,7 @@ class RemoteFiles(StoreFiles):
     def names(self) -> list[str]:
         return self.remote.names()
 
-    def held_out(self) -> RemoteFiles | None:
+    def open_held_out(self) -> RemoteFiles | None:
         url = f"{self.name}/{VALIDATION}"
         if Remote(url, DEADLINE).small(FILE, optional=True) is not None:
             return RemoteFiles(url, self.folder / VALIDATION)

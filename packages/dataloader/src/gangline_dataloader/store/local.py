@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gangline_dataloader.store.npy import mapped
+from gangline_dataloader.store.npy import map_vector
 from gangline_dataloader.store.stored import StoreTokens
 from gangline_dataloader.store.watch import WatchedFiles, status_of
 
@@ -33,6 +33,6 @@ class LocalTokens(StoreTokens):
     def file(self, name: str, dtype: str, length: int, xxh3: str, pieces_xxh3: str | None = None) -> np.ndarray:
         path = self.folder / name
         before = status_of(path)
-        found = mapped(path, dtype, length, xxh3, pieces_xxh3)
+        found = map_vector(path, dtype, length, xxh3, pieces_xxh3)
         self._watched.add(path, xxh3, before)
         return found

@@ -24,7 +24,7 @@ import numpy as np
 
 from gangline import UserError
 from gangline_dataloader.store.durable import replace_json
-from gangline_dataloader.store.fields import JsonFields, with_checksum
+from gangline_dataloader.store.fields import JsonFields, add_checksum
 
 FILE = "manifest.json"
 TEMPLATE = "chat_template.jinja"  # beside it, where conversations are written by one
@@ -130,7 +130,7 @@ class Manifest:
         columns = {column.name: getattr(self.shards, column.name)[:count] for column in fields(self.shards)}
         return replace(self, shards=Shards(**columns))
 
-    def grew_from(self, identity: str) -> int | None:
+    def match_prefix(self, identity: str) -> int | None:
         """How many of the first shards make the store with that identity; None: it is no beginning of this one."""
         digest = self._digest("")
         for number, line in enumerate(self._lines()):
@@ -153,7 +153,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Make the store whole: the manifest appears at once, or not at all."""
-        replace_json(folder / FILE, with_checksum({"format": FORMAT, "version": VERSION, **asdict(self)}))
+        replace_json(folder / FILE, add_checksum({"format": FORMAT, "version": VERSION, **asdict(self)}))
 
 
 def check_without_validation(manifest: Manifest, name: str) -> None:
@@ -191,7 +191,7 @@ def read(folder: str | Path, url: str = "") -> Manifest:
     store = url.rstrip("/").removesuffix(f"/{VALIDATION}") or str(folder.absolute().parent)
     if not whole.held_out:
         raise stray_validation(store)
-    if (count := found.grew_from(whole.validation or "")) is None:
+    if (count := found.match_prefix(whole.validation or "")) is None:
         raise UserError(
             f"{store}/{VALIDATION} is not what was held out of the store {store}.",
             f"{store}/{FILE} knows that part by other checksums.",
@@ -246,11 +246,11 @@ def parse(content: Any, path: str) -> Manifest:
     vocab_size = said.number("vocab_size")
     if vocab_size > np.iinfo(np.dtype(dtype)).max + 1:
         raise said.wrong("vocab_size", f"{dtype} holds fewer")
-    of = said.inside("tokenizer")
+    of = said.enter("tokenizer")
     kind, identity = of.text("kind"), of.text("identity")
-    file, end = of.maybe("file", of.name), of.maybe("end_of_text", of.number)
-    beside = of.maybe("beside", of.names) or []
-    shards = _shards(said.inside("shards"))
+    file, end = of.read_optional("file", of.name), of.read_optional("end_of_text", of.number)
+    beside = of.read_optional("beside", of.names) or []
+    shards = _shards(said.enter("shards"))
     said.check()  # after what it can be named by, and before what older stores, without a checksum, lack
     tokenizer = Tokenizer(kind, identity, file, end, beside, of.checksums("beside_xxh3"))
     if len(tokenizer.beside_xxh3) != len(beside):
@@ -263,20 +263,20 @@ def parse(content: Any, path: str) -> Manifest:
         shards,
         sources if isinstance(sources, dict) else {},
         report if isinstance(report, dict) else {},
-        said.maybe("learnt_rule", said.number),
+        said.read_optional("learnt_rule", said.number),
         said.flag("held_out"),
-        said.maybe("validation", said.text),
+        said.read_optional("validation", said.text),
     )
 
 
 def _shards(said: JsonFields) -> Shards:
-    tokens, documents = said.each("tokens", int), said.each("documents", int)
+    tokens, documents = said.read_list("tokens", int), said.read_list("documents", int)
     sums, ends = said.checksums("xxh3"), said.checksums("ends_xxh3")
     if not len(tokens) == len(documents) == len(sums) == len(ends) > 0:
         raise said.wrong("tokens", "expected lists of one length, with something in them")
     if not all(0 < d <= t < 1 << 32 for t, d in zip(tokens, documents, strict=True)):
         raise said.wrong("documents", "each shard has a document, none is empty, and all have under 2^32 tokens")
-    maybe = {key: said.maybe(key, said.checksums) or [] for key in ("loss_xxh3", "pieces_xxh3")}
+    maybe = {key: said.read_optional(key, said.checksums) or [] for key in ("loss_xxh3", "pieces_xxh3")}
     for key, found in maybe.items():
         if found and len(found) != len(tokens):
             raise said.wrong(key, "expected one for each shard, or none")

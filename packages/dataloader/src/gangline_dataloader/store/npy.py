@@ -67,8 +67,10 @@ def pieces_checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def mapped(path: Path, dtype: str, length: int, xxh3: str | None = None, pieces_xxh3: str | None = None) -> np.ndarray:
-    """The vector (length,) in a file, mapped into memory, read-only. Raises UserError as `mapped_file`.
+def map_vector(
+    path: Path, dtype: str, length: int, xxh3: str | None = None, pieces_xxh3: str | None = None
+) -> np.ndarray:
+    """The vector (length,) in a file, mapped into memory, read-only. Raises UserError as `map_file`.
 
     xxh3         its bytes are held against this checksum
     pieces_xxh3  or, where the file has more than WHOLE bytes, some of them against this one
@@ -78,7 +80,7 @@ def mapped(path: Path, dtype: str, length: int, xxh3: str | None = None, pieces_
     except OSError as error:
         raise UserError(f"{path} cannot be read.", error.strerror or str(error), verify(path)) from error
     with file:
-        found = mapped_file(file, dtype, length)
+        found = map_file(file, dtype, length)
         digest, wanted = xxhash.xxh3_128(), xxh3
         if pieces_xxh3 and nbytes_of(dtype, length) > WHOLE:
             try:
@@ -94,7 +96,7 @@ def mapped(path: Path, dtype: str, length: int, xxh3: str | None = None, pieces_
         return found
 
 
-def mapped_file(file: BinaryIO, dtype: str, length: int) -> np.ndarray:
+def map_file(file: BinaryIO, dtype: str, length: int) -> np.ndarray:
     """The vector (length,) in an open file, mapped into memory, read-only: it stays when the name goes.
 
     The file is held against what the manifest says of it: raises UserError where it is missing, torn, longer, or of

@@ -42,7 +42,7 @@ class StoreTokens(Sharded, ABC):
 
     @abstractmethod
     def file(self, name: str, dtype: str, length: int, xxh3: str, pieces_xxh3: str | None = None) -> np.ndarray:
-        """A vector (length,) of the store, mapped, of a file with those checksums (`npy.mapped`).
+        """A vector (length,) of the store, mapped, of a file with those checksums (`npy.map_vector`).
 
         Raises UserError where it is not as the manifest says.
         """
@@ -61,7 +61,7 @@ class StoreTokens(Sharded, ABC):
                 found[loss_of(number)] = nbytes_of("|u1", tokens)
         return found
 
-    def up_to(self) -> np.ndarray:
+    def compute_ends(self) -> np.ndarray:
         return self._starts[1:]
 
     def open(self, shard: int) -> np.ndarray:

@@ -68,7 +68,7 @@ class Tokens(ABC):
         first, last = self.document_of(start), self.document_of(stop - 1)
         return [] if first is None or last is None else list(range(first, last + 1))
 
-    def up_to(self) -> np.ndarray:
+    def compute_ends(self) -> np.ndarray:
         """(S,) int64: tokens up to the end of each shard that more may be put behind; others are one shard."""
         return np.array([self.total], np.int64)
 
@@ -133,7 +133,7 @@ class Sharded(Tokens):
         out: np.ndarray,
         at: np.ndarray,
     ) -> None:
-        shards, across = self._by_shard(starts, stops)
+        shards, across = self._group_by_shard(starts, stops)
         lengths = stops - starts
         length = int(lengths[0])
         # Rows of a few shards are gathered; where there are many, or pieces of any length, one is copied after another.
@@ -160,12 +160,14 @@ class Sharded(Tokens):
             ends, base = self.shard_ends(shard), int(self._starts[shard])
             if ends is None:
                 continue
-            low, high = _behind(ends, np.array([max(0, start - base), min(stop - base, self._shard_length(shard))]))
+            low, high = _count_before(
+                ends, np.array([max(0, start - base), min(stop - base, self._shard_length(shard))])
+            )
             found.append(ends[low:high].astype(np.int64) + base)
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def borders(self, starts: np.ndarray, length: int, at: np.ndarray) -> np.ndarray:
-        shards, rest = self._by_shard(starts, starts + length)
+        shards, rest = self._group_by_shard(starts, starts + length)
         found = [np.empty(0, np.int64)]
         for shard, here in shards:
             ends = self.shard_ends(shard)
@@ -174,7 +176,7 @@ class Sharded(Tokens):
             first = starts[here] - self._starts[shard]
             order = np.argsort(first)  # one search goes on where the one before it ended, in memory that is near
             first, here = first[order], here[order]
-            low, high = _behind(ends, first), _behind(ends, first + length)
+            low, high = _count_before(ends, first), _count_before(ends, first + length)
             counts = high - low
             inside = ends[np.arange(int(counts.sum())) + np.repeat(low - np.cumsum(counts) + counts, counts)]
             found.append(inside.astype(np.int64) + np.repeat(at[here] - first, counts))
@@ -183,7 +185,7 @@ class Sharded(Tokens):
             found.append(self.ends(start, start + length) - start + at[row])
         return np.sort(np.concatenate(found))
 
-    def _by_shard(self, starts: np.ndarray, stops: np.ndarray) -> tuple[list[tuple[int, np.ndarray]], np.ndarray]:
+    def _group_by_shard(self, starts: np.ndarray, stops: np.ndarray) -> tuple[list[tuple[int, np.ndarray]], np.ndarray]:
         """([(shard, which of the pieces lie in it)], which lie in several)."""
         if len(self._starts) == 2:
             return [(0, np.arange(len(starts)))], np.empty(0, np.int64)
@@ -199,7 +201,7 @@ class Sharded(Tokens):
         return int(self._starts[shard + 1] - self._starts[shard])
 
 
-def _behind(ends: np.ndarray, places: np.ndarray) -> np.ndarray:
+def _count_before(ends: np.ndarray, places: np.ndarray) -> np.ndarray:
     """How many of the ascending `ends` are at most each place; in their dtype, or numpy would copy all of them."""
     return np.searchsorted(ends, places.astype(ends.dtype), side="right")
 

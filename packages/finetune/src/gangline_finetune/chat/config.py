@@ -115,4 +115,4 @@ class ChatConfig(TemplatedConfig):
             raise UserError(
                 f"{named} has nothing that an {ASSISTANT} says.", "There is nothing to learn, or all has weight 0."
             )
-        return lambda template: [render_chat(template.with_tools(tools), messages)]
+        return lambda template: [render_chat(template.bind_tools(tools), messages)]

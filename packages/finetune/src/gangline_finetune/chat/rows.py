@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gangline import UserError
-from gangline_basics.data.chat_rows import without_nulls
-from gangline_basics.data.compressed import decompressed
+from gangline_basics.data.chat_rows import drop_nulls
+from gangline_basics.data.compressed import open_decompressed
 from gangline_basics.data.corpus import listing
 
 Row = tuple[str, dict[str, Any]]  # where it stands, for messages; its fields
@@ -34,7 +34,7 @@ def rows(path: str | list[str] | None) -> Iterator[Row]:
 
 
 def _lines(path: str) -> Iterator[Row]:
-    with decompressed(path, said="data.path: ") as file:
+    with open_decompressed(path, said="data.path: ") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -56,7 +56,7 @@ def _columns(path: str) -> Iterator[Row]:
         raise UserError(f"data.path: {path} is read by pyarrow.", "", why) from error
     try:
         for number, row in enumerate(parquet.read_table(path).to_pylist(), 1):
-            yield f"row {number} of {path}", without_nulls(row)
+            yield f"row {number} of {path}", drop_nulls(row)
     except (ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"data.path: {path} cannot be read.", str(error)) from error
 
@@ -80,7 +80,7 @@ def says(message: dict[str, Any]) -> bool:
     )
 
 
-def of_split(every: Sequence[Row], fraction: float, split: str) -> list[Row]:
+def select_split(every: Sequence[Row], fraction: float, split: str) -> list[Row]:
     """The rows of a split: held out is `fraction` of all, evenly spread, and one at the least where it is not 0."""
     count = len(every)
     kept = min(count, max(1, round(count * fraction))) if fraction else 0

@@ -16,7 +16,7 @@ from gangline.data.sample import Sample
 from gangline_basics.data.chat_tokens import MaskedTokens
 from gangline_basics.data.codec import TokenizerCodec
 from gangline_finetune.chat.packing import best_fit
-from gangline_finetune.chat.templated import TemplatedSource, encoded_rows
+from gangline_finetune.chat.templated import TemplatedSource, encode_rows
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -43,7 +43,7 @@ class ChatSource(TemplatedSource):
         super().__init__(chats, packed, codec, sequence_length=sequence_length, seed=seed, split=split, told=told)
 
     def sample(self, i: int) -> Sample:
-        row = self.filled(self.order.row(i))
+        row = self.fill_row(self.order.row(i))
         return row.inputs(row.learnt[1:] & (row.document[1:] == row.document[:-1]))
 
     def describe(self) -> str:
@@ -58,13 +58,13 @@ class ChatSource(TemplatedSource):
 
 def build(config: ChatConfig, run: Run, split: Split) -> ChatSource:
     """Read and tokenize one split. Raises UserError where nothing is left to learn."""
-    read, T = encoded_rows(config, run, split), run.batch.sequence_length
+    read, T = encode_rows(config, run, split), run.batch.sequence_length
     chats = [chat for row in read.rows for chat in row]
     long = sum(len(chat.tokens) > T + 1 for chat in chats)
     cut = [MaskedTokens(chat.tokens[: T + 1], chat.learnt[: T + 1]) for chat in chats]
     kept = [chat for chat in cut if chat.learnt[1:].any()]
     read.left_out["nothing that the assistant says is within a row"] = len(cut) - len(kept)
-    told = read.told()
+    told = read.describe_left_out()
     if not kept:
         raise UserError(
             f"data.path={config.path} has nothing to learn for {split}.",

@@ -22,7 +22,7 @@ from gangline_basics.data.chat import TemplateRefusal, template_of
 from gangline_basics.data.chat_tokens import ChatEncoder, MaskedTokens
 from gangline_basics.data.codec import TokenizerCodec
 from gangline_finetune.chat.order import RowOrder
-from gangline_finetune.chat.rows import of_split, rows
+from gangline_finetune.chat.rows import rows, select_split
 from gangline_finetune.chat.tokenizer import tokenizer_of
 
 if TYPE_CHECKING:
@@ -38,18 +38,18 @@ class EncodedRows:
     rows: list[list[MaskedTokens]]
     left_out: Counter[str] = field(default_factory=Counter)
 
-    def told(self) -> str:
+    def describe_left_out(self) -> str:
         """What was left out, for people, from a semicolon on."""
         return "".join(f"; {count} left out: {why}" for why, count in self.left_out.items() if count)
 
 
-def encoded_rows(config: TemplatedConfig, run: Run, split: Split) -> EncodedRows:
+def encode_rows(config: TemplatedConfig, run: Run, split: Split) -> EncodedRows:
     """Read, render and tokenize one split. Raises UserError."""
     tokenizer = tokenizer_of(config.tokenizer, run.model.pretrained())
     codec, template = TokenizerCodec(tokenizer, None, "replace"), template_of(tokenizer, config.template)
     rendered: list[list[RenderedChat]] = []
     left_out: Counter[str] = Counter()
-    for where, row in of_split(list(rows(config.path)), config.validation_fraction, split):
+    for where, row in select_split(list(rows(config.path)), config.validation_fraction, split):
         try:
             rendered.append(config.row(row, where)(template))
         except TemplateRefusal as error:
@@ -101,7 +101,7 @@ class TemplatedSource(DataSource, ABC):
         self.order = RowOrder(len(rows), seed, split)
         self._of = (seed, split, sequence_length, codec.identity)
 
-    def filled(self, row: int) -> FilledRow:
+    def fill_row(self, row: int) -> FilledRow:
         """Row number `row` of those in memory."""
         T, numbers, at = self.sequence_length, self.rows[row], 0
         found = FilledRow(

@@ -44,7 +44,7 @@ class PreferencesConfig(TemplatedConfig):
         pair = pair_of(row, where)
         first, sides, tools = len(pair.prompt), (pair.chosen, pair.rejected), tools_of(row, f"data.path: {where}")
         return lambda template: [
-            render_chat(template.with_tools(tools), [*pair.prompt, *side], first) for side in sides
+            render_chat(template.bind_tools(tools), [*pair.prompt, *side], first) for side in sides
         ]
 
 
@@ -63,9 +63,9 @@ class DpoConfig(EditConfig):
         if not isinstance(run.data, PreferencesConfig):
             what = "dpo=on learns from pairs."
             return [Problem(what, "The data of this run has none.", "data=preferences data.path=FILE")]
-        from gangline_finetune.dpo.edit import others
+        from gangline_finetune.dpo.edit import find_token_loss
 
-        if not (path := others(run)):
+        if not (path := find_token_loss(run)):
             return []
         return [
             Problem(

@@ -27,7 +27,7 @@ def edit(tree: Node, plan: Plan, options: DpoConfig) -> tuple[Node, Plan, list[s
     return replaced(tree, plan.head, head), plan, [plan.head]
 
 
-def others(run: Run) -> str | None:
+def find_token_loss(run: Run) -> str | None:
     """The path of a module that adds a loss over tokens; None: there is none, or the run's model cannot be composed."""
     try:
         tree, _ = compose_model(run)

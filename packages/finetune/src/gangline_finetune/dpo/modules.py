@@ -53,7 +53,7 @@ class DpoHead(Wrapper):
 
     weight: Tensor  # of what is inside
     loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-    normed: Callable[[Tensor], Tensor]
+    normalise: Callable[[Tensor], Tensor]
 
     def wrap(self, node: DpoHeadNode) -> None:
         self.beta = node.beta
@@ -63,7 +63,7 @@ class DpoHead(Wrapper):
             return torch.stack([super(DpoHead, self).forward(hidden_BTD, _side(batch, side)) for side in (0, 1)])
         if "dpo_first" not in batch.extra:
             return super().forward(hidden_BTD, batch)
-        now_B2, often = self.log_likelihoods(self.normed(hidden_BTD), batch)
+        now_B2, often = self.log_likelihoods(self.normalise(hidden_BTD), batch)
         losses_B, margin_B = dpo_losses(now_B2, batch.extra["dpo_first"].to(now_B2.dtype), self.beta)
         mine_B = batch.loss_mask.any(1).to(losses_B.dtype)
         for name, of_each_B in (("pairs", 1.0), ("won", pairs_won(now_B2, margin_B, self.beta)), ("margin", margin_B)):

@@ -29,7 +29,7 @@ def pair_of(row: dict[str, Any], where: str) -> Pair:
     """
     sides = [_messages(field_of(row, side, where), ASSISTANT, where, side) for side in SIDES]
     if row.get("prompt") is not None:
-        prompt, sides = _without(_messages(row["prompt"], "user", where, "prompt"), sides, where)
+        prompt, sides = _strip_prompt(_messages(row["prompt"], "user", where, "prompt"), sides, where)
     else:
         shared = 0
         while shared < min(map(len, sides)) and sides[0][shared] == sides[1][shared]:
@@ -56,11 +56,11 @@ def pair_of(row: dict[str, Any], where: str) -> Pair:
     return Pair(prompt, *sides)
 
 
-def _without(prompt: Messages, sides: list[Messages], where: str) -> tuple[Messages, list[Messages]]:
+def _strip_prompt(prompt: Messages, sides: list[Messages], where: str) -> tuple[Messages, list[Messages]]:
     """(the prompt, the answers) of sides that may be whole chats, and may have a system's message first."""
     begins = [_begin(prompt, side) for side in sides]
     whole = next((begin for begin in begins if begin), prompt)
-    if any(begin is None or (begin and _said(begin) != _said(whole)) for begin in begins):
+    if any(begin is None or (begin and _list_turns(begin) != _list_turns(whole)) for begin in begins):
         raise UserError(
             f"data.path: chosen and rejected of {where} do not begin with its prompt.",
             "They are answers to it, or whole chats that begin with it.",
@@ -72,12 +72,14 @@ def _begin(prompt: Messages, side: Messages) -> Messages | None:
     """The prompt at the beginning of a whole chat; empty: the side is the answer alone; None: it begins otherwise."""
     for before in (0, 1):
         end = before + len(prompt)
-        if _said(side[before:end]) == _said(prompt) and all(one["role"] == "system" for one in side[:before]):
+        if _list_turns(side[before:end]) == _list_turns(prompt) and all(
+            one["role"] == "system" for one in side[:before]
+        ):
             return side[:end]
     return [] if side[0]["role"] == ASSISTANT else None
 
 
-def _said(messages: Messages) -> list[tuple[str, str]]:
+def _list_turns(messages: Messages) -> list[tuple[str, str]]:
     return [(message["role"], message["content"].strip()) for message in messages]
 
 

@@ -17,7 +17,7 @@ from gangline.data.sample import Sample
 from gangline.storage.files import open_replacement
 from gangline_basics.data.chat_tokens import MaskedTokens
 from gangline_basics.data.codec import TokenizerCodec
-from gangline_finetune.chat.templated import TemplatedSource, encoded_rows
+from gangline_finetune.chat.templated import TemplatedSource, encode_rows
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -51,7 +51,7 @@ class PreferenceSource(TemplatedSource):
         if self.first is None:
             raise RuntimeError("the first model has not been asked")
         number = self.order.row(i)
-        row, counts = self.filled(number), np.zeros(self.sequence_length, bool)
+        row, counts = self.fill_row(number), np.zeros(self.sequence_length, bool)
         counts[self.answers[number, 0, 0, 0]] = True
         return {  # type: ignore[typeddict-unknown-key]
             **row.inputs(counts),
@@ -64,7 +64,7 @@ class PreferenceSource(TemplatedSource):
         """Raises UserError where a run goes on and what its first model said is gone."""
         kept = Path(model.directory) / f"first-model-{self.fingerprint()}.npy"
         if model.step == 0:
-            self.first = self._asked(model)
+            self.first = self._score_pairs(model)
             if model.writes:
                 _write(kept, self.first)
             return
@@ -89,7 +89,7 @@ class PreferenceSource(TemplatedSource):
         if model.writes and inherited is not None:
             _write(kept, self.first)
 
-    def _asked(self, model: FirstModel) -> np.ndarray:
+    def _score_pairs(self, model: FirstModel) -> np.ndarray:
         """(pairs, 2) float64."""
         found = []
         for start in range(0, self.length(), AT_ONCE):
@@ -100,7 +100,7 @@ class PreferenceSource(TemplatedSource):
 
     def _sides(self, number: int) -> Sample:
         """Both sides of a pair: the targets of their answers count, and each side is to have a loss of its own."""
-        row = self.filled(number)
+        row = self.fill_row(number)
         return {  # type: ignore[typeddict-unknown-key]
             **row.inputs(row.learnt[1:] & (row.document[1:] < 2) & (row.position[1:] > 0)),
             "dpo_apart": np.asarray(True),
@@ -126,7 +126,7 @@ def _answers(sides: Sequence[MaskedTokens]) -> np.ndarray:
 
 def build(config: PreferencesConfig, run: Run, split: Split) -> PreferenceSource:
     """Read and tokenize one split. Raises UserError where no pair is left."""
-    read, T = encoded_rows(config, run, split), run.batch.sequence_length
+    read, T = encode_rows(config, run, split), run.batch.sequence_length
     pairs = [(chosen, rejected) for chosen, rejected in read.rows]
     fit = [pair for pair in pairs if sum(len(side.tokens) for side in pair) <= T + 1]
     kept = [pair for pair in fit if all(side.learnt[1:].any() for side in pair)]
@@ -135,7 +135,10 @@ def build(config: PreferencesConfig, run: Run, split: Split) -> PreferenceSource
     if not kept:
         raise UserError(
             f"data.path={config.path} has no pair for {split}.",
-            read.told().removeprefix("; ") or f"data.validation_fraction={config.validation_fraction} leaves none.",
+            read.describe_left_out().removeprefix("; ")
+            or f"data.validation_fraction={config.validation_fraction} leaves none.",
             "Both answers of a pair, each with its prompt, go into one row: give a longer batch.sequence_length.",
         )
-    return PreferenceSource(kept, read.codec, sequence_length=T, seed=run.seed, split=split, told=read.told())
+    return PreferenceSource(
+        kept, read.codec, sequence_length=T, seed=run.seed, split=split, told=read.describe_left_out()
+    )

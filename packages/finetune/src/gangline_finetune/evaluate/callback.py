@@ -48,7 +48,7 @@ class EvalCallback(Callback):
                 self.questions.check(self.model)
             except Exception as error:
                 self.failed = error
-        (why, *_) = gather_json(self.comms.world, self.device, _said(self.failed))
+        (why, *_) = gather_json(self.comms.world, self.device, _format_error(self.failed))
         self._raise(why)
 
     def after_step(self, record: StepRecord, applied: bool) -> Metrics | None:
@@ -61,11 +61,11 @@ class EvalCallback(Callback):
     def _ask(self) -> dict[str, Any]:
         """What ends the others' wait: numbers, or what was raised here, before any of it reaches the run."""
         try:
-            answer: dict[str, Any] = {"numbers": numbers(self.questions.answered_by(self.model))}
+            answer: dict[str, Any] = {"numbers": numbers(self.questions.ask_model(self.model))}
         except Exception as error:
             if self.writer.broken:  # the others have raised it, too, and wait for nothing
                 raise
-            self.failed, answer = error, {"failed": _said(error)}
+            self.failed, answer = error, {"failed": _format_error(error)}
         return self.writer.tell(answer)
 
     def _raise(self, why: list[str] | None) -> None:
@@ -76,7 +76,7 @@ class EvalCallback(Callback):
             raise UserError(*why)
 
 
-def _said(error: Exception | None) -> list[str] | None:
+def _format_error(error: Exception | None) -> list[str] | None:
     if error is None:
         return None
     return [error.what, *error.details] if isinstance(error, UserError) else [f"{type(error).__name__}: {error}"]

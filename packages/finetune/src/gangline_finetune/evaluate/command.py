@@ -15,14 +15,14 @@ from gangline_finetune.evaluate.config import check_installed
 
 
 def _positive(text: str) -> int:
-    return _whole(text, 1)
+    return _parse_integer(text, 1)
 
 
-def _not_negative(text: str) -> int:
-    return _whole(text, 0)
+def _parse_not_negative(text: str) -> int:
+    return _parse_integer(text, 0)
 
 
-def _whole(text: str, least: int) -> int:
+def _parse_integer(text: str, least: int) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text} is no whole number of {least} or more")
     return int(text)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tasks", nargs="+", required=True, metavar="TASK", help="names of lm-eval, or YAML files")
     parser.add_argument("--checkpoint", metavar="ID", help="such as step-00000100; by default the newest")
     parser.add_argument(
-        "--shots", type=_not_negative, metavar="N", help="examples before each question; by default the task's"
+        "--shots", type=_parse_not_negative, metavar="N", help="examples before each question; by default the task's"
     )
     parser.add_argument("--limit", type=_positive, metavar="N", help="of each task so many questions")
     parser.add_argument("--batch", type=_positive, default=8, metavar="N", help="texts at a time (%(default)s)")
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:  # no network, or no such data set
         why = "lm-eval loads them from the hub, and keeps them: once with a network, then without one."
         raise UserError(f"the questions cannot be read: {error}.", why) from error
-    found = asked.answered_by(model)
+    found = asked.ask_model(model)
     from lm_eval.utils import make_table
 
     print(f"{options.run_dir}\n{make_table(printable(found))}")

@@ -47,7 +47,7 @@ class EvalConfig(CallbackConfig):
             ]
         try:
             check_installed("callback=eval")
-            named(self.files)
+            locate_tasks(self.files)
         except UserError as error:
             return [error.problem()]
         return []
@@ -59,7 +59,7 @@ def check_installed(who: str = "gangline eval") -> None:
         raise UserError(f"{who} needs lm-eval.", "", "pip install 'gangline-finetune[eval]'")
 
 
-def named(tasks: Sequence[str]) -> tuple[list[str], list[str], bool]:
+def locate_tasks(tasks: Sequence[str]) -> tuple[list[str], list[str], bool]:
     """(names of tasks, folders of their files, whether some are named without a file, and so may be lm-eval's own).
 
     tasks: names, and YAML files that describe one each.

@@ -57,17 +57,17 @@ class LiveWriter(Writer):
 
     def _write(self, starts: list[list[int]], how: dict[str, Any], stop: list[str]) -> list[Written]:
         sampling = Sampling(**{**how, "ends": frozenset(how["ends"])})
-        return self.runtime.generate(starts, sampling, stop=self.done(stop))
+        return self.runtime.generate(starts, sampling, stop=self.find_stop(stop))
 
     # --- who asks, and who answers ----------------------------------------------------------------------------------
 
     def score(self, rows: list[AskedRow]) -> list[float]:
         """Log-likelihoods of the last tokens of each row. On rank 0."""
-        return self._together("score", rows)
+        return self._call_together("score", rows)
 
     def generate(self, starts: Sequence[Sequence[int]], sampling: Sampling, stop: Sequence[str] = ()) -> list[Written]:
         how = vars(sampling) | {"ends": sorted(sampling.ends)}
-        return self._together("write", [list(start) for start in starts], how, list(stop))
+        return self._call_together("write", [list(start) for start in starts], how, list(stop))
 
     def tell(self, answer: Any) -> Any:
         """End `serve` of the other ranks, and give them this."""
@@ -81,7 +81,7 @@ class LiveWriter(Writer):
                 return asked[0]
             self._function(what)(*asked)
 
-    def _together(self, what: str, *asked: Any) -> Any:
+    def _call_together(self, what: str, *asked: Any) -> Any:
         gather_json(self.comms.world, self.device, [what, *asked])
         try:
             return self._function(what)(*asked)
@@ -101,7 +101,7 @@ class LiveModel(TextModel):
     def __init__(self, writer: LiveWriter, batch: int, likelihoods_alone: Collection[str]) -> None:
         super().__init__(writer, batch * writer.runtime.data_coordinate[1], likelihoods_alone)
 
-    def scored(self, rows: list[AskedRow]) -> list[tuple[float, bool]]:
+    def score_rows(self, rows: list[AskedRow]) -> list[tuple[float, bool]]:
         """Whether a continuation is the likeliest the model says by writing one as long."""
         values = [value for part in self._parts(rows) for value in self.writer.score(part)]
         return list(zip(values, self._likeliest(rows), strict=True))

@@ -23,7 +23,7 @@ def lm_of(run_dir: str, **options: Any) -> Any:
     return as_lm(RunModel)(run_dir, **options)
 
 
-def exported_context(run: Run) -> int:
+def read_context_length(run: Run) -> int:
     """Return how many tokens lm-eval shows the exported model at a time: what its config.json says.
 
     Learned positions and stretched rotary ones reach beyond the rows of the run. A model that is not exported has the
@@ -45,12 +45,12 @@ class RunModel(TextModel):
 
     def __init__(self, run_dir: str, *, checkpoint: str | None = None, batch: int = 8) -> None:
         self.sampler = Sampler(run_dir, checkpoint=checkpoint)
-        self.sampler.context = exported_context(self.sampler.run)
+        self.sampler.context = read_context_length(self.sampler.run)
         super().__init__(self.sampler, batch)
         self.model = self.sampler.model.eval()
         self._device = next(self.model.parameters()).device
 
-    def scored(self, rows: list[AskedRow]) -> list[tuple[float, bool]]:
+    def score_rows(self, rows: list[AskedRow]) -> list[tuple[float, bool]]:
         """Rows of about the same length together."""
         found: list[tuple[float, bool]] = [(0.0, False)] * len(rows)
         order = sorted(range(len(rows)), key=lambda n: -len(rows[n].tokens))

@@ -16,7 +16,7 @@ from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.tasks import TaskManager
 
 from gangline import UserError
-from gangline_finetune.evaluate.config import named
+from gangline_finetune.evaluate.config import locate_tasks
 from gangline_finetune.evaluate.text_model import TextModel
 
 Aggregate = Callable[[Any], Any]  # what a metric was of each question -> its number
@@ -30,7 +30,7 @@ class Questions:
     """
 
     def __init__(self, tasks: Sequence[str], *, shots: int | None, limit: int | None, chat: bool) -> None:
-        self.names, folders, theirs = named(tasks)
+        self.names, folders, theirs = locate_tasks(tasks)
         self.shots, self.limit, self.chat = shots, limit, chat
         # Of its own tasks lm-eval reads every file, 14,000 of them, to know their names.
         self._manager = TaskManager(include_path=folders or None, include_defaults=theirs)
@@ -60,13 +60,13 @@ class Questions:
             if task.OUTPUT_TYPE == "generate_until":
                 model.longest_answer(task.config.generation_kwargs or {})
 
-    def answered_by(self, model: Any) -> dict[str, Any]:
+    def ask_model(self, model: Any) -> dict[str, Any]:
         """All that lm-eval says of the model. model: one of its `LM`.
 
         As its `simple_evaluate` does, but for a description of the machine, for which that runs pip and other commands
         for seconds, here in the middle of a run.
         """
-        with _own_draws():
+        with _isolate_random():
             random.seed(DEFAULT_RANDOM_SEED)
             np.random.seed(DEFAULT_OTHER_SEED)
             torch.manual_seed(DEFAULT_OTHER_SEED)
@@ -76,7 +76,7 @@ class Questions:
                 if own is None or (own and self.shots is not None):  # a task that says 0 means it
                     task.set_config(key="num_fewshot", value=self.shots or 0)
                 task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
-                task.aggregation = partial(_bounded, task.aggregation)
+                task.aggregation = partial(_bound_aggregations, task.aggregation)
             return lm_eval.evaluate(
                 lm=model,
                 task_dict=loaded,
@@ -88,13 +88,13 @@ class Questions:
             )
 
 
-def _bounded(aggregation: Callable[[], dict[str, Aggregate]]) -> dict[str, Aggregate]:
+def _bound_aggregations(aggregation: Callable[[], dict[str, Aggregate]]) -> dict[str, Aggregate]:
     """A task's aggregations by metric, each of which returns inf where the number is too large for a float.
 
     The perplexity of words of a model that has learned little is, and lm-eval would lose every task with it.
     """
 
-    def bounded(aggregate: Aggregate) -> Aggregate:
+    def bound(aggregate: Aggregate) -> Aggregate:
         @wraps(aggregate)
         def number(items: Any) -> Any:
             try:
@@ -104,7 +104,7 @@ def _bounded(aggregation: Callable[[], dict[str, Aggregate]]) -> dict[str, Aggre
 
         return number
 
-    return {metric: bounded(aggregate) for metric, aggregate in aggregation().items()}
+    return {metric: bound(aggregate) for metric, aggregate in aggregation().items()}
 
 
 def numbers(found: dict[str, Any]) -> dict[str, float]:
@@ -121,15 +121,17 @@ def numbers(found: dict[str, Any]) -> dict[str, float]:
 def printable(found: dict[str, Any]) -> dict[str, Any]:
     """The same for lm-eval's table, which fails at numbers that are too large, or not finite."""
 
-    def shown(value: Any) -> Any:
+    def format_value(value: Any) -> Any:
         return f"~{value:.4g}" if isinstance(value, float) and not abs(value) < LARGEST else value
 
-    results = {task: {key: shown(value) for key, value in said.items()} for task, said in found["results"].items()}
+    results = {
+        task: {key: format_value(value) for key, value in said.items()} for task, said in found["results"].items()
+    }
     return {**found, "results": results}
 
 
 @contextmanager
-def _own_draws() -> Iterator[None]:
+def _isolate_random() -> Iterator[None]:
     """lm-eval seeds the generators of the process; they go on as if it had not."""
     python, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():

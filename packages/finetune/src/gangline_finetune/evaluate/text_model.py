@@ -52,7 +52,7 @@ class TextModel(ABC):
         self._greedy: list[bool] | None = None  # of the requests at hand; None: of none
 
     @abstractmethod
-    def scored(self, rows: list[AskedRow]) -> list[tuple[float, bool]]:
+    def score_rows(self, rows: list[AskedRow]) -> list[tuple[float, bool]]:
         """Of each row's last tokens the log-likelihood, and whether each is the likeliest."""
 
     # --- tokens ------------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class TextModel(ABC):
         rows = [
             AskedRow((c + t)[-limit:], len(t), is_asked) for (_, c, t), is_asked in zip(requests, asked, strict=True)
         ]
-        return self.scored(rows)
+        return self.score_rows(rows)
 
     def _check_lengths(self, requests: list[Asked]) -> None:
         for (_, text), _, continuation in requests:

@@ -101,15 +101,15 @@ class LoraConfig(EditConfig):
         load(self.adapter, names, shapes, shards, plan, run.model.pretrained())
 
     def merged(self, name: str, weight: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        from gangline_finetune.lora.merge import merged
+        from gangline_finetune.lora.merge import merge_adapter
 
-        return merged(name, weight, stored, self.scale)
+        return merge_adapter(name, weight, stored, self.scale)
 
     def apart(self, shapes: Mapping[str, tuple[int, ...]], plan: Plan) -> Adapter:
         """As peft keeps it."""
-        from gangline_finetune.lora.lengths import whole_lengths
+        from gangline_finetune.lora.lengths import compute_lengths
         from gangline_finetune.lora.peft import CONFIG, config_of, names_of
 
         files = {CONFIG: config_of(self, shapes, plan)}
-        change = whole_lengths if self.dora else None
+        change = compute_lengths if self.dora else None
         return Adapter(names_of(shapes, plan), files, base=(CONFIG, "base_model_name_or_path"), change=change)

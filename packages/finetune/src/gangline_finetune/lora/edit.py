@@ -24,14 +24,14 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
     elif options.base == "8bit":
         tree, plan, coded = keep_in_8_bits(tree, plan)
     linears = {path: node for path, node in nodes(tree) if isinstance(node, LinearNode)}
-    found = chosen(linears, options.targets)
+    found = choose_linears(linears, options.targets)
     _check_stacks(found, options)
     cuts: dict[str, tuple] = {}
     inits: dict[str, tuple] = {}
     theirs: dict[str, tuple] = {}
     trained: dict[str, tuple] = {}
     for path, linear in found.items():
-        tree = replaced(tree, path, _wrapped(by_path(tree)[path], linear, options, _site(path, plan)))
+        tree = replaced(tree, path, _wrap(by_path(tree)[path], linear, options, _site(path, plan)))
         place = ".".join("*" if part.isdigit() else part for part in path.split("."))  # one rule for all blocks
         a, b, lengths = (f"{place}.{name}" for name in ("lora_a", "lora_b", "lora_lengths"))
         parts = (a, b, lengths) if options.dora else (a, b)
@@ -48,7 +48,7 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
     return tree, plan.extended(**rules), list(dict.fromkeys([*found, *coded]))
 
 
-def chosen(linears: Mapping[str, LinearNode], targets: Iterable[str]) -> dict[str, LinearNode]:
+def choose_linears(linears: Mapping[str, LinearNode], targets: Iterable[str]) -> dict[str, LinearNode]:
     """Those of the linears, by path, that a target names. Raises UserError for one that names none.
 
     A target without a dot is the last name of a path, in which * stands for any letters; with dots it is a path, in
@@ -89,7 +89,7 @@ def _site(path: str, plan: Plan) -> str:
     return re.sub(rf"{re.escape(plan.blocks)}\.\d+\.", "", path, count=1)
 
 
-def _wrapped(inner: Node, linear: LinearNode, options: LoraConfig, site: str) -> LoraNode:
+def _wrap(inner: Node, linear: LinearNode, options: LoraConfig, site: str) -> LoraNode:
     lora_a = replace(linear, out_features=options.rank, bias=False)
     lora_b = replace(linear, in_features=options.rank, bias=False)
     if options.dora:

@@ -9,7 +9,7 @@ from torch import Tensor
 LENGTHS = ".lora_lengths.weight"
 
 
-def whole_lengths(name: str, tensor: Tensor, stored: Mapping[str, Tensor]) -> Tensor:
+def compute_lengths(name: str, tensor: Tensor, stored: Mapping[str, Tensor]) -> Tensor:
     """Our part `name` of an adapter, as peft keeps it. stored: all parameters of the checkpoint."""
     if not name.endswith(LENGTHS):
         return tensor

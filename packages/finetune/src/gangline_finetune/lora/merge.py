@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def merged(name: str, weight: Tensor, stored: Mapping[str, Tensor], scale: float) -> Tensor:
+def merge_adapter(name: str, weight: Tensor, stored: Mapping[str, Tensor], scale: float) -> Tensor:
     """The parameter `name` with its adapter, if it has one: what the wrapped linear multiplies with."""
     path = name.removesuffix(".weight")
     if f"{path}.lora_a.weight" not in stored:

@@ -32,10 +32,10 @@ class LowRank(Wrapper, ABC):
         self.lora_a, self.lora_b, self.scale = construct(node.lora_a), construct(node.lora_b), node.scale
 
     def forward(self, x: Tensor, *where: Tensor) -> Tensor:
-        beside = self.lora_a(self.seen(x), *where) * self.scale  # the scale is put on what is narrow
+        beside = self.lora_a(self.drop_inputs(x), *where) * self.scale  # the scale is put on what is narrow
         return super().forward(x, *where) + self.lora_b(beside, *where)
 
-    def seen(self, x: Tensor) -> Tensor:
+    def drop_inputs(self, x: Tensor) -> Tensor:
         """What A sees of x."""
         return x
 
@@ -64,7 +64,7 @@ class DroppedLowRank(LowRank, ABC):
         """The ranks that have the other features of x; None: they are all here."""
         return self.tp if self.tp is not None and self.weight.shape[1] < self.in_features else None
 
-    def seen(self, x: Tensor) -> Tensor:
+    def drop_inputs(self, x: Tensor) -> Tensor:
         if not (self.dropout and self.training):
             return x
         first = self.row_cut.index * x.shape[-1] if self.row_cut else 0

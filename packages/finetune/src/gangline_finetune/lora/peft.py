@@ -59,7 +59,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
 EMPTY: tuple[Any, ...] = (None, False, [], {})  # of any other key: switched off
 
 
-def refused(config: Mapping[str, Any]) -> str | None:
+def find_unknown_key(config: Mapping[str, Any]) -> str | None:
     """The first key of theirs whose value may change what is computed, and is not known here."""
     for name, value in config.items():
         if name in SAME.values() or name in IDLE:
@@ -124,7 +124,7 @@ def config_of(options: LoraConfig, shapes: Mapping[str, Shape], plan: Plan) -> d
         "task_type": "CAUSAL_LM",
         **{theirs: getattr(options, ours) for ours, theirs in SAME.items()},
         "lora_dropout": options.dropout,
-        "target_modules": _short(modules, _others(shapes, plan, wrapped)),
+        "target_modules": _short(modules, _list_unwrapped(shapes, plan, wrapped)),
         "bias": "none",
         "fan_in_fan_out": transposed,
         "inference_mode": True,
@@ -132,7 +132,7 @@ def config_of(options: LoraConfig, shapes: Mapping[str, Shape], plan: Plan) -> d
     }
 
 
-def _others(shapes: Mapping[str, Shape], plan: Plan, wrapped: list[str]) -> set[str]:
+def _list_unwrapped(shapes: Mapping[str, Shape], plan: Plan, wrapped: list[str]) -> set[str]:
     """Last names of their matrices that are not wrapped."""
     paths = {
         name.removesuffix(".weight") for name, shape in shapes.items() if name.endswith(".weight") and len(shape) > 1
@@ -161,7 +161,7 @@ def read_config(directory: str) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read.", "It is no object with names and values.")
     if config.get("peft_type") != "LORA":
         raise UserError(f"{path} is of an adapter of type {config.get('peft_type')}.", "lora=on reads LORA.")
-    if name := refused(config):
+    if name := find_unknown_key(config):
         raise UserError(
             f"{path} has {name}={config[name]!r:.60}.",
             "It may change what is computed, or the base beside it, and lora=on knows no way to do the same.",
@@ -170,7 +170,7 @@ def read_config(directory: str) -> dict[str, Any]:
     return config
 
 
-def stored_shapes(directory: str) -> dict[str, Shape]:
+def read_shapes(directory: str) -> dict[str, Shape]:
     """Shapes of the tensors of an adapter, by their names. Raises UserError for a file that cannot be read."""
     path = Path(directory).expanduser() / WEIGHTS
     try:
@@ -180,9 +180,9 @@ def stored_shapes(directory: str) -> dict[str, Shape]:
         raise UserError(f"{path} cannot be read.", getattr(error, "strerror", None) or str(error)) from error
 
 
-def compared(directory: str, names: Mapping[str, str], shapes: Mapping[str, Shape]) -> None:
+def check_files(directory: str, names: Mapping[str, str], shapes: Mapping[str, Shape]) -> None:
     """Raises UserError, naming the tensor and the shapes, unless the files hold just the parts in `names`."""
-    there = stored_shapes(directory)
+    there = read_shapes(directory)
     what = f"lora.adapter={directory} is an adapter for another base, or of other targets."
     for ours, theirs in names.items():
         if theirs not in there:

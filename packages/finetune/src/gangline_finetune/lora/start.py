@@ -8,7 +8,7 @@ from gangline import Problem, UserError
 from gangline.model.compose import compose_model
 from gangline.model.tree import Shape, parameter_shapes
 from gangline.plan import Plan
-from gangline_finetune.lora.peft import CONFIG, DEFAULTS, SAME, compared, names_of, read_config
+from gangline_finetune.lora.peft import CONFIG, DEFAULTS, SAME, check_files, names_of, read_config
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -37,7 +37,7 @@ def problems(options: LoraConfig, run: Run) -> list[Problem]:
             why = "Its lengths of rows are those of the base, which a run without model.weights draws."
             return [Problem(f"lora.adapter={directory} needs its base.", why, "model.weights=DIR")]
         names, shapes, _ = names_and_shapes(run)
-        compared(directory, names, shapes)
+        check_files(directory, names, shapes)
     except UserError as error:
         return [error.problem()]
     return []

@@ -18,7 +18,7 @@ from gangline.storage.files import read_regular, write_whole
 from gangline_basics.cluster.file import load_cluster, save_cluster
 from gangline_health.burn_in import measure
 from gangline_health.burn_in.config import BurnInHealth
-from gangline_health.burn_in.judge import RankRates, bad_links, bad_ranks, measured
+from gangline_health.burn_in.judge import RankRates, bad_links, bad_ranks, build_cluster
 
 if TYPE_CHECKING:
     from gangline.comm.base import Comm, Comms, Store
@@ -55,9 +55,9 @@ class BurnInCheck(HealthCheck):
         rows = [RankRates.of(row) for row in gather_json(self.world, self.device, self._measure(nodes))]
         if self.rank:  # the verdicts of rank 0 are for all
             return []
-        return self._judged(rows)
+        return self._judge(rows)
 
-    def _judged(self, rows: list[RankRates]) -> list[Verdict]:
+    def _judge(self, rows: list[RankRates]) -> list[Verdict]:
         on_cpu = self.device.type == "cpu"
         bad, links = bad_ranks(rows, self.config, on_cpu), bad_links(rows, self.config, on_cpu)
         kind = "cpu" if on_cpu else f"cuda, {torch.cuda.get_device_name(self.device)}"
@@ -72,7 +72,9 @@ class BurnInCheck(HealthCheck):
             write_whole(Path(self.run_dir, LOGS, FILE), json.dumps(content, indent=1))
             small = measure.LARGE[self.device.type][1]
             when = time.strftime("%Y-%m-%d", time.gmtime())
-            save_cluster(measured(rows, load_cluster(self.config.base), about, when, small), self.run_dir / CLUSTER)
+            save_cluster(
+                build_cluster(rows, load_cluster(self.config.base), about, when, small), self.run_dir / CLUSTER
+            )
         action = Action.STOP if self.config.act == "stop" else Action.WARN
         said = [
             Verdict("burn-in", f"rank {one.rank}", 1.0, f"{'; '.join(one.why)} (node {one.node})", action,

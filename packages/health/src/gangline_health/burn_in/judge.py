@@ -63,11 +63,13 @@ def bad_ranks(rows: Sequence[RankRates], options: BurnInHealth, on_cpu: bool) ->
     for name, share, unit in (("matmul", options.matmul, "TFLOP/s"), ("memory", options.memory, "GB/s")):
         scale = 1e12 if name == "matmul" else 1e9
         rates = {row.rank: getattr(row, name) for row in rows}
-        for rank, rate, middle in below(rates, limit(share, options, on_cpu)):
+        for rank, rate, middle in find_below(rates, limit(share, options, on_cpu)):
             against[rank].append(f"{name} {rate / scale:.3g} {unit}, the median is {middle / scale:.3g}")
     for tier in ("node", "cluster"):
-        rates = {row.rank: statistics.median(found) for row in rows if (found := list(sent(row, rows, tier).values()))}
-        for rank, rate, middle in below(rates, limit(options.link, options, on_cpu)):
+        rates = {
+            row.rank: statistics.median(found) for row in rows if (found := list(select_sent(row, rows, tier).values()))
+        }
+        for rank, rate, middle in find_below(rates, limit(options.link, options, on_cpu)):
             where = "in its node" if tier == "node" else "to other nodes"
             against[rank].append(f"sends {rate / 1e9:.3g} GB/s {where}, the median is {middle / 1e9:.3g}")
     nodes = {row.rank: row.node for row in rows}
@@ -82,7 +84,7 @@ def bad_links(rows: Sequence[RankRates], options: BurnInHealth, on_cpu: bool) ->
         rates = {
             (row.rank, peer): rate
             for row in rows
-            for peer, rate in sent(row, rows, tier).items()
+            for peer, rate in select_sent(row, rows, tier).items()
             if row.rank < peer and not {row.rank, peer} & bad
         }
         middle = statistics.median(rates.values()) if rates else 0.0
@@ -96,7 +98,7 @@ def limit(share: float, options: BurnInHealth, on_cpu: bool) -> float:
     return max(share, min(share * options.shared, MOST_SHARE)) if on_cpu else share
 
 
-def below(rates: dict[int, float], share: float) -> list[tuple[int, float, float]]:
+def find_below(rates: dict[int, float], share: float) -> list[tuple[int, float, float]]:
     """(rank, its rate, the median) of those below the median by more than a share of it."""
     if len(rates) < 2:
         return []
@@ -104,21 +106,21 @@ def below(rates: dict[int, float], share: float) -> list[tuple[int, float, float
     return [(rank, rate, middle) for rank, rate in rates.items() if rate < (1 - share) * middle]
 
 
-def sent(row: RankRates, rows: Sequence[RankRates], tier: str) -> dict[int, float]:
+def select_sent(row: RankRates, rows: Sequence[RankRates], tier: str) -> dict[int, float]:
     """What a rank sends to each peer of its node, or of others."""
     nodes = {other.rank: other.node for other in rows}
     return {int(peer): rate for peer, rate in row.sent.items() if (nodes[int(peer)] == row.node) == (tier == "node")}
 
 
-def measured(rows: Sequence[RankRates], base: Cluster, about: str, when: str, small_size: int) -> Cluster:
+def build_cluster(rows: Sequence[RankRates], base: Cluster, about: str, when: str, small_size: int) -> Cluster:
     """The machine in the numbers of a cluster file: what was measured, and beside it what the base says.
 
     small_size: rows of the small product.
     """
     by = f"measured by burn-in, {when}, {about}"
     rate, small = (statistics.median(getattr(row, name) for row in rows) for name in ("matmul", "small_matmul"))
-    inside = [value for row in rows for value in sent(row, rows, "node").values()]
-    beyond = [value for row in rows for value in sent(row, rows, "cluster").values()]
+    inside = [value for row in rows for value in select_sent(row, rows, "node").values()]
+    beyond = [value for row in rows for value in select_sent(row, rows, "cluster").values()]
     numbers = {
         name: replace(quantity, source=f"not measured; of {base.name}: {quantity.source}")
         for name, quantity in base.numbers.items()

@@ -20,10 +20,10 @@ _TERM = 2  # the largest number in a factor of the exact product
 
 def best(device: torch.device, work: Callable[[], object], seconds: float, least: int = 3) -> float:
     """Seconds of the fastest repetition of `work`, in about `seconds` of them, after one that is not counted."""
-    return min(repeated(device, work, seconds, least))
+    return min(time_repeatedly(device, work, seconds, least))
 
 
-def repeated(device: torch.device, work: Callable[[], object], seconds: float, least: int = 3) -> list[float]:
+def time_repeatedly(device: torch.device, work: Callable[[], object], seconds: float, least: int = 3) -> list[float]:
     """Seconds of each repetition."""
     work()
     _synchronize(device)
@@ -64,7 +64,7 @@ def all_reduce(comm: Comm, device: torch.device, repetitions: int) -> float:
     if comm.size == 1:
         return 0.0
     x = torch.zeros(SENT[device.type] // 4, dtype=torch.float32, device=device)
-    seconds = _together(comm, device, lambda: comm.all_reduce(x), repetitions)
+    seconds = _time_together(comm, device, lambda: comm.all_reduce(x), repetitions)
     return 2 * (comm.size - 1) / comm.size * 4 * x.numel() / seconds
 
 
@@ -76,7 +76,7 @@ def all_to_all(comm: Comm, device: torch.device, peers: Sequence[int], repetitio
     share = SENT[device.type] // max(1, comm.size)
     splits = [share if peer in peers else 0 for peer in range(comm.size)]
     x = torch.zeros(sum(splits), dtype=torch.uint8, device=device)
-    seconds = _together(comm, device, lambda: comm.all_to_all(x, splits, splits), repetitions)
+    seconds = _time_together(comm, device, lambda: comm.all_to_all(x, splits, splits), repetitions)
     return sum(splits) / seconds
 
 
@@ -86,11 +86,11 @@ def pair(comm: Comm, device: torch.device, peer: int | None, repetitions: int, s
     theirs = torch.empty_like(mine)
     to = [] if peer is None else [(mine, peer)]
     back = [] if peer is None else [(theirs, peer)]
-    seconds = _together(comm, device, lambda: comm.exchange(to, back), repetitions)
+    seconds = _time_together(comm, device, lambda: comm.exchange(to, back), repetitions)
     return mine.numel() / seconds if peer is not None else 0.0
 
 
-def _together(comm: Comm, device: torch.device, work: Callable[[], object], repetitions: int) -> float:
+def _time_together(comm: Comm, device: torch.device, work: Callable[[], object], repetitions: int) -> float:
     """Seconds of the fastest; the same number on all ranks, for they wait for each other."""
     work()
     found = []

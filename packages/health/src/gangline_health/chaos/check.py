@@ -119,7 +119,7 @@ class ChaosCheck(HealthCheck):
     def _nan(self, step: int) -> None:
         state.now.nan = True
 
-    def _lost_store(self, step: int) -> None:
+    def _lose_store(self, step: int) -> None:
         state.now.store_until = time.monotonic() + self.config.store_seconds
 
     # --- numbers ------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class ChaosCheck(HealthCheck):
             flip([piece.tensor.grad for piece in pieces if piece.tensor.grad is not None])
             return result
 
-        self._once(flips)
+        self._replace_next_step(flips)
 
     def _miscompute(self, step: int) -> None:
         """A number that this rank gives into a sum over ranks is wrong: all get the same wrong sum."""
@@ -155,7 +155,7 @@ class ChaosCheck(HealthCheck):
             if fault not in self.done and self.done.claim(fault):
                 self._do(fault, fault.step or 0)
 
-    def _once(self, instead: Callable[[Step, Sequence[Any]], Any]) -> None:
+    def _replace_next_step(self, instead: Callable[[Step, Sequence[Any]], Any]) -> None:
         """The next step goes through `instead`."""
         own = self.runtime.step
 
@@ -168,10 +168,10 @@ class ChaosCheck(HealthCheck):
     def _bad_batch(self, step: int) -> None:
         """The tokens of this rank's next batch are others: as where a shard was read from the wrong place."""
 
-        def changed(batch: Any) -> Any:
+        def change_batch(batch: Any) -> Any:
             return replace(batch, tokens=batch.tokens.flip(-1), targets=batch.targets.max() - batch.targets)
 
-        self._once(lambda own, microbatches: own([changed(batch) for batch in microbatches]))
+        self._replace_next_step(lambda own, microbatches: own([change_batch(batch) for batch in microbatches]))
 
     # --- the machine --------------------------------------------------------------------------------------------------
 

@@ -55,9 +55,9 @@ class ChaosHealth(HealthConfig):
         return [f"health=chaos breaks this run on purpose: {'; '.join(filter(None, (many, listed)))}"]
 
     def wrap(self, run: Run, comms: Comms) -> Comms:
-        from gangline_health.chaos.traffic import broken
+        from gangline_health.chaos.traffic import break_comms
 
-        return broken(self, run, comms)
+        return break_comms(self, run, comms)
 
 
 PART = Part(

@@ -23,7 +23,7 @@ _STEP = ("forward_backward", "forward", "backward")
 LEAST = 64  # numbers of a tensor that may be a gradient
 
 
-def broken(config: ChaosHealth, run: Run, comms: Comms) -> Comms:
+def break_comms(config: ChaosHealth, run: Run, comms: Comms) -> Comms:
     """Comms that this rank's faults come through."""
     found = WrappedComms(comms, lambda comm: BrokenComm(comm, config.slow_seconds))
     found.store = BrokenStore(comms.store)
@@ -88,22 +88,22 @@ class BrokenStore:
     def __init__(self, inner: Store) -> None:
         self._inner = inner
 
-    def _reached(self) -> Store:
+    def _reach(self) -> Store:
         if time.monotonic() < state.now.store_until:
             raise ConnectionError("health=chaos: the store is lost for a while")
         return self._inner
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._reached().set(key, value)
+        self._reach().set(key, value)
 
     def get(self, key: str) -> bytes:
-        return self._reached().get(key)
+        return self._reach().get(key)
 
     def add(self, key: str, amount: int) -> int:
-        return self._reached().add(key, amount)
+        return self._reach().add(key, amount)
 
     def check(self, keys: list[str]) -> bool:
-        return self._reached().check(keys)
+        return self._reach().check(keys)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._reached(), name)
+        return getattr(self._reach(), name)

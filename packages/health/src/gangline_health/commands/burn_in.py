@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
     name = next((word.partition("=")[2] for word in words if word.startswith("run.dir=")), "")
     run_dir = Path(name or f"runs/burn-in-{time.strftime('%Y%m%d-%H%M%S')}")
     own = [*MODEL, "health=[burn_in]"]
-    own += [f"batch.global_size={samples(composed([*own, *words]))}", f"run.dir={run_dir}"]
+    own += [f"batch.global_size={samples(compose_launch([*own, *words]))}", f"run.dir={run_dir}"]
     command = [sys.executable, "-P", "-m", "gangline.cli.train", *own, *words]
     code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
     place = run_dir / "logs" / "burn-in.json"
@@ -61,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
     return code
 
 
-def composed(words: Sequence[str]) -> Run:
+def compose_launch(words: Sequence[str]) -> Run:
     """The run that is to be launched. Raises UserError, also for nodes that would not find each other."""
     from gangline.config.compose import compose_one
 

@@ -63,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
             "fewer of --nodes, --days, --courses or --faults-per-node-day",
         )
     try:
-        found = simulated(job, courses, plays)
+        found = simulate_courses(job, courses, plays)
     except (OverflowError, ZeroDivisionError) as error:
         between, recovery = job.reliability.mtbf_seconds, job.detection_seconds + job.restart_seconds
         raise UserError(
@@ -76,7 +76,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def simulated(job: SimulatedJob, courses: int, plays: FailureSimulator | None = None) -> dict[str, Any]:
+def simulate_courses(job: SimulatedJob, courses: int, plays: FailureSimulator | None = None) -> dict[str, Any]:
     """Means over some courses, beside the closed forms."""
     plays = plays or EventSimulator()
     every = [plays.simulate(replace(job, seed=job.seed + n)) for n in range(courses)]

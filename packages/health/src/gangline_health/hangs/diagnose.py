@@ -56,19 +56,19 @@ def diagnose(ranks: Sequence[Watched]) -> Diagnosis | None:
     if not late or not all(one.seen.alive for one in ranks):  # who has ended, the launcher knows
         return None
     if stopped := [one for one in late if one.stopped]:
-        return _named("stopped", stopped, ranks)
+        return _name_culprits("stopped", stopped, ranks)
     busy = [one for one in late if one.seen.waits is None]
     if busy:
-        behind = [one for one in busy if _missed(one, ranks)]
-        return _named("behind" if behind else "alone", behind or busy, ranks)
-    return _all_wait(late, ranks)
+        behind = [one for one in busy if _is_missing(one, ranks)]
+        return _name_culprits("behind" if behind else "alone", behind or busy, ranks)
+    return _diagnose_transfer(late, ranks)
 
 
-def _all_wait(late: list[Watched], ranks: Sequence[Watched]) -> Diagnosis | None:
+def _diagnose_transfer(late: list[Watched], ranks: Sequence[Watched]) -> Diagnosis | None:
     by_rank = {one.rank: one for one in ranks}
     absent: dict[int, Watched] = {}
     for one in late:
-        for rank in _awaited(one, by_rank):
+        for rank in _find_awaited(one, by_rank):
             other = by_rank.get(rank)
             if other is None or not other.overdue:
                 return None  # it comes on, or nothing is known of it yet
@@ -78,7 +78,7 @@ def _all_wait(late: list[Watched], ranks: Sequence[Watched]) -> Diagnosis | None
         return apart
     if absent:  # each waits for another: the one that is the furthest behind
         first = min(absent.values(), key=lambda one: sum(one.seen.begun.values()))
-        return _named("mismatch", [first], ranks)
+        return _name_culprits("mismatch", [first], ranks)
     one = min(late, key=lambda one: one.seen.since)
     assert one.seen.waits is not None
     everyone = ", ".join(str(each.rank) for each in late)
@@ -86,7 +86,7 @@ def _all_wait(late: list[Watched], ranks: Sequence[Watched]) -> Diagnosis | None
     return Diagnosis(tuple(each.rank for each in late), "transfer", _word(one.seen.waits), evidence)
 
 
-def _awaited(one: Watched, by_rank: dict[int, Watched]) -> list[int]:
+def _find_awaited(one: Watched, by_rank: dict[int, Watched]) -> list[int]:
     """The ranks that have not come to where this one waits."""
     waits = one.seen.waits
     if waits is None or waits.ranks is None:
@@ -102,9 +102,11 @@ def _awaited(one: Watched, by_rank: dict[int, Watched]) -> list[int]:
     ]
 
 
-def _missed(one: Watched, ranks: Sequence[Watched]) -> bool:
+def _is_missing(one: Watched, ranks: Sequence[Watched]) -> bool:
     """Whether another rank waits in a collective that this one has not begun."""
-    return any(one.rank in _awaited(other, {each.rank: each for each in ranks}) for other in ranks if other is not one)
+    return any(
+        one.rank in _find_awaited(other, {each.rank: each for each in ranks}) for other in ranks if other is not one
+    )
 
 
 def _mismatch(late: Sequence[Watched]) -> Diagnosis | None:
@@ -125,7 +127,7 @@ def _mismatch(late: Sequence[Watched]) -> Diagnosis | None:
     return None
 
 
-def _named(why: str, culprits: list[Watched], ranks: Sequence[Watched]) -> Diagnosis:
+def _name_culprits(why: str, culprits: list[Watched], ranks: Sequence[Watched]) -> Diagnosis:
     culprits = sorted(culprits, key=lambda one: (one.seen.step, one.seen.since))
     first = culprits[0]
     waits = first.seen.waits

@@ -24,7 +24,7 @@ def percentile(histogram: list[int], share: float) -> float:
     return 0.0
 
 
-def learned(ranks: Iterable[Seen], options: HangsOptions) -> dict[str, float]:
+def learn_limits(ranks: Iterable[Seen], options: HangsOptions) -> dict[str, float]:
     """Of each phase that was seen often enough the seconds from which on it is too long.
 
     The ranks leave out their first steps, and count afresh at each start.

@@ -36,7 +36,7 @@ def stacks(run_dir: Path, ranks: Sequence[Seen], seconds: float = 3.0) -> dict[i
         text = ""
         while log is not None and not text.endswith("\n\n") and time.monotonic() < deadline:
             time.sleep(0.05)
-            grown = _since(log, size)
+            grown = _read_since(log, size)
             if grown and grown == text:
                 break
             text = grown
@@ -71,7 +71,7 @@ def handles(pid: int, signum: int) -> bool:
     return False
 
 
-def _since(log: Path, size: int) -> str:
+def _read_since(log: Path, size: int) -> str:
     with contextlib.suppress(OSError), open_regular(log, sys.maxsize) as file:
         file.seek(size)
         return file.read(100_000).decode(errors="replace")

@@ -23,7 +23,7 @@ FRESH_SECONDS = 10.0  # an older one says nothing of now
 
 
 @functools.cache
-def this_machine() -> str:
+def identify_machine() -> str:
     """What can be seen from here, in 12 digits: its name is not enough, for containers and copied machines share it.
 
     Two watchers read the same pulses where they see the same processes and the same shared memory.
@@ -52,7 +52,7 @@ def tell(run_dir: Path, machine: str, ranks: list[Watched]) -> None:
     draft.replace(file)
 
 
-def told(run_dir: Path, machine: str) -> list[Watched]:
+def read_summaries(run_dir: Path, machine: str) -> list[Watched]:
     """What the other machines have told lately."""
     found: list[Watched] = []
     for file in sorted((run_dir / "logs").glob("pulse-*.json")):
@@ -63,7 +63,7 @@ def told(run_dir: Path, machine: str) -> list[Watched]:
         except (OSError, ValueError):
             continue
         if time.time() - content["time"] < FRESH_SECONDS:
-            found += [_watched(each) for each in content["ranks"]]
+            found += [_parse_watched(each) for each in content["ranks"]]
     return found
 
 
@@ -76,7 +76,7 @@ def _plain(one: Watched) -> dict[str, Any]:
     return content
 
 
-def _watched(content: dict[str, Any]) -> Watched:
+def _parse_watched(content: dict[str, Any]) -> Watched:
     seen = content["seen"]
     seen["begun"] = {(axis, _tuple(ranks)): count for axis, ranks, count in seen["begun"]}
     seen["recent"] = tuple(_collective(each) for each in seen["recent"])

@@ -21,9 +21,9 @@ from gangline.storage.files import lock_file, write_whole
 from gangline_health.hangs import flight, processes, summary
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Diagnosis, Watched, diagnose
-from gangline_health.hangs.limits import learned, limit
+from gangline_health.hangs.limits import learn_limits, limit
 from gangline_health.live.alerts import send, target_of
-from gangline_health.live.target import named
+from gangline_health.live.target import name_target
 from gangline_health.pulses import PulseReader, Seen, find
 
 INTERVAL = 0.2  # seconds between two looks
@@ -61,7 +61,7 @@ class Watcher:
     options: HangsOptions
     alert: str = ""  # a command or a URL
     host: str = field(default_factory=lambda: os.uname().nodename)
-    machine: str = field(default_factory=summary.this_machine)
+    machine: str = field(default_factory=summary.identify_machine)
     standing: dict[Path, Standing] = field(default_factory=dict)
     known: dict[str, float] = field(default_factory=dict)
     learn_at: float = 0.0
@@ -75,28 +75,30 @@ class Watcher:
         now = time.monotonic()
         if now >= self.learn_at:
             self.learn_at = now + LEARN
-            self.known = learned([one.reader.read() for one in self.standing.values()], self.options)
+            self.known = learn_limits([one.reader.read() for one in self.standing.values()], self.options)
         if not any(one.still >= self.options.floor_seconds - 2 * INTERVAL for one in self.standing.values()):
             self.found.clear()  # every rank moves again: its next hang is another one
-            if self._asked():
-                summary.tell(self.run_dir, self.machine, self.watched())
+            if self._is_asked():
+                summary.tell(self.run_dir, self.machine, self.list_ranks())
             return None
         return self.judge()
 
     def judge(self) -> Diagnosis | None:
         """Of all ranks that are known, those of other machines too."""
-        own = self.watched()
+        own = self.list_ranks()
         if not any(one.overdue for one in own):
             return None
         world = max(one.seen.world for one in own)
         if len(own) < world:
             summary.tell(self.run_dir, self.machine, own)
             generation = max(one.seen.generation for one in own)
-            others = [one for one in summary.told(self.run_dir, self.machine) if one.seen.generation == generation]
+            others = [
+                one for one in summary.read_summaries(self.run_dir, self.machine) if one.seen.generation == generation
+            ]
             own = sorted({one.rank: one for one in (*others, *own)}.values(), key=lambda one: one.rank)
         return diagnose(own)
 
-    def watched(self) -> list[Watched]:
+    def list_ranks(self) -> list[Watched]:
         """Every rank of this machine, with its limit where it is now."""
         found = []
         for one in self.standing.values():
@@ -108,7 +110,7 @@ class Watcher:
             found.append(Watched(seen, one.still, max(may - 2 * INTERVAL, INTERVAL), one.state, self.host))
         return sorted(found, key=lambda one: one.rank)
 
-    def _asked(self) -> bool:
+    def _is_asked(self) -> bool:
         """Whether another machine wants to know how the ranks of this one are."""
         own = summary.path(self.run_dir, self.machine)
         with contextlib.suppress(OSError):
@@ -138,7 +140,7 @@ class Watcher:
 
         It is killed also where nobody could be told; an alert delays that by its time limit at the most.
         """
-        own = self.watched()
+        own = self.list_ranks()
         culprits = [one for one in own if one.rank in diagnosis.ranks]
         generation = max(one.seen.generation for one in own)
         if (generation, diagnosis.ranks) in self.found:
@@ -176,7 +178,7 @@ class Watcher:
         write_whole(place, json.dumps({**report(diagnosis, own, stacks), "flight_recorder": flights}, indent=1))
         print(f"health: {verdict}", flush=True)
         if self.alert and (why := send(self.alert, {"run_dir": str(self.run_dir), **verdict.to_dict()})):
-            print(f"health.on.alert ({named(self.alert)}): {why}", flush=True)
+            print(f"health.on.alert ({name_target(self.alert)}): {why}", flush=True)
 
 
 def report(diagnosis: Diagnosis, ranks: list[Watched], stacks: dict[int, str]) -> dict:

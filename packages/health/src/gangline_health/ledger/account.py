@@ -15,7 +15,7 @@ from functools import partial
 from itertools import pairwise
 
 from gangline_health.ledger.spans import Span
-from gangline_health.ledger.starts import Line, RanksStart, moment, undone
+from gangline_health.ledger.starts import Line, RanksStart, find_undone, moment
 
 BASE, STEP, PHASE = 0, 1, 2  # levels: what a start was about, a step in it, a phase that rank 0 wrote down
 PHASES = {"save": "checkpoint_stall", "recovery": "recovery", "validate": "compute"}
@@ -25,11 +25,11 @@ Bubble = Callable[[Line, Line], float]  # (start, step's record) -> share of its
 
 def spans(starts: Sequence[RanksStart], bubble: Bubble = lambda start, record: 0.0) -> Iterator[Span]:
     """Every span that the files tell of; they overlap (`partition`)."""
-    lost = undone(starts)
+    lost = find_undone(starts)
     for before, each in pairwise((None, *starts)):
         assert each is not None
         goes_on = before is not None and follows(each)
-        yield from _between(before, each)
+        yield from _split_restart(before, each)
         yield Span(each.begin, first_step(each), "recovery" if goes_on else "start", BASE)
         yield from _phases(each, "recovery" if goes_on else "start")
         start = next((event for event in each.events if event["event"] == "start"), {})
@@ -41,7 +41,7 @@ def follows(each: RanksStart) -> bool:
     return each.launch is not None and each.launch.get("why") in FAULTS
 
 
-def found(each: RanksStart) -> float:
+def estimate_detection(each: RanksStart) -> float:
     """When it was seen that the start before had ended."""
     seen = (each.launch or {}).get("found")
     return moment({"time": seen}) if seen else each.begin
@@ -54,17 +54,19 @@ def typical(each: RanksStart) -> float:
 
 def first_step(each: RanksStart) -> float:
     """When the first step of a start began to be taken; where there is none, its last sign of life."""
-    return each.steps[0]["time"] - _taken(each.steps[0]) if each.steps else each.last
+    return each.steps[0]["time"] - _sum_phases(each.steps[0]) if each.steps else each.last
 
 
-def _between(before: RanksStart | None, each: RanksStart) -> Iterator[Span]:
+def _split_restart(before: RanksStart | None, each: RanksStart) -> Iterator[Span]:
     """From the last sign of life of a start to the launch of the next."""
     if before is None:
         return
     if not before.ended:
         yield Span(before.last, before.last + typical(before), "lost_work", BASE + 1)
     if follows(each):
-        seen = max(before.last, found(each))  # ranks that lost a peer may speak after the one that knew why
+        seen = max(
+            before.last, estimate_detection(each)
+        )  # ranks that lost a peer may speak after the one that knew why
         yield Span(before.last, seen, "detection", BASE)
         yield Span(seen, each.begin, "recovery", BASE)
 
@@ -88,7 +90,7 @@ def _steps(each: RanksStart, lost: set[int], bubble: Callable[[Line], float]) ->
     usual = statistics.median([_passes(record) for record in each.steps[1:17]] or [0.0])
     before = 0.0
     for number, record in enumerate(each.steps):
-        end, took, seconds = float(record["time"]), _taken(record), record["seconds"]
+        end, took, seconds = float(record["time"]), _sum_phases(record), record["seconds"]
         at = max(end - took, before)
         agree = min(float(seconds.get("agree", 0.0)), at - before) if before else 0.0
         compiling = max(0.0, _passes(record) - usual) if number == 0 and usual else 0.0
@@ -123,7 +125,7 @@ def _passes(record: Line) -> float:
     return float(record["seconds"].get("forward_backward", 0.0))
 
 
-def _taken(record: Line) -> float:
+def _sum_phases(record: Line) -> float:
     return sum(float(record["seconds"].get(phase, 0.0)) for phase in ("data", "forward_backward", "optimizer"))
 
 

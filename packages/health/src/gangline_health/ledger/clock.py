@@ -28,8 +28,8 @@ def set_right(lines: Iterable[Line]) -> list[Line]:
     A record of a step is of the machine that wrote the events of its generation.
     """
     every = list(lines)
-    for those in _by_machine(every):
-        for number, ahead in _ahead(those):
+    for those in _group_by_machine(every):
+        for number, ahead in _find_early(those):
             every[number] = _later(every[number], ahead)
     return every
 
@@ -39,12 +39,12 @@ def set_forward(lines: Iterable[Line]) -> float:
 
     It was set forward, or the machine slept. lines: as `set_right` gives them.
     """
-    pairs = [pair for those in _by_machine(list(lines)) for pair in pairwise(line for _, line in those)]
+    pairs = [pair for those in _group_by_machine(list(lines)) for pair in pairwise(line for _, line in those)]
     ticks = [(moment(after) - moment(before), after["monotonic"] - before["monotonic"]) for before, after in pairs]
     return float(sum(passed - tick for passed, tick in ticks if tick >= 0 and passed - tick > STEP_SECONDS))
 
 
-def _by_machine(every: list[Line]) -> Iterator[list[tuple[int, Line]]]:
+def _group_by_machine(every: list[Line]) -> Iterator[list[tuple[int, Line]]]:
     """(number, line) of those with both clocks, a list for each machine, in the order of its starts and its clock."""
     machine = {line["generation"]: line["host"] for line in every if line.get("event") == "start" and "host" in line}
     keyed = [
@@ -57,7 +57,7 @@ def _by_machine(every: list[Line]) -> Iterator[list[tuple[int, Line]]]:
         yield [(number, every[number]) for *_, number in order]
 
 
-def _ahead(lines: list[tuple[int, Line]]) -> Iterator[tuple[int, float]]:
+def _find_early(lines: list[tuple[int, Line]]) -> Iterator[tuple[int, float]]:
     """(number of a line, by how much its time is too early), of the lines for which that is so."""
     ahead, before = 0.0, None
     for number, line in lines:

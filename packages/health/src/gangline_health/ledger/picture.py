@@ -37,7 +37,7 @@ def picture(of: Ledger) -> Figure:
     about = f"{wall:.1f} s, {len(of.faults)} faults, {of.ettr:.1%} of the time in steps that stand"
     sums = {kind: sum_ for kind, sum_ in sorted(of.seconds.items(), key=lambda item: -item[1]) if sum_ > 0}
     figure, (time, below) = subplots(f"Where the time went: {of.run_dir}", about, [0.8, ROW * max(3, len(sums))])
-    pieces = _drawn(of)
+    pieces = _lay_out(of)
     for kind in dict.fromkeys(kind for *_, kind in pieces):
         spans = [(begin * wall, (end - begin) * wall) for begin, end, name in pieces if name == kind]
         time.broken_barh(spans, (-0.4, 0.8), color=COLOURS[kind])
@@ -52,7 +52,7 @@ def picture(of: Ledger) -> Figure:
     return figure
 
 
-def _drawn(of: Ledger) -> list[tuple[float, float, str]]:
+def _lay_out(of: Ledger) -> list[tuple[float, float, str]]:
     """(from, to, kind), as shares of the run: the pieces, or where they are many the kind that a bin has most of."""
     wall = of.wall_seconds or 1.0
     if all((part.end - part.begin) / wall * BINS > 2 for part in of.parts):

@@ -14,7 +14,7 @@ from gangline import UserError
 from gangline.explain.reliability import Reliability
 from gangline.run.directory import RunDirectory
 from gangline.run.events import read_events
-from gangline_health.ledger.account import FAULTS, Bubble, follows, found, spans
+from gangline_health.ledger.account import FAULTS, Bubble, estimate_detection, follows, spans
 from gangline_health.ledger.clock import set_forward
 from gangline_health.ledger.spans import Span, partition, seconds
 from gangline_health.ledger.starts import RanksStart, has_sense, moment, read
@@ -124,19 +124,19 @@ def faults(starts: Sequence[RanksStart], begin: float) -> list[Interruption]:
             kind = "killed"
         if kind not in (*FAULTS, "killed") or kind == "joined" or (kind == "killed" and before.ended):
             continue
-        seen = max(before.last, found(each) if follows(each) else each.begin)
+        seen = max(before.last, estimate_detection(each) if follows(each) else each.begin)
         named = str(launch.get("evidence") or "nobody was left to say")
-        every.append(Interruption(kind, before.last - begin, seen - before.last, named, _recovered(seen, each)))
+        every.append(Interruption(kind, before.last - begin, seen - before.last, named, _compute_recovery(seen, each)))
     for each in starts:
         for line in each.events:
             if line["event"] == "order" and line.get("action") == "roll_back":
                 at = moment(line)
                 named = ", ".join(line.get("kinds", ()))
-                every.append(Interruption("order", at - begin, 0.0, named, _recovered(at, each)))
+                every.append(Interruption("order", at - begin, 0.0, named, _compute_recovery(at, each)))
     return every
 
 
-def _recovered(at: float, each: RanksStart) -> float | None:
+def _compute_recovery(at: float, each: RanksStart) -> float | None:
     return next((record["time"] - at for record in each.steps if record["time"] > at), None)
 
 

@@ -49,7 +49,7 @@ def read(run_dir: Path, events: Iterable[Line], told: Callable[[str], object]) -
     """Every start of which something is written, oldest first. `told` is told where records of steps are missed."""
     found: dict[int, RanksStart] = {}
 
-    def of(line: Line) -> RanksStart:
+    def get_start(line: Line) -> RanksStart:
         number = int(line.get("generation", 1))
         return found.setdefault(number, RanksStart(number))
 
@@ -57,13 +57,13 @@ def read(run_dir: Path, events: Iterable[Line], told: Callable[[str], object]) -
     steps = [line for line in (every_record(metrics, told) if metrics.exists() else ()) if _is_step(line)]
     for line in set_right([*events, *steps]):
         if "event" not in line:
-            of(line).steps.append(line)
+            get_start(line).steps.append(line)
         elif line["event"] == "launch":
-            of(line).launch = line
+            get_start(line).launch = line
         elif line["event"] == "exit":
-            of(line).exit = line
+            get_start(line).exit = line
         elif line.get("by", "rank") == "rank":
-            of(line).events.append(line)
+            get_start(line).events.append(line)
     heard = [each for each in found.values() if each.launch or each.events or each.steps]
     return sorted(heard, key=lambda each: each.generation)
 
@@ -75,7 +75,7 @@ def _is_step(line: Line) -> bool:
     return numbers and has_sense(line)
 
 
-def undone(starts: Sequence[RanksStart]) -> set[int]:
+def find_undone(starts: Sequence[RanksStart]) -> set[int]:
     """The `id` of each step record that came to nothing: it comes again further down, or changed no weight."""
     lost: set[int] = set()
     standing: list[Line] = []

@@ -27,7 +27,7 @@ from gangline.run.directory import RunDirectory
 from gangline.run.events import Events
 from gangline.storage.files import lock_handle, open_lock, read_regular, write_whole
 from gangline_health.live.follow import Follower
-from gangline_health.live.target import is_url, named
+from gangline_health.live.target import is_url, name_target
 
 INTERVAL = 0.5  # seconds between two looks
 SECONDS = 10.0  # a command or a server that takes longer has failed
@@ -140,7 +140,7 @@ class Alerts:
     def look(self) -> None:
         """Send what is new. After each line it is written down how far that is, so that a kill repeats one at most."""
         begun = self.follower.offset
-        for line in self.follower.each():
+        for line in self.follower.iterate():
             if worth(line) and _seconds(line) >= self.since:
                 why = send(self.target, {"run_dir": str(self.run_dir), **line}, until=lambda: self.until)
                 self._remember()
@@ -155,9 +155,8 @@ class Alerts:
             write_whole(self.place, str(self.follower.offset))
 
     def _tell(self, why: str) -> None:
-        evidence = (
-            f"health.on.alert ({named(self.target)}): {why}; the run goes on, and nobody is told until it works again"
-        )
+        target = name_target(self.target)
+        evidence = f"health.on.alert ({target}): {why}; the run goes on, and nobody is told until it works again"
         note(self.run_dir, Verdict("alert-lost", "the run", 1.0, evidence, Action.WARN))
 
     def _come_to(self) -> int | None:

@@ -19,9 +19,9 @@ class Follower:
 
     def lines(self) -> list[dict[str, Any]]:
         """Those since the last call; of a file that is shorter than it was, all."""
-        return list(self.each())
+        return list(self.iterate())
 
-    def each(self) -> Iterator[dict[str, Any]]:
+    def iterate(self) -> Iterator[dict[str, Any]]:
         """The same, one by one: `offset` is the end of the line that was given last."""
         try:
             with open_regular(self.path, sys.maxsize) as file:

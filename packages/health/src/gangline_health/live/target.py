@@ -15,7 +15,7 @@ def is_url(target: object) -> bool:
     return str(target).lower().startswith(URL)
 
 
-def named(target: str) -> str:
+def name_target(target: str) -> str:
     """For messages: scheme and host of a URL, the first word of a command."""
     if not is_url(target):
         return (target.split() or [""])[0]
@@ -26,7 +26,7 @@ def named(target: str) -> str:
         return "a URL"
 
 
-def malformed(target: str) -> str:
+def explain_malformed(target: str) -> str:
     """Why nothing can be posted to this URL; "" where it can, and of a command."""
     if not is_url(target):
         scheme = _SCHEME.match(target)

@@ -21,20 +21,20 @@ Piece = tuple[str, tuple[int, ...], torch.Tensor]  # (name, offset in the global
 
 def weights(runtime: Runtime) -> list[Piece]:
     """The boxes of the model that this rank holds."""
-    return _sorted((shard.name, shard.offset, shard.local) for shard in runtime.shards())
+    return _sort((shard.name, shard.offset, shard.local) for shard in runtime.shards())
 
 
 def gradients(runtime: Runtime) -> list[Piece]:
     """The boxes of the gradient that this rank holds, of what is trained."""
     pieces = [piece for parameter in runtime.parameters() for piece in parameter.pieces]
-    return _sorted((p.shard.name, p.shard.offset, p.tensor.grad) for p in pieces if p.tensor.grad is not None)
+    return _sort((p.shard.name, p.shard.offset, p.tensor.grad) for p in pieces if p.tensor.grad is not None)
 
 
-def _sorted(pieces: Iterable[Piece]) -> list[Piece]:
+def _sort(pieces: Iterable[Piece]) -> list[Piece]:
     return sorted(pieces, key=lambda piece: piece[:2])
 
 
-def held(pieces: Sequence[Piece]) -> int:
+def hash_boxes(pieces: Sequence[Piece]) -> int:
     """Which boxes these are: a hash of 64 bits, 0 for none."""
     boxes = [(name, offset, tuple(box.shape)) for name, offset, box in pieces]
     digest = hashlib.blake2b(repr(boxes).encode(), digest_size=8).digest()
@@ -45,13 +45,13 @@ def fingerprint(pieces: Sequence[Piece]) -> tuple[int, int, int]:
     """(which boxes these are, the sum of their words, the sum weighted by place)."""
     sums: dict[torch.device, torch.Tensor] = {}  # a box is added up where it is
     for number, (_, _, box) in enumerate(pieces):
-        found = (2 * number + 1) * added_up(box)  # an odd factor loses no bit modulo 2^64
+        found = (2 * number + 1) * sum_words(box)  # an odd factor loses no bit modulo 2^64
         sums[box.device] = sums[box.device] + found if box.device in sums else found
     total = sum((each.cpu() for each in sums.values()), torch.zeros(2, dtype=torch.int64))
-    return held(pieces), int(total[0]), int(total[1])
+    return hash_boxes(pieces), int(total[0]), int(total[1])
 
 
-def added_up(tensor: torch.Tensor) -> torch.Tensor:
+def sum_words(tensor: torch.Tensor) -> torch.Tensor:
     """(2,) int64, where the tensor is: the sum of its words, plain and weighted by place."""
     bits = words(tensor)
     found = torch.zeros(2, dtype=torch.int64, device=tensor.device)
@@ -72,11 +72,11 @@ def array_sums(runtime: Runtime, device: torch.device) -> tuple[list[str], torch
     found = {name: torch.zeros((), dtype=torch.int64) for name in sorted(runtime.registry) if in_model(name)}
     for shard in runtime.shards():
         if shard.primary and in_model(shard.name):
-            found[shard.name] = found[shard.name] + _placed(shard).cpu()
+            found[shard.name] = found[shard.name] + _sum_placed(shard).cpu()
     return list(found), torch.stack(list(found.values())).to(device) if found else torch.zeros(0, dtype=torch.int64)
 
 
-def _placed(shard: Shard) -> torch.Tensor:
+def _sum_placed(shard: Shard) -> torch.Tensor:
     """0-d int64: the words of a box, each times twice its place in the whole array plus one."""
     box, device = shard.local.detach(), shard.local.device
     if not box.dim():

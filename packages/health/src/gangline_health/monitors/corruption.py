@@ -20,7 +20,7 @@ import torch
 from gangline.health import Action, Verdict
 from gangline_health.config import CorruptionOptions
 from gangline_health.monitors.base import Monitor
-from gangline_health.monitors.bits import array_sums, fingerprint, gradients, held, weights
+from gangline_health.monitors.bits import array_sums, fingerprint, gradients, hash_boxes, weights
 from gangline_health.monitors.recompute import RepeatedSteps
 
 if TYPE_CHECKING:
@@ -104,7 +104,9 @@ class CorruptionMonitor(Monitor):
         if comm.size == 1:
             return
         if self.alone is None:
-            mine = torch.tensor([[held(weights(self.runtime)), self.apart]], dtype=torch.int64, device=self.device)
+            mine = torch.tensor(
+                [[hash_boxes(weights(self.runtime)), self.apart]], dtype=torch.int64, device=self.device
+            )
             rows = [tuple(row) for row in comm.all_gather(mine).tolist()]
             self.alone = [rank for rank, row in enumerate(rows) if not row[0] or rows.count(row) == 1]
             self.untold = bool(self.alone) and self.rank == 0
@@ -151,9 +153,9 @@ class CorruptionMonitor(Monitor):
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
         if self.untold and self.alone:
             self.untold = False
-            yield self._not_compared(len(self.alone), self.alone)
+            yield self._report_not_compared(len(self.alone), self.alone)
         if damaged := self.damaged:
-            yield self._damaged(record)
+            yield self._report_damage(record)
         yield from self.recompute.verdicts(record.step)
         for rank, odd in self.odd.items():
             first = (self.agreed or 0) + 1
@@ -171,7 +173,7 @@ class CorruptionMonitor(Monitor):
             where, confidence = f"rank {rank}", 1.0 if sure else 0.5
             yield Verdict("corruption", where, confidence, evidence, Action.ROLL_BACK, details=details)
 
-    def _damaged(self, record: StepRecord) -> Verdict:
+    def _report_damage(self, record: StepRecord) -> Verdict:
         step, some = int(self.stored["step"]), ", ".join(self.damaged[:4])
         more = f" and {len(self.damaged) - 4} more" if len(self.damaged) > 4 else ""
         evidence = f"weights that were read from the checkpoint of step {step} are not those saved: {some}{more}"
@@ -179,7 +181,7 @@ class CorruptionMonitor(Monitor):
         details = {"step": record.step, "first": step, "row": 1, "arrays": self.damaged[:4]}
         return Verdict("corruption", "the checkpoint", 1.0, evidence, Action.ROLL_BACK, details=details)
 
-    def _not_compared(self, count: int, alone: list[int]) -> Verdict:
+    def _report_not_compared(self, count: int, alone: list[int]) -> Verdict:
         some = ", ".join(map(str, alone[:8])) + (", ..." if count > 8 else "")
         why = f"nobody else holds exactly what rank {some} holds"
         if self.runtime.differs:

@@ -97,11 +97,11 @@ class NumbersMonitor(Monitor):
         self.rows = {kind: self.rows.get(kind, 0) + 1 for kind in sorted(found)}
         if not record.finite:
             if self.rows["not-finite"] > self.routine:
-                yield self._not_finite(record)
+                yield self._report_not_finite(record)
             return
-        self.losses = self._taken("loss-spike", record.step, record.loss, self.losses)
+        self.losses = self._extend_window("loss-spike", record.step, record.loss, self.losses)
         if record.grad_norm > 0:
-            self.norms = self._taken("gradient-spike", record.step, math.log(record.grad_norm), self.norms)
+            self.norms = self._extend_window("gradient-spike", record.step, math.log(record.grad_norm), self.norms)
         if self.rows.get("zero-gradients") == self.options.zero_steps:
             row = self.options.zero_steps
             evidence = f"gradient norm 0 for {row} steps in a row: nothing is learnt"
@@ -109,7 +109,7 @@ class NumbersMonitor(Monitor):
             yield Verdict("zero-gradients", f"step {record.step}", 1.0, evidence, Action.WARN, details=details)
         yield from self._divergence(record)
 
-    def _taken(self, kind: str, step: int, value: float, window: list[float]) -> list[float]:
+    def _extend_window(self, kind: str, step: int, value: float, window: list[float]) -> list[float]:
         """The window with this step. A spike never comes into it; one that came alone is remembered as such."""
         row, once = self.rows.get(kind, 0), self.once.pop(kind, None)
         if row == 0:
@@ -128,7 +128,7 @@ class NumbersMonitor(Monitor):
         rises = sorted((above for _, above in self._recent(kind, step)), reverse=True)
         return rises[SEVERAL - 1] if len(rises) >= SEVERAL else 0.0
 
-    def _not_finite(self, record: StepRecord) -> Verdict:
+    def _report_not_finite(self, record: StepRecord) -> Verdict:
         """In the place of core's own, which stops the run."""
         row = self.rows["not-finite"]
         evidence = f"loss {record.loss}, gradient norm {record.grad_norm}, {row} in a row; the weights are as they were"

@@ -16,7 +16,7 @@ class Peers:
 
     stages: tuple[int, ...] = ()
 
-    def of(self, rank: int, ranks: int) -> list[int]:
+    def find_peers(self, rank: int, ranks: int) -> list[int]:
         """The ranks, of so many, that do the work of `rank`, itself among them."""
         if len(self.stages) != ranks:
             return list(range(ranks))

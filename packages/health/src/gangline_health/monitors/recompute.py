@@ -17,7 +17,7 @@ import torch
 from gangline.comm.base import Comm, Comms, Pending, Reduction
 from gangline.comm.wrap import Wrapped, WrappedComms
 from gangline.health import Action, Verdict
-from gangline_health.monitors.bits import added_up, gradients
+from gangline_health.monitors.bits import gradients, sum_words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ class Recorder:
 
     def note(self, what: str, own: bool, *tensors: Tensor) -> None:
         if self.events is not None:
-            self.events += [Event(what, own, added_up(tensor)) for tensor in tensors if tensor.numel()]
+            self.events += [Event(what, own, sum_words(tensor)) for tensor in tensors if tensor.numel()]
 
     @contextmanager
     def recording(self) -> Iterator[list[Event]]:
@@ -78,7 +78,7 @@ class Heard(Generic[T]):
 class RecordedComm(Wrapped):
     """Notes what goes in and what comes out, while a step is recorded."""
 
-    def _noted(self, name: str, call: Callable[[], Pending[T]], *given: Tensor) -> Pending[T]:
+    def _note(self, name: str, call: Callable[[], Pending[T]], *given: Tensor) -> Pending[T]:
         if RECORDER.events is None:
             return call()
         what = f"{name} along {self.axis}"
@@ -86,27 +86,27 @@ class RecordedComm(Wrapped):
         return Heard(call(), what)
 
     def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
-        return self._noted("all_reduce", lambda: self.inner._all_reduce(x, op, background), x)
+        return self._note("all_reduce", lambda: self.inner._all_reduce(x, op, background), x)
 
     def _all_gather(self, x: Tensor, into: Tensor | None, background: bool) -> Pending[Tensor]:
-        return self._noted("all_gather", lambda: self.inner._all_gather(x, into, background), x)
+        return self._note("all_gather", lambda: self.inner._all_gather(x, into, background), x)
 
     def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
-        return self._noted("reduce_scatter", lambda: self.inner._reduce_scatter(x, background), x)
+        return self._note("reduce_scatter", lambda: self.inner._reduce_scatter(x, background), x)
 
     def _all_to_all(self, x: Tensor, in_splits: Any, out_splits: Any, background: bool) -> Pending[Tensor]:
-        return self._noted("all_to_all", lambda: self.inner._all_to_all(x, in_splits, out_splits, background), x)
+        return self._note("all_to_all", lambda: self.inner._all_to_all(x, in_splits, out_splits, background), x)
 
     def _broadcast(self, x: Tensor, source: int, background: bool) -> Pending[Tensor]:
         given = [x] if source == self.index else []
-        return self._noted("broadcast", lambda: self.inner._broadcast(x, source, background), *given)
+        return self._note("broadcast", lambda: self.inner._broadcast(x, source, background), *given)
 
     def _exchange(self, sends: Any, recvs: Any, background: bool) -> Pending[Sequence[Tensor]]:
         given = [x for x, _ in sends]
-        return self._noted("exchange", lambda: self.inner._exchange(sends, recvs, background), *given)
+        return self._note("exchange", lambda: self.inner._exchange(sends, recvs, background), *given)
 
 
-def recorded(comms: Comms) -> Comms:
+def record_comms(comms: Comms) -> Comms:
     """Comms whose traffic can be noted."""
     return WrappedComms(comms, RecordedComm)
 
@@ -136,11 +136,11 @@ class RepeatedSteps:
             if self.trusted is None:
                 self.trusted = self.step - 1
             self.looked = self.step % every == 0
-            return self._twice(runtime, once, microbatches) if self.looked else once(microbatches)
+            return self._repeat(runtime, once, microbatches) if self.looked else once(microbatches)
 
         runtime.step = step  # type: ignore[method-assign]
 
-    def _twice(
+    def _repeat(
         self, runtime: Runtime, once: Callable[[Sequence[Batch]], StepResult], batches: Sequence[Batch]
     ) -> StepResult:
         runs = []

@@ -78,7 +78,7 @@ class RepeatedMonitor(Monitor):
         launches = [line for line in events if line.get("event") == "launch"]
         if not launches or not launches[-1].get("futile"):  # the start before did steps that were new
             return
-        found = repeated(launches, reached(events, records(Path(self.run_dir))))
+        found = find_repeated(launches, count_reached(events, records(Path(self.run_dir))))
         if found is None:
             return
         step = found.step + 1
@@ -90,10 +90,10 @@ class RepeatedMonitor(Monitor):
             evidence += f". {MORE_MEMORY}"
             yield Verdict("out-of-memory", f"step {step}", 0.9, evidence, Action.WARN, details=details)
         else:
-            details["first"] = self._not_trusted()
+            details["first"] = self._find_first_untrusted()
             yield Verdict("repeated-failure", f"step {step}", 0.8, evidence, Action.WARN, details=details)
 
-    def _not_trusted(self) -> int:
+    def _find_first_untrusted(self) -> int:
         """From which step on checkpoints are not trusted: from that on which this start began with.
 
         One between two that are due by `checkpoint.every` is of a tier for the newest steps; the next one that is due
@@ -108,12 +108,12 @@ class RepeatedMonitor(Monitor):
         return ()
 
 
-def repeated(launches: Sequence[Line], reached: dict[int, int]) -> Repeated | None:
+def find_repeated(launches: Sequence[Line], reached: dict[int, int]) -> Repeated | None:
     """What the newest launches follow: failures of ranks, all at one step; None where they are fewer than two."""
     step, whys = None, list[str]()
     for earlier, line in reversed([*pairwise(launches)]):
         before = int(earlier["generation"])
-        if not _failed(line) or before not in reached:
+        if not _is_failure(line) or before not in reached:
             break
         step = reached[before] if step is None else step
         if abs(reached[before] - step) > SAME:
@@ -125,12 +125,12 @@ def repeated(launches: Sequence[Line], reached: dict[int, int]) -> Repeated | No
     return Repeated(len(whys), step, whys[0], no_memory)
 
 
-def _failed(line: Line) -> bool:
+def _is_failure(line: Line) -> bool:
     """Whether a launch follows a failure of ranks: of its own job, or of the one before it."""
     return line.get("why") == "rank" or (line.get("why") == "start" and line.get("after") in ("bug", "killed"))
 
 
-def reached(events: Iterable[Line], steps: Iterable[Line]) -> dict[int, int]:
+def count_reached(events: Iterable[Line], steps: Iterable[Line]) -> dict[int, int]:
     """By generation the most steps that were done, as rank 0 wrote it.
 
     Of a start that went back: since then, by its records alone. What it said before is of where it came from.

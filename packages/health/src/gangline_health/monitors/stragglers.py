@@ -92,7 +92,7 @@ class StragglersMonitor(Monitor):
     def _slow(self, own: list[float]) -> list[tuple[int, float]]:
         """(rank, its score) of those over every limit."""
         usual, ranks = self.peers.usual(own), range(len(own))
-        compared = [rank for rank in ranks if usual[rank] > 0 and len(self.peers.of(rank, len(own))) > 1]
+        compared = [rank for rank in ranks if usual[rank] > 0 and len(self.peers.find_peers(rank, len(own))) > 1]
         if not compared:
             return []
         # the noise is that of all: a stage may have few ranks
@@ -110,7 +110,7 @@ class StragglersMonitor(Monitor):
         return found
 
     def _verdict(self, rank: int, score: float, since: int, own: list[float], record: StepRecord) -> Verdict:
-        middle, peers = self.peers.usual(own)[rank], self.peers.of(rank, len(own))
+        middle, peers = self.peers.usual(own)[rank], self.peers.find_peers(rank, len(own))
         excess = {}
         for phase in OWN:
             each = self._medians((phase,))

@@ -57,7 +57,7 @@ class KubernetesLaunch(ClusterLaunch):
             what = "launch=kubernetes needs launch.volume=CLAIM:/mount."
             why = "The pods meet in the run directory, and checkpoints outlive them there."
             found.append(Problem(what, why, "A PersistentVolumeClaim that many nodes may write (ReadWriteMany)."))
-        elif run.run.dir is None or self.in_pod(run.run.dir) is None:
+        elif run.run.dir is None or self.map_to_pod(run.run.dir) is None:
             what = f"run.dir={run.run.dir} does not lie on launch.volume={self.volume}."
             real = "" if run.run.dir is None else f"Without links: {os.path.realpath(run.run.dir)}"
             why = f"{real}; the volume: {os.path.realpath(mount)}." if real else ""
@@ -77,7 +77,7 @@ class KubernetesLaunch(ClusterLaunch):
         claim, _, mount = (self.volume or "").partition(":")
         return claim, mount and os.path.normpath(mount)
 
-    def in_pod(self, run_dir: str | Path) -> Path | None:
+    def map_to_pod(self, run_dir: str | Path) -> Path | None:
         """Return the path of the run directory in a pod; None where it is not below the volume's mount point here.
 
         Links are resolved here, because a pod has only the volume: there the same directory is below `launch.volume`.

@@ -15,7 +15,7 @@ from gangline.run.ending import clear_ending, read_ending, write_ending
 from gangline.storage.files import write_whole
 from gangline_launch import clocks, job as jobs
 from gangline_launch.follow import follow
-from gangline_launch.give_back import give_back, handed_over
+from gangline_launch.give_back import give_back, keep_job_on_error
 from gangline_launch.job import SubmittedJob
 from gangline_launch.kubernetes import levels, manifests, tries
 from gangline_launch.kubernetes.scheduler import KubectlError, KubernetesScheduler, kubectl
@@ -41,7 +41,7 @@ class KubernetesLauncher(Launcher):
         """Apply the manifests and follow to the end; Ctrl-C leaves it alone. Raises UserError where that is refused."""
         run_dir = directory.path.resolve()
         mark = uuid.uuid4().hex
-        in_pod = self.config.in_pod(run_dir)
+        in_pod = self.config.map_to_pod(run_dir)
         assert in_pod is not None, "check() refuses a run directory that is not on the volume"
         text = dump(manifests.render(self.config, self.run, in_pod, mark))
         if self.config.dry_run:
@@ -49,15 +49,15 @@ class KubernetesLauncher(Launcher):
             return give_back(directory)
         path = run_dir / jobs.FOLDER / FILE
         name = manifests.name_of(in_pod, mark)
-        job = SubmittedJob.now("kubernetes", f"{self.config.namespace}/{name}", mark=mark)
-        with jobs.one_submit(run_dir):
+        job = SubmittedJob.create("kubernetes", f"{self.config.namespace}/{name}", mark=mark)
+        with jobs.lock_submit(run_dir):
             refuse_second(run_dir)
             write_whole(path, text)
             levels.note(run_dir, self.config.levels)
             clocks.forget(run_dir)
             tries.forget(run_dir)
             submit(directory, job, path)
-        with handed_over(directory, KubernetesScheduler()):
+        with keep_job_on_error(directory, KubernetesScheduler()):
             print(f"train: JobSet {job.id}: {path}", flush=True)
             return follow(run_dir, KubernetesScheduler(), shown=directory.path)
 
@@ -77,8 +77,8 @@ def refuse_second(run_dir: Path) -> None:
     if not state.over:
         raise UserError(
             f"{run_dir} has a job already: {job.id}, {state.line()}.",
-            f"To follow it:  gangline launch attach {jobs.typed(run_dir)}",
-            f"To end it:  gangline launch cancel {jobs.typed(run_dir)}",
+            f"To follow it:  gangline launch attach {jobs.quote_path(run_dir)}",
+            f"To end it:  gangline launch cancel {jobs.quote_path(run_dir)}",
         )
 
 
@@ -107,9 +107,9 @@ def submit(directory: RunDirectory, job: SubmittedJob, manifest: Path) -> None:
         directory.hand_over()
         raise UserError(
             f"{error}; whether the cluster took the job is not known, and {directory.path} stays.",
-            f"To look:  gangline launch status {jobs.typed(directory.path)}",
-            f"To end what is there:  gangline launch cancel {jobs.typed(directory.path)}",
-            f"To submit it once more, after that:  train resume={jobs.typed(directory.path)}",
+            f"To look:  gangline launch status {jobs.quote_path(directory.path)}",
+            f"To end what is there:  gangline launch cancel {jobs.quote_path(directory.path)}",
+            f"To submit it once more, after that:  train resume={jobs.quote_path(directory.path)}",
         ) from error
 
 

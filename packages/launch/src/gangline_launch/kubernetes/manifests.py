@@ -120,7 +120,7 @@ def script(config: KubernetesLaunch, run: Run, run_dir: Path) -> str:
         'tail --pid=$$ -F -c "+$begin" "$out" 2> /dev/null &',
         'exec >> "$out" 2>&1',
         *fabric.setup(config.fabric),
-        *setup.checked(config.setup, "python", shlex.quote(str(run_dir))),
+        *setup.check_exit_codes(config.setup, "python", shlex.quote(str(run_dir))),
         " ".join(agent),
     ]
     return "".join(f"{line}\n" for line in lines)

@@ -14,10 +14,10 @@ from pathlib import Path
 from gangline import UserError
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import RunEnding, decide_ending, read_ending
-from gangline_basics.launch.exclusion import excluded
+from gangline_basics.launch.exclusion import list_excluded
 from gangline_launch import job as jobs
 from gangline_launch.slurm import commands, requeues
-from gangline_launch.slurm.commands import SlurmError, patiently
+from gangline_launch.slurm.commands import SlurmError, retry_while_away
 from gangline_launch.slurm.config import SlurmLaunch
 from gangline_launch.slurm.requeues import JobRequeue
 from gangline_launch.slurm.script import FILE
@@ -26,7 +26,7 @@ from gangline_launch.slurm.submit import submit
 WORDS = {"requeue": "it is queued again", "submit": "it is submitted again without bad nodes", "end": "it ends here"}
 
 
-def this_job(environ: Mapping[str, str] = os.environ) -> str:
+def read_own_job(environ: Mapping[str, str] = os.environ) -> str:
     """As scontrol knows it. The last task of an array has the array's own number as SLURM_JOB_ID, which means all."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else environ["SLURM_JOB_ID"]
@@ -52,26 +52,26 @@ def decide(
 
 def main(run_dir: str, code: str) -> int:
     """Start the job again, or not; its exit code."""
-    path, job = Path(run_dir), this_job()
+    path, job = Path(run_dir), read_own_job()
     ending = read_ending(path)
     end = ending.exit_code if ending is not None else int(code)
     try:
-        said = patiently(lambda: commands.show_job(job))
+        said = retry_while_away(lambda: commands.show_job(job))
         if said and said[0].get("JobState") == "RUNNING":  # else it was cancelled, or Slurm starts it again by itself
-            again(path, job, ending, int(code))
+            restart_job(path, job, ending, int(code))
     except (SlurmError, UserError, OSError) as error:
         print(f"train: job {job} is not started again: {error}\n{jobs.to_go_on(path)}", flush=True)
     return end
 
 
-def again(path: Path, job: str, ending: RunEnding | None, code: int) -> None:
+def restart_job(path: Path, job: str, ending: RunEnding | None, code: int) -> None:
     """Start it again, or not. Raises SlurmError, UserError."""
     config = RunDirectory.open(path).run().launch
     if not isinstance(config, SlurmLaunch):
         raise UserError("the run has another launcher by now than launch=slurm.")
     before = requeues.read(path)
-    named = {*excluded(path, config.excluded_hours), *(ending.exclude if ending else ())}
-    new = tuple(sorted(named - requeues.left_out(before)))
+    named = {*list_excluded(path, config.excluded_hours), *(ending.exclude if ending else ())}
+    new = tuple(sorted(named - requeues.read_excluded_nodes(before)))
     step = requeues.steps_done(path)
     then, why = decide(ending, code, step, before, config.futile_requeues, new)
     print(f"train: job {job}: {why}; {WORDS[then]}", flush=True)
@@ -85,7 +85,7 @@ def again(path: Path, job: str, ending: RunEnding | None, code: int) -> None:
             then = "requeue"
     requeues.append(path, JobRequeue(time.time(), job, step, code, why, then, tuple(sorted(named))))
     if then == "requeue":
-        patiently(lambda: commands.ask("scontrol", "requeue", job))
+        retry_while_away(lambda: commands.ask("scontrol", "requeue", job))
 
 
 def resubmit(path: Path, words: list[str]) -> None:

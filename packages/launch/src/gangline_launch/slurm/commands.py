@@ -57,7 +57,7 @@ def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
     return done.stdout
 
 
-def patiently(question: Callable[[], Answer], seconds: float = PATIENCE) -> Answer:
+def retry_while_away(question: Callable[[], Answer], seconds: float = PATIENCE) -> Answer:
     """Its answer; asked again, ever later, while the controller is away. Raises SlurmAway after `seconds`."""
     deadline, wait = time.monotonic() + seconds, ASK_AGAIN
     while True:

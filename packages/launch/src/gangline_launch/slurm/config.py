@@ -34,7 +34,7 @@ NOT_IN_A_LINE = re.compile("[\\\\\x00-\x1f\x7f\x85\u2028\u2029]")
 TIME = re.compile(r"\d+-\d+(:\d+){0,2}|\d+(:\d+){1,2}")
 
 
-def _only_place(value: Any) -> bool:
+def _is_placement(value: Any) -> bool:
     words = value if isinstance(value, list) else [value]
     return all(isinstance(word, str) and word.partition("=")[0].removeprefix("--") in PLACE for word in words)
 
@@ -59,7 +59,7 @@ class SlurmLaunch(ClusterLaunch):
     switches_wait: str | None = None  # how long such nodes are waited for, as a time; null: the site's most
     segment: PositiveInt | None = None  # so many nodes each lie in one block (topology/block, Slurm 23.11 and newer)
     drain: bool = False  # tell Slurm to give nodes that were found bad to nobody; takes an operator's rights
-    options: Annotated[list[str], RunsCode(data=_only_place)] = field(
+    options: Annotated[list[str], RunsCode(data=_is_placement)] = field(
         default_factory=list
     )  # more of sbatch, as a site asks for: --reservation=night
     most_running: PositiveInt | None = None  # runs of a sweep at the same time; null: all

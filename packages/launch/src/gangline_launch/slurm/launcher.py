@@ -14,15 +14,15 @@ from gangline import UserError
 from gangline.launch.base import Launcher
 from gangline.run.ending import clear_ending, read_ending, write_ending
 from gangline.storage.files import write_whole
-from gangline_basics.launch.exclusion import excluded
+from gangline_basics.launch.exclusion import list_excluded
 from gangline_launch import clocks, job as jobs, storage
 from gangline_launch.follow import EXIT_FAILURE, follow, follow_all
-from gangline_launch.give_back import give_back, handed_over
+from gangline_launch.give_back import give_back, keep_job_on_error
 from gangline_launch.slurm import commands, requeues, script
 from gangline_launch.slurm.commands import SlurmAway, SlurmError
 from gangline_launch.slurm.requeues import JobRequeue
 from gangline_launch.slurm.scheduler import SlurmScheduler
-from gangline_launch.slurm.submit import cancelled_on_error, found, submit
+from gangline_launch.slurm.submit import cancel_on_error, find_job, submit
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -45,12 +45,12 @@ class SlurmLauncher(Launcher):
         self.config.refuse_unknown_gpus(self.run)
         self._refuse_storage(run_dir, [(self.run, run_dir)])
         try:
-            with jobs.one_submit(run_dir):
+            with jobs.lock_submit(run_dir):
                 refuse_second(run_dir)
                 number = self._submit(run_dir, [run_dir])
         except SlurmAway as error:
             return unknown(error, [directory])
-        with handed_over(directory, SlurmScheduler()):
+        with keep_job_on_error(directory, SlurmScheduler()):
             print(f"train: job {number}: {jobs.folder(run_dir) / script.FILE}", flush=True)
             return follow(run_dir, SlurmScheduler(), shown=directory.path)
 
@@ -66,7 +66,7 @@ class SlurmLauncher(Launcher):
         self.config.refuse_unknown_gpus(self.run)
         self._refuse_storage(above, zip(runs, paths, strict=True))
         try:
-            with jobs.one_submit(above):
+            with jobs.lock_submit(above):
                 write_whole(jobs.folder(above) / "runs", "".join(f"{path}\n" for path in paths))
                 number = self._submit(above, paths, range(len(paths)))
         except SlurmAway as error:
@@ -81,7 +81,7 @@ class SlurmLauncher(Launcher):
         path = jobs.folder(above) / script.FILE
         write_whole(path, script.render(self.config, self.run, above, len(tasks)))
         path.chmod(0o755)
-        out = [excluded(run_dir, self.config.excluded_hours) for run_dir in run_dirs]
+        out = [list_excluded(run_dir, self.config.excluded_hours) for run_dir in run_dirs]
         names = sorted({name for each in out for name in each})
         if names:
             print(f"train: without {', '.join(names)}, as an order in the run asks (launch.excluded_hours)", flush=True)
@@ -96,7 +96,7 @@ class SlurmLauncher(Launcher):
                 if ending is not None:
                     write_ending(run_dir, ending)
             raise
-        with cancelled_on_error(number):
+        with cancel_on_error(number):
             for run_dir in run_dirs:
                 step = requeues.steps_done(run_dir)
                 line = JobRequeue(time.time(), number, step, 0, "submitted", requeues.BEGIN, tuple(names))
@@ -107,8 +107,8 @@ class SlurmLauncher(Launcher):
         """Unless all nodes are this machine."""
         needed = [("the run directory", str(above))]
         for run, run_dir in runs:
-            needed += storage.needed(run, run_dir, code=self.config.image is None)
-        found = list(storage.unseen(dict.fromkeys(needed), self.config.shared))
+            needed += storage.list_needed_paths(run, run_dir, code=self.config.image is None)
+        found = list(storage.find_local_paths(dict.fromkeys(needed), self.config.shared))
         if found and not commands.nodes_are_here():
             raise UserError.of(found)
 
@@ -148,7 +148,7 @@ def unknown(error: SlurmAway, directories: Sequence[RunDirectory]) -> int:
         directory.hand_over()
     print(
         f"train: {error}; whether Slurm took the job is not known.\n"
-        f"  Once it answers, this looks the job up first:  train resume={jobs.typed(directories[0].path)}",
+        f"  Once it answers, this looks the job up first:  train resume={jobs.quote_path(directories[0].path)}",
         file=sys.stderr,
     )
     return EXIT_FAILURE
@@ -157,7 +157,7 @@ def unknown(error: SlurmAway, directories: Sequence[RunDirectory]) -> int:
 def refuse_second(run_dir: Path) -> None:
     """Two jobs of one run. Raises UserError where an earlier one has not ended, or nobody can say."""
     try:
-        job = found(run_dir)
+        job = find_job(run_dir)
         state = SlurmScheduler().state(job) if job is not None and job.scheduler == "slurm" else None
     except SlurmError as error:
         raise UserError(
@@ -166,6 +166,6 @@ def refuse_second(run_dir: Path) -> None:
     if job is not None and state is not None and not state.over:
         raise UserError(
             f"{run_dir} has a job already: {job.id}, {state.line()}.",
-            f"To follow it:  gangline launch attach {jobs.typed(run_dir)}",
-            f"To end it:  gangline launch cancel {jobs.typed(run_dir)}",
+            f"To follow it:  gangline launch attach {jobs.quote_path(run_dir)}",
+            f"To end it:  gangline launch cancel {jobs.quote_path(run_dir)}",
         )

@@ -53,7 +53,7 @@ def append(run_dir: Path, line: JobRequeue) -> None:
         file.write("\n" * torn + json.dumps(asdict(line)) + "\n")
 
 
-def left_out(lines: list[JobRequeue]) -> set[str]:
+def read_excluded_nodes(lines: list[JobRequeue]) -> set[str]:
     """The nodes that the newest job was submitted without."""
     return {name for line in lines if line.then in (BEGIN, "submit") for name in line.exclude}
 

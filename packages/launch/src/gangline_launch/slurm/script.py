@@ -35,7 +35,7 @@ def render(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int = 0) -> str:
         "",
         "export PYTHONUNBUFFERED=1",
         *fabric.setup(config.fabric),
-        *setup.checked(config.setup, python(), '"$run_dir"'),
+        *setup.check_exit_codes(config.setup, python(), '"$run_dir"'),
         "",
         "# What Slurm knows of the nodes: their addresses, their places in the network.",
         'scontrol --oneliner show node "$SLURM_JOB_NODELIST" > "$run_dir/launch/nodes"',
@@ -105,10 +105,10 @@ def options(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int) -> list[st
     if tasks:
         running = f"%{config.most_running}" if config.most_running else ""
         words.append(f"--array=0-{tasks - 1}{running}")
-    return [*words, *map(quoted, config.options)]
+    return [*words, *map(quote_option, config.options)]
 
 
-def quoted(option: str) -> str:
+def quote_option(option: str) -> str:
     """ "--reservation=my night" -> "--reservation='my night'"."""
     name, sign, value = option.partition("=")
     return f"{name}={shlex.quote(value)}" if sign else name

@@ -15,7 +15,7 @@ from gangline_launch import job as jobs
 from gangline_launch.job import SubmittedJob
 from gangline_launch.slurm import commands
 from gangline_launch.slurm.commands import SlurmAway, SlurmError
-from gangline_launch.slurm.variables import for_sbatch
+from gangline_launch.slurm.variables import make_sbatch_environment
 
 FILE = "submitting"  # in RUN_DIR/launch, from before sbatch until job.json is written
 LOOKS, LOOK_SECONDS = 3, 5.0  # a job that sbatch heard nothing of is looked for so often, so far apart
@@ -32,26 +32,26 @@ def submit(
     """The number of the new job, which each run's job.json then names. tasks: the place of each run in an array;
     patience: seconds in which a controller that is away may come back.
 
-    Raises UserError where Slurm refused it, SlurmAway where nobody can say whether there is a job: `found` may later.
+    Raises UserError where Slurm refused it, SlurmAway where it is unknown whether there is a job (see `find_job`).
     """
     mark = f"gangline-{uuid.uuid4().hex}"
     places: Sequence[int | None] = tasks or [None] * len(run_dirs)
     for run_dir, task in zip(run_dirs, places, strict=True):
         write_whole(jobs.folder(run_dir) / FILE, json.dumps({"mark": mark, "task": task}) + "\n")
     try:
-        number = _accepted(script, [*words, f"--comment={mark}"], mark, PATIENCE if patience is None else patience)
+        number = _submit_job(script, [*words, f"--comment={mark}"], mark, PATIENCE if patience is None else patience)
     except UserError:
         _forget(run_dirs)
         raise
-    with cancelled_on_error(number):
+    with cancel_on_error(number):
         for run_dir, task in zip(run_dirs, places, strict=True):
-            jobs.write_job(run_dir, SubmittedJob.now("slurm", number, task))
+            jobs.write_job(run_dir, SubmittedJob.create("slurm", number, task))
         _forget(run_dirs)
     return number
 
 
 @contextmanager
-def cancelled_on_error(number: str) -> Iterator[None]:
+def cancel_on_error(number: str) -> Iterator[None]:
     """A job that cannot be written down, such as on a full disk, is none. Raises UserError, or the OSError."""
     try:
         yield
@@ -67,7 +67,7 @@ def cancelled_on_error(number: str) -> Iterator[None]:
         raise
 
 
-def found(run_dir: Path) -> SubmittedJob | None:
+def find_job(run_dir: Path) -> SubmittedJob | None:
     """The newest job of a run, also one whose sbatch had no answer or was killed. Raises SlurmAway."""
     path = Path(run_dir, jobs.FOLDER, FILE)
     if path.exists():
@@ -79,9 +79,9 @@ def found(run_dir: Path) -> SubmittedJob | None:
     return jobs.read_job(run_dir)
 
 
-def _accepted(script: Path, words: Sequence[str], mark: str, patience: float) -> str:
+def _submit_job(script: Path, words: Sequence[str], mark: str, patience: float) -> str:
     """The number of the job. The controller may still be at it where sbatch had no answer."""
-    environment, dropped = for_sbatch(script)
+    environment, dropped = make_sbatch_environment(script)
     if dropped:
         print(f"train: not passed to sbatch: {', '.join(dropped)}; {script} sets these options", flush=True)
     try:
@@ -91,7 +91,7 @@ def _accepted(script: Path, words: Sequence[str], mark: str, patience: float) ->
         for look in range(LOOKS):
             if look:
                 time.sleep(LOOK_SECONDS)
-            if (number := commands.patiently(lambda: commands.job_with(mark), patience)) is not None:
+            if (number := commands.retry_while_away(lambda: commands.job_with(mark), patience)) is not None:
                 return number
         raise UserError(f"Slurm did not take the job: {error}.", "None is in the queue. Try again.") from error
 

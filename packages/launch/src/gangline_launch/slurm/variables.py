@@ -19,7 +19,7 @@ NAMES = {
 }
 
 
-def for_sbatch(script: Path, environ: Mapping[str, str] = os.environ) -> tuple[dict[str, str], list[str]]:
+def make_sbatch_environment(script: Path, environ: Mapping[str, str] = os.environ) -> tuple[dict[str, str], list[str]]:
     """Return the environment of sbatch, and the names of the variables that it lacks.
 
     Slurm takes the command line before the environment, and the environment before the script.

@@ -33,8 +33,8 @@ from gangline.model.build import construct
 from gangline.model.forward_context import for_all_heads
 from gangline.model.linear import Linear
 from gangline_basics.model.attention import plain
-from gangline_basics.model.kept_tokens import KeptTokens, KeyValues, one_query
-from gangline_basics.model.rope import rotated
+from gangline_basics.model.kept_tokens import KeptTokens, KeyValues, attend_one_query
+from gangline_basics.model.rope import rotate_pair
 from gangline_basics.model.rope_rates import frequencies
 from gangline_models.latent_nodes import LatentUpNode, MlaNode
 
@@ -76,7 +76,7 @@ class LatentAttention(nn.Module):
         r_B1TF = for_all_heads(r_BtF).unsqueeze(1)
         if self.interleaved:
             q_rotary, r_B1TF = halved(q_rotary), halved(r_B1TF)
-        q_rotary, r_B1TF = rotated(q_rotary, r_B1TF, batch.position, self.rates, self.magnitude)
+        q_rotary, r_B1TF = rotate_pair(q_rotary, r_B1TF, batch.position, self.rates, self.magnitude)
         if batch.cache is None:
             out_BHTC = self._whole(self._attended, q_nope, q_rotary, c_BtF, r_B1TF, batch)
         elif type(self.kv.up) is not Linear or self.kv.up.bias is not None:  # an adapter's product has no weight to ask
@@ -115,7 +115,7 @@ class LatentAttention(nn.Module):
         up_k, up_v = weight_HCF.split((self.nope, self.value), dim=1)
         q_BHF = torch.einsum("bhc,hcf->bhf", q_nope.squeeze(2), up_k)
         q_BH1F = torch.cat((q_BHF.unsqueeze(2), q_rotary), dim=-1)
-        c_BH1F = one_query(q_BH1F, keys_B1SF, keys_B1SF[..., : self.latent], text_B11S, self.call, None)
+        c_BH1F = attend_one_query(q_BH1F, keys_B1SF, keys_B1SF[..., : self.latent], text_B11S, self.call, None)
         return torch.einsum("bhf,hcf->bhc", c_BH1F.squeeze(2), up_v).unsqueeze(2)
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, document_BT: Tensor | None, position_BT: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class MtpHead(Wrapper):
     weight: Tensor  # of what is inside
     loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     norm: nn.Module
-    scaled: Callable[[Tensor], Tensor]
+    scale_hidden: Callable[[Tensor], Tensor]
 
     def wrap(self, node: MtpHeadNode) -> None:
         self.mtp = nn.ModuleList(construct(module) for module in node.mtp)
@@ -62,7 +62,7 @@ class MtpHead(Wrapper):
         if not self.training:
             return super().forward(hidden_BTD, batch)
         hidden_BTD = self.norm(hidden_BTD)
-        loss = self.loss(self.scaled(hidden_BTD), self.weight, batch.targets, batch.loss_mask)
+        loss = self.loss(self.scale_hidden(hidden_BTD), self.weight, batch.targets, batch.loss_mask)
         # Under sequence parallelism each rank has the loss of all T tokens, and what all of them emit is added up.
         ranks = batch.tokens.shape[1] // hidden_BTD.shape[1]
         further, targets = [], []
@@ -72,7 +72,7 @@ class MtpHead(Wrapper):
             targets_BT, counts_BT = batch.ahead(k)
             hidden_BTD = module(hidden_BTD, batch, tokens_BT)
             head = module.head
-            further.append(head.loss(head.normed(hidden_BTD), head.weight, targets_BT, counts_BT))
+            further.append(head.loss(head.normalise(hidden_BTD), head.weight, targets_BT, counts_BT))
             targets.append(counts_BT.sum())
         losses = torch.stack(further)
         emit_metric("mtp_nats", losses / ranks)

@@ -65,7 +65,7 @@ def route(comm: Comm, rows: int, counts_E: Tensor, ranks_per_node: int | None = 
         order_a = torch.argsort(expert_a, stable=True)
     if hierarchical and not counts_E.is_meta:
         assert ranks_per_node is not None
-        return Route(HierarchicalAllToAll.agreed(comm, sent, ranks_per_node, counts_E.device), order_a, bounds)
+        return Route(HierarchicalAllToAll.from_sent(comm, sent, ranks_per_node, counts_E.device), order_a, bounds)
     return Route(FlatAllToAll(comm, sent, received), order_a, bounds)
 
 
@@ -131,7 +131,7 @@ class _Reorder(torch.autograd.Function):
 class TokenDispatcher:
     """Both transfers of one microbatch: rows (A, D) to the ranks of their experts, and the experts' outputs back.
 
-    Rows are on their way once it is made. What runs before `dispatched()` overlaps the transfer, and in the backward
+    Rows are on their way once it is made. What runs before `dispatch()` overlaps the transfer, and in the backward
     pass that of the gradients home.
     """
 
@@ -144,13 +144,13 @@ class TokenDispatcher:
             self._inverse = torch.empty_like(self.route.order_a)
             self._inverse[self.route.order_a] = torch.arange(len(self._inverse), device=self._inverse.device)
 
-    def dispatched(self) -> Tensor:
+    def dispatch(self) -> Tensor:
         """(a, D): the rows for the experts here, expert by expert."""
         rows_aD = _Arrive.apply(self._departed, self._outward)
         order = self.route.order_a
         return rows_aD if order is None else _Reorder.apply(rows_aD, order, self._inverse)
 
-    def returned(self, rows_aD: Tensor) -> Tensor:
+    def combine(self, rows_aD: Tensor) -> Tensor:
         """(A, D): the experts' outputs, on the ranks that the rows came from and in that order."""
         if self.route.order_a is not None:
             rows_aD = _Reorder.apply(rows_aD, self._inverse, self.route.order_a)

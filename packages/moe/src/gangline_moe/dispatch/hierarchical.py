@@ -27,7 +27,7 @@ class HierarchicalAllToAll(AllToAll):
     rows_RR: list[list[int]]
 
     @classmethod
-    def agreed(cls, comm: Comm, sent: list[int], ranks_per_node: int, device: torch.device) -> HierarchicalAllToAll:
+    def from_sent(cls, comm: Comm, sent: list[int], ranks_per_node: int, device: torch.device) -> HierarchicalAllToAll:
         """From this rank's rows for each rank. One small all-gather."""
         return cls(comm, ranks_per_node, comm.all_gather(torch.tensor([sent], device=device)).tolist())
 

@@ -33,10 +33,10 @@ class PerExpertAllToAll(AllToAll):
         return torch.tensor([0, *per_expert]).cumsum(0)
 
     def to_experts(self, rows: Tensor) -> Pending[Tensor]:
-        return self._send(rows, list(_by_rank(self.sent)), list(_by_expert(self.received)))
+        return self._send(rows, list(_iterate_by_rank(self.sent)), list(_iterate_by_expert(self.received)))
 
     def from_experts(self, rows: Tensor) -> Pending[Tensor]:
-        return self._send(rows, list(_by_expert(self.received)), list(_by_rank(self.sent)))
+        return self._send(rows, list(_iterate_by_expert(self.received)), list(_iterate_by_rank(self.sent)))
 
     def _send(
         self, rows: Tensor, sources: list[tuple[int, int, int]], targets: list[tuple[int, int, int]]
@@ -61,7 +61,7 @@ class _Arriving:
         return self.out
 
 
-def _by_rank(counts: Counts) -> Iterator[tuple[int, int, int]]:
+def _iterate_by_rank(counts: Counts) -> Iterator[tuple[int, int, int]]:
     start = 0
     for peer, of_experts in enumerate(counts):
         for count in of_experts:
@@ -69,7 +69,7 @@ def _by_rank(counts: Counts) -> Iterator[tuple[int, int, int]]:
             start += count
 
 
-def _by_expert(counts: Counts) -> Iterator[tuple[int, int, int]]:
+def _iterate_by_expert(counts: Counts) -> Iterator[tuple[int, int, int]]:
     start = 0
     for expert in range(len(counts[0])):
         for peer, of_experts in enumerate(counts):

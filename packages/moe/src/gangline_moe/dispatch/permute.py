@@ -72,7 +72,7 @@ class Permute(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, drows_AD: Tensor):
-        return gathered(drows_AD, ctx.made, None), None
+        return gather_rows(drows_AD, ctx.made, None), None
 
 
 class Combine(torch.autograd.Function):
@@ -85,7 +85,7 @@ class Combine(torch.autograd.Function):
     def forward(ctx, rows_AD: Tensor, weight_Nk: Tensor, made: Permutation) -> Tensor:
         ctx.made = made
         ctx.save_for_backward(rows_AD, weight_Nk)
-        return gathered(rows_AD, made, weight_Nk)
+        return gather_rows(rows_AD, made, weight_Nk)
 
     @staticmethod
     @once_differentiable
@@ -95,7 +95,7 @@ class Combine(torch.autograd.Function):
         if _takes_kernels(rows_AD, made):
             from gangline_moe.dispatch import permute_triton
 
-            return *permute_triton.gathered_gradients(dy_ND, rows_AD.contiguous(), made.place_Nk, weight_Nk), None
+            return *permute_triton.gather_gradients(dy_ND, rows_AD.contiguous(), made.place_Nk, weight_Nk), None
         dweight_Nk = torch.zeros_like(weight_Nk)
         flat = weight_Nk.new_empty(len(rows_AD))
         for j in range(weight_Nk.shape[1]):
@@ -110,12 +110,12 @@ class Combine(torch.autograd.Function):
         return drows_AD, dweight_Nk, None
 
 
-def gathered(rows_AD: Tensor, made: Permutation, weight_Nk: Tensor | None) -> Tensor:
+def gather_rows(rows_AD: Tensor, made: Permutation, weight_Nk: Tensor | None) -> Tensor:
     """(N, D): Σ_j weight[n, j] · rows[place[n, j]], one j after another."""
     if _takes_kernels(rows_AD, made):
         from gangline_moe.dispatch import permute_triton
 
-        return permute_triton.gathered(rows_AD, made.place_Nk, weight_Nk)
+        return permute_triton.gather_rows(rows_AD, made.place_Nk, weight_Nk)
     kind = rows_AD.dtype if weight_Nk is None else torch.promote_types(rows_AD.dtype, weight_Nk.dtype)
     total: Tensor | None = None
     for j in range(made.place_Nk.shape[1]):

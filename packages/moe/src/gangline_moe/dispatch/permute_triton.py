@@ -44,7 +44,7 @@ def _gradients(dy, rows, place, weight, drows, dweight, D, K: tl.constexpr, BLOC
         tl.store(dweight + token * K + j, tl.sum(products, 0).to(dweight.dtype.element_ty))
 
 
-def gathered(rows_AD: Tensor, place_Nk: Tensor, weight_Nk: Tensor | None) -> Tensor:
+def gather_rows(rows_AD: Tensor, place_Nk: Tensor, weight_Nk: Tensor | None) -> Tensor:
     """(N, D) in the dtype of the rows, added in float32: Σ_j weight[n, j] · rows[place[n, j]]; -1 is no place."""
     (N, k), D = place_Nk.shape, rows_AD.shape[1]
     out_ND = rows_AD.new_empty(N, D)
@@ -58,8 +58,8 @@ def gathered(rows_AD: Tensor, place_Nk: Tensor, weight_Nk: Tensor | None) -> Ten
     return out_ND
 
 
-def gathered_gradients(dy_ND: Tensor, rows_AD: Tensor, place_Nk: Tensor, weight_Nk: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the rows, (A, D), and of the weights, (N, k), where `dy_ND` is that of `gathered` with weights."""
+def gather_gradients(dy_ND: Tensor, rows_AD: Tensor, place_Nk: Tensor, weight_Nk: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the rows, (A, D), and of the weights, (N, k), where `dy_ND` is that of `gather_rows` with weights."""
     (N, k), D = place_Nk.shape, rows_AD.shape[1]
     drows_AD, dweight_Nk = torch.empty_like(rows_AD), torch.empty_like(weight_Nk, memory_format=torch.contiguous_format)
     if N:

@@ -70,9 +70,9 @@ class Router(nn.Module, ABC):
 
     def top(self, score_NE: Tensor) -> Tensor:
         """The `top_k` experts of each token with the largest score plus bias, (N, k)."""
-        return self.biased(score_NE).topk(self.node.top_k, dim=-1).indices
+        return self.add_bias(score_NE).topk(self.node.top_k, dim=-1).indices
 
-    def biased(self, score_NE: Tensor) -> Tensor:
+    def add_bias(self, score_NE: Tensor) -> Tensor:
         """What the choice looks at: the scores plus the bias, without a gradient."""
         return score_NE.detach() if self.bias is None else score_NE.detach() + self.bias
 

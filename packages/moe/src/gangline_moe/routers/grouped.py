@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gangline_moe.nodes import GroupedNode
 from gangline_moe.routers.base import Choice, Router
-from gangline_moe.routers.sigmoid import weighted
+from gangline_moe.routers.sigmoid import weigh_choice
 
 
 class GroupedRouter(Router):
@@ -21,11 +21,11 @@ class GroupedRouter(Router):
 
     def choose(self, logits_NE: Tensor) -> Choice:
         score_NE = logits_NE.sigmoid()
-        return weighted(self.node, logits_NE, score_NE, self.top(score_NE))
+        return weigh_choice(self.node, logits_NE, score_NE, self.top(score_NE))
 
     def top(self, score_NE: Tensor) -> Tensor:
         """Of the best groups alone."""
-        seen = self.biased(score_NE)
+        seen = self.add_bias(score_NE)
         by_group = seen.view(len(seen), self.node.groups, -1)
         worth = by_group.topk(2, dim=-1).values.sum(-1)
         best = worth.topk(self.node.top_groups, dim=-1).indices

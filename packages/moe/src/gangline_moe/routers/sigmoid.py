@@ -19,10 +19,10 @@ class SigmoidRouter(Router):
 
     def choose(self, logits_NE: Tensor) -> Choice:
         score_NE = logits_NE.sigmoid()
-        return weighted(self.node, logits_NE, score_NE, self.top(score_NE))
+        return weigh_choice(self.node, logits_NE, score_NE, self.top(score_NE))
 
 
-def weighted(node: SigmoidNode, logits_NE: Tensor, score_NE: Tensor, expert_Nk: Tensor) -> Choice:
+def weigh_choice(node: SigmoidNode, logits_NE: Tensor, score_NE: Tensor, expert_Nk: Tensor) -> Choice:
     """The chosen experts with their scores as weights, divided by their sum and scaled as `node` says."""
     weight_Nk = score_NE.gather(1, expert_Nk)
     if node.renormalise:

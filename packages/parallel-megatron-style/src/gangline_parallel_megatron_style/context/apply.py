@@ -16,7 +16,7 @@ from gangline.plan import Plan, matches, names
 from gangline_basics.model.recall import Recall
 from gangline_parallel_megatron_style.context.cut import Order
 from gangline_parallel_megatron_style.context.ring import RingAttention
-from gangline_parallel_megatron_style.context.supported import unsupported_by_ring
+from gangline_parallel_megatron_style.context.supported import explain_unsupported
 from gangline_parallel_megatron_style.context.ulysses import UlyssesAttention
 
 Method = Literal["ring", "ulysses"]
@@ -46,7 +46,7 @@ def set_attention(
         inner = seam_function(module, "attention")
         if inner is None:
             continue
-        call = _agreed(path, inner, call_at(declared, path), method)
+        call = _match_call(path, inner, call_at(declared, path), method)
         taken.append((module, inner))
         if method == "ring":
             module.attention = rings.setdefault(call, RingAttention(comm, call))
@@ -64,10 +64,10 @@ def set_attention(
     return taken
 
 
-def _agreed(path: str, function: object, declared: Call | None, method: Method) -> AttentionCall:
+def _match_call(path: str, function: object, declared: Call | None, method: Method) -> AttentionCall:
     """What `function` computes: its node and the function must declare the same, and the method must have it."""
     own = call_of(function)
-    if isinstance(own, AttentionCall) and own == declared and not (method == "ring" and unsupported_by_ring(own)):
+    if isinstance(own, AttentionCall) and own == declared and not (method == "ring" and explain_unsupported(own)):
         return own
     takes = "ring attention would take the place of" if method == "ring" else "Ulysses would call with some heads"
     raise UserError(

@@ -34,7 +34,7 @@ def rectangles(document_BT: Tensor, document_BS: Tensor) -> tuple[Rectangle, ...
     queries, keys = document_BT.numpy(), document_BS.numpy()
     if (np.diff(queries) < 0).any() or (np.diff(keys) < 0).any():
         return None
-    rows = [_of_row(q, k) for q, k in zip(queries, keys, strict=True)]
+    rows = [_split_row(q, k) for q, k in zip(queries, keys, strict=True)]
     found, first = [], 0
     for row in range(1, len(rows) + 1):
         if row == len(rows) or rows[row] != rows[first]:
@@ -43,7 +43,7 @@ def rectangles(document_BT: Tensor, document_BS: Tensor) -> tuple[Rectangle, ...
     return tuple(found)
 
 
-def _of_row(queries: np.ndarray, keys: np.ndarray) -> list[tuple[int, int, int, int]]:
+def _split_row(queries: np.ndarray, keys: np.ndarray) -> list[tuple[int, int, int, int]]:
     numbers = np.intersect1d(queries, keys)
     at = [np.searchsorted(run, numbers, side=side) for run in (queries, keys) for side in ("left", "right")]
     return [tuple(place) for place in np.stack(at, axis=1).tolist()]

@@ -23,7 +23,7 @@ from gangline.model.calls import AttentionCall
 from gangline_basics.model.attention import PLAIN
 from gangline_basics.model.recall import Recall
 from gangline_parallel_megatron_style.context.blocks import Kernel, kernel_for
-from gangline_parallel_megatron_style.context.supported import unsupported_by_ring
+from gangline_parallel_megatron_style.context.supported import explain_unsupported
 from gangline_parallel_megatron_style.context.visibility import AttentionBlock, Visibility, block_of
 
 
@@ -39,7 +39,7 @@ class RingAttention:
     _recall: Recall = field(default_factory=Recall, repr=False)
 
     def __post_init__(self) -> None:
-        if left := unsupported_by_ring(self.computes):
+        if left := explain_unsupported(self.computes):
             raise ValueError(f"ring attention does not have {left}")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gangline.model.calls import AttentionCall
 
 
-def unsupported_by_ring(call: AttentionCall) -> str:
+def explain_unsupported(call: AttentionCall) -> str:
     """What of the call ring attention has not, in words; empty where it has all. It has causal, window and scale."""
     left = {"a soft cap": call.soft_cap, "sinks": call.sinks, call.beyond: call.beyond or None}
     return " and ".join(name for name, value in left.items() if value is not None)

@@ -43,7 +43,7 @@ class UlyssesAttention:
         copies = self.comm.size // gcd(self.comm.size, k.shape[1])
         if copies > 1:
             k, v = (x.repeat_interleave(copies, dim=1) for x in (k, v))
-        known = self.recall(document is None, position, lambda: _whole(position, document, self.comm))
+        known = self.recall(document is None, position, lambda: _gather_positions(position, document, self.comm))
         mine = [x.chunk(self.comm.size)[self.comm.index] for x in per_head]
         q, k, v = _heads((q, k, v), self.comm)
         return _tokens(self.inner(q, k, v, known.document, known.position, *mine), self.comm)
@@ -71,7 +71,7 @@ class _Whole(NamedTuple):
     document: Tensor | None
 
 
-def _whole(position_Bt: Tensor, document_Bt: Tensor | None, comm: Comm) -> _Whole:
+def _gather_positions(position_Bt: Tensor, document_Bt: Tensor | None, comm: Comm) -> _Whole:
     """Gathered once for all layers."""
     both = torch.stack([x for x in (position_Bt, document_Bt) if x is not None], dim=1)
     all_nBct = comm.all_gather(both[None].contiguous())

@@ -63,12 +63,12 @@ class Visibility:
         self._seen: list[list[bool]] = torch.stack(seen).tolist()
         self._kernels: dict[int, Kernel | None] = {}
 
-    def _of(self, name: str, source: int, block: AttentionBlock) -> tuple[Tensor, Tensor]:
+    def _select(self, name: str, source: int, block: AttentionBlock) -> tuple[Tensor, Tensor]:
         return self.all[name][self.index][:, block.first :], self.all[name][source][:, : block.end]
 
     def _bounds(self, name: str, source: int, block: AttentionBlock) -> tuple[Tensor, Tensor]:
         """(whether some query may see a key, whether every query sees every one), as far as bounds tell."""
-        q, k = self._of(name, source, block)
+        q, k = self._select(name, source, block)
         if name == "position":
             return (q.amin(1) - k.amax(1) < self.window).any(), (q.amax(1) - k.amin(1) < self.window).all()
         low, high = torch.maximum(q.amin(1), k.amin(1)), torch.minimum(q.amax(1), k.amax(1))
@@ -84,7 +84,7 @@ class Visibility:
         if self._seen[source][1] or self.window or q.device.type != "cpu":
             return None
         if source not in self._kernels:
-            places = rectangles(*self._of("document", source, block))
+            places = rectangles(*self._select("document", source, block))
             self._kernels[source] = None if places is None else kernel_of(places, kernel_for(q, masked=False))
         return self._kernels[source]
 
@@ -94,7 +94,7 @@ class Visibility:
             return None
         found: Tensor | None = None
         for name in self.all:
-            q_BT, k_BS = self._of(name, source, block)
+            q_BT, k_BS = self._select(name, source, block)
             q, k = q_BT[:, None, :, None], k_BS[:, None, None, :]
             one = q == k if name == "document" else q - k < self.window
             found = one if found is None else found & one

@@ -6,7 +6,13 @@ from __future__ import annotations
 
 from gangline.config import Recompute
 from gangline.model.tree import Node
-from gangline_basics.explain.activations import ActivationSizes, of_angles, of_head, of_node, recomputed_attention
+from gangline_basics.explain.activations import (
+    ActivationSizes,
+    count_angles,
+    count_head,
+    count_node,
+    count_recomputed_attention,
+)
 from gangline_parallel_megatron_style.cost.case import Case
 
 
@@ -16,39 +22,39 @@ def sizes_of(case: Case, gpu: bool = True) -> ActivationSizes:
     return ActivationSizes(local=case.sizes, gpu=gpu, plan=case.plan, ulysses=ulysses)
 
 
-def of_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
+def count_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
     """Kept until its backward pass by a block, given by its number or its path, as the run recomputes it."""
     key = ("of_block", sizes.gpu, *_kind(case, block))
     if key not in case.known:
-        case.known[key] = _of_block(case, block, sizes)
+        case.known[key] = _count_block(case, block, sizes)
     return int(case.known[key])
 
 
-def whole_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
+def count_whole_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
     """Kept by a block where nothing of it is recomputed."""
     key = ("whole_block", sizes.gpu, _kind(case, block)[0])
     if key not in case.known:
-        case.known[key] = of_node(*_placed(case, block, sizes))
+        case.known[key] = count_node(*_locate(case, block, sizes))
     return int(case.known[key])
 
 
 def _kind(case: Case, block: int | str) -> tuple[int | str, bool]:
-    return case.kind(block) if isinstance(block, int) else (block, case.recomputed(block))
+    return case.kind(block) if isinstance(block, int) else (block, case.is_recomputed(block))
 
 
-def _placed(case: Case, block: int | str, sizes: ActivationSizes) -> tuple[Node, ActivationSizes, str]:
+def _locate(case: Case, block: int | str, sizes: ActivationSizes) -> tuple[Node, ActivationSizes, str]:
     if isinstance(block, str):
         return case.head_blocks[block], sizes, block
     return case.blocks[block], sizes, f"{case.plan.blocks}.{block}"
 
 
-def _of_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
-    whole = whole_block(case, block, sizes)
-    if not case.recomputed(block):
+def _count_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
+    whole = count_whole_block(case, block, sizes)
+    if not case.is_recomputed(block):
         return whole
     if case.recompute is Recompute.full:
         return min(whole, sizes.tokens * case.width * sizes.itemsize)
-    return whole - recomputed_attention(_placed(case, block, sizes)[0], sizes)
+    return whole - count_recomputed_attention(_locate(case, block, sizes)[0], sizes)
 
 
 def angles(case: Case, sizes: ActivationSizes, stage: int | None = None) -> int:
@@ -57,11 +63,11 @@ def angles(case: Case, sizes: ActivationSizes, stage: int | None = None) -> int:
     kinds = frozenset(case.model.kinds[index] for index in of)
     key = ("angles", sizes.gpu, kinds)
     if key not in case.known:
-        case.known[key] = of_angles([case.blocks[kind] for kind in kinds], sizes)
+        case.known[key] = count_angles([case.blocks[kind] for kind in kinds], sizes)
     return int(case.known[key])
 
 
 def head(case: Case, sizes: ActivationSizes) -> dict[str, int]:
     """The last norm's input and output; logits with their log-sum-exp; and what the loss's backward pass takes."""
-    kept = {path: of_block(case, path, sizes) for path in case.head_blocks}
-    return of_head(case.plan, case.width, sizes, case.by_path[case.plan.head], kept)
+    kept = {path: count_block(case, path, sizes) for path in case.head_blocks}
+    return count_head(case.plan, case.width, sizes, case.by_path[case.plan.head], kept)

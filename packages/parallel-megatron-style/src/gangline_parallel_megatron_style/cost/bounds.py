@@ -15,8 +15,8 @@ from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline_parallel_megatron_style.cost import activations, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.cost.links import together, transfer
-from gangline_parallel_megatron_style.layout.alike import alike_blocks
+from gangline_parallel_megatron_style.cost.links import count_together, transfer
+from gangline_parallel_megatron_style.layout.alike import group_blocks
 from gangline_parallel_megatron_style.layout.stages import partition
 from gangline_parallel_megatron_style.pipeline.actions import stage_of
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
@@ -61,7 +61,7 @@ def bounds_of(
     folds = ((mesh.size(*fold.out_of), fold.size) for fold in model[1].folds)
     if rest or pp * chunks > model[1].layers or any(have % size for have, size in folds):
         return None
-    whole = _whole(config, run, mesh, model, topology, micro)
+    whole = _count_or_none(config, run, mesh, model, topology, micro)
     if whole is None:
         return None
     idle = 0.0
@@ -98,7 +98,7 @@ def _data(
     each = microbatches if config.zero >= 2 and not run.deterministic else 0
     width = run.precision.sizes()
     again = microbatches if config.zero == 3 else 0
-    return _sent(
+    return _list_transfers(
         mesh,
         axes,
         tuple(size for _, size in network.domains),
@@ -114,7 +114,7 @@ def _data(
 
 
 @lru_cache(maxsize=4096)
-def _sent(
+def _list_transfers(
     mesh: Mesh,
     axes: tuple[str, ...],
     sizes: tuple[int, ...],
@@ -131,9 +131,9 @@ def _sent(
 
     each, again: microbatches whose gradients are added at once, and for which weights are gathered; 0: once.
     """
-    ranks, near = mesh.size(*axes), [together(mesh, axes, size)[1] for size in sizes]
+    ranks, near = mesh.size(*axes), [count_together(mesh, axes, size)[1] for size in sizes]
 
-    def sent(operation: Operation, when: When, times: int, itemsize: int) -> Transfer:
+    def make_transfer(operation: Operation, when: When, times: int, itemsize: int) -> Transfer:
         return Transfer(
             axes=axes,
             purpose="",
@@ -150,9 +150,9 @@ def _sent(
         )
 
     if zero == 0:
-        return (sent("all_reduce", "end", 1, wire),)
-    scatter = sent("reduce_scatter", "B" if each else "end", each or 1, wire)
-    return scatter, sent("all_gather", "F" if again else "update", again or 1, compute)
+        return (make_transfer("all_reduce", "end", 1, wire),)
+    scatter = make_transfer("reduce_scatter", "B" if each else "end", each or 1, wire)
+    return scatter, make_transfer("all_gather", "F" if again else "update", again or 1, compute)
 
 
 def _bytes(
@@ -179,7 +179,7 @@ def _bytes(
     return int(ROUGH * most)
 
 
-def _whole(
+def _count_or_none(
     config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None, micro: int
 ) -> Whole | None:
     """None: it cannot be."""
@@ -191,19 +191,17 @@ def _whole(
         mesh.sizes[1:] + (config.schedule, config.overlap) if model[1].folds else (),
     )
 
-    def counted() -> Whole | None:
+    def try_count() -> Whole | None:
         try:
-            return _counted(config, run, mesh, model, network, micro)
+            return _count(config, run, mesh, model, network, micro)
         except ValueError:  # heads, or another dimension, that these ranks do not share evenly
             return None
 
-    found: Whole | None = alike_blocks(*model).microbatches.get(key, counted)
+    found: Whole | None = group_blocks(*model).microbatches.get(key, try_count)
     return found
 
 
-def _counted(
-    config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], network: Topology, micro: int
-) -> Whole:
+def _count(config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], network: Topology, micro: int) -> Whole:
     """Raises ValueError where a dimension does not divide."""
     plan = model[1]
     alone = replace(config, schedule="1f1b", chunks=None, stages=None, topology=network)
@@ -215,15 +213,17 @@ def _counted(
     parts = (traffic.tensor, traffic.context, *(() if hides else (traffic.folds,)))
     sent = [transfer(case, one) for part in parts for one in part(case, 0) if one.waits and one.when in ("F", "B")]
     gpu = run.run.device != "cpu"
-    numbers = [sum(array.size for array in case.at(kind)) for kind in set(case.model.kinds)]
+    numbers = [sum(array.size for array in case.list_arrays(kind)) for kind in set(case.model.kinds)]
     local = activations.sizes_of(case, gpu)
     return Whole(
         work=timing.stage_work(case, gpu)[0],
         transfers=tuple(sent),
         numbers=min(numbers),
-        kept=min(activations.of_block(case, index, local) for index, _ in traffic.of_kinds(case, range(plan.layers))),
-        head=sum(array.size for array in case.at("head")),
-        largest=max((array.size for array in case.at("head") if len(array.shape) > 1), default=0),
+        kept=min(
+            activations.count_block(case, index, local) for index, _ in traffic.group_kinds(case, range(plan.layers))
+        ),
+        head=sum(array.size for array in case.list_arrays("head")),
+        largest=max((array.size for array in case.list_arrays("head") if len(array.shape) > 1), default=0),
         logits=activations.head(case, local)["logits"],
     )
 
@@ -238,7 +238,7 @@ def _blocks(config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan]) 
     stages = config.stages and tuple(config.stages)
     key = (pp, chunks, placement, stages, run.batch.sequence_length)
 
-    def counted() -> list[tuple[int, int, int]]:
+    def count_kinds() -> list[tuple[int, int, int]]:
         sizes = list(map(len, partition(config, mesh, *model, run.batch.sequence_length)))
         kinds: dict[object, tuple[int, int, int]] = {}
         for rank in range(pp):
@@ -247,5 +247,5 @@ def _blocks(config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan]) 
             kinds.setdefault((kind, rank == pp - 1), (rank, *kind))
         return list(kinds.values())
 
-    found: list[tuple[int, int, int]] = alike_blocks(*model).partitions.get(key, counted)
+    found: list[tuple[int, int, int]] = group_blocks(*model).partitions.get(key, count_kinds)
     return found

@@ -14,7 +14,7 @@ from gangline.model.tree import Node
 from gangline.plan import Plan, block_number
 from gangline.shard import Registry
 from gangline_parallel_megatron_style.cost.parameters import Array, ModelArrays
-from gangline_parallel_megatron_style.layout.alike import AlikeBlocks, alike_blocks
+from gangline_parallel_megatron_style.layout.alike import AlikeBlocks, group_blocks
 from gangline_parallel_megatron_style.layout.stages import partition
 from gangline_parallel_megatron_style.pipeline.actions import place_of, stage_of
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
@@ -116,7 +116,7 @@ class Case:
     @cached_property
     def model(self) -> AlikeBlocks:
         """What all layouts of this model share."""
-        return alike_blocks(self.tree, self.plan)
+        return group_blocks(self.tree, self.plan)
 
     @property
     def by_path(self) -> dict[str, Node]:
@@ -129,7 +129,7 @@ class Case:
 
     def kind(self, block: int) -> tuple[int, bool]:
         """What a block's costs depend on: the first block that is like it, and whether it is computed again."""
-        return self.model.kinds[block], self.recomputed(block)
+        return self.model.kinds[block], self.is_recomputed(block)
 
     @cached_property
     def known(self) -> dict[object, Any]:
@@ -149,15 +149,19 @@ class Case:
     @cached_property
     def arrays(self) -> list[Array]:
         """Every parameter of the model."""
-        found = {array.name: array for place in ("embed", *range(self.plan.layers), "head") for array in self.at(place)}
+        found = {
+            array.name: array
+            for place in ("embed", *range(self.plan.layers), "head")
+            for array in self.list_arrays(place)
+        }
         return [found[name] for name in self.model.shapes]
 
-    def at(self, place: int | str) -> list[Array]:
+    def list_arrays(self, place: int | str) -> list[Array]:
         """The parameters of a block, of the embedding (what is tied to it included) or of the head."""
         if place not in self._at:
             ends = {"embed": 0, "head": self.last_stage}
             stage = ends[place] if isinstance(place, str) else self.stage_of[place]
-            self._at[place] = self._arrays.at(place, (stage,), self.last_stage)
+            self._at[place] = self._arrays.list_arrays(place, (stage,), self.last_stage)
         return self._at[place]
 
     @cached_property
@@ -210,18 +214,23 @@ class Case:
         """Model stage -> the pipeline rank that has it."""
         return {stage: rank for rank, stages in enumerate(self._stages_of) for stage in stages}
 
-    def held(self, rank: int) -> list[Array]:
+    def list_held(self, rank: int) -> list[Array]:
         """The parameters of pipeline rank `rank`, each once, in the order of the model."""
         key = ("held", rank)
         if key not in self.known:
-            self.known[key] = self._held(rank)
+            self.known[key] = self._list_held(rank)
         found: list[Array] = self.known[key]
         return found
 
-    def _held(self, rank: int) -> list[Array]:
+    def _list_held(self, rank: int) -> list[Array]:
         mine = set(self.stages_of(rank))
-        ends = [array for place in ("embed", "head") for array in self.at(place) if not mine.isdisjoint(array.stages)]
-        blocks = [array for block in sorted(self.blocks_of(rank)) for array in self.at(block)]
+        ends = [
+            array
+            for place in ("embed", "head")
+            for array in self.list_arrays(place)
+            if not mine.isdisjoint(array.stages)
+        ]
+        blocks = [array for block in sorted(self.blocks_of(rank)) for array in self.list_arrays(block)]
         if not ends:
             return blocks
         order = self._order
@@ -249,7 +258,7 @@ class Case:
         """Blocks inside the head, by path, in the order of their forward pass."""
         return {path: self.by_path[path] for path in self.plan.blocks_in_head(self.by_path)}
 
-    def recomputed(self, block: int | str) -> bool:
+    def is_recomputed(self, block: int | str) -> bool:
         """Whether a block, given by its number or its path, is computed again in the backward pass, all or its
         attention.
         """

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from gangline_basics.explain.activations import ActivationSizes, of_further_loss
+from gangline_basics.explain.activations import ActivationSizes, count_further_loss
 from gangline_parallel_megatron_style.cost import activations, memory
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array
@@ -36,7 +36,7 @@ def logits_left(case: Case) -> int:
 
 def moments(case: Case, arrays: list[Array], sizes: ActivationSizes, buffers: int) -> Iterator[Counter[str]]:
     """What is there beside what `peak_memory.moments` adds. arrays: the head's own; buffers: bytes that travel."""
-    blocks, each = list(case.head_blocks), of_further_loss(case.plan, sizes)
+    blocks, each = list(case.head_blocks), count_further_loss(case.plan, sizes)
     in_backward = activations.head(case, sizes)["logits"] - (len(blocks) + 1) * each
     shared, freed = Shared(case), 0
     cut = [array for array in arrays if memory.cuts_gradients(case, array.group)]
@@ -48,17 +48,17 @@ def moments(case: Case, arrays: list[Array], sizes: ActivationSizes, buffers: in
             return Counter(gradients=gradients, logits=logits, buffers=shared.waiting + buffers + made, **more)
 
         yield moment(there, in_backward + (left + 1) * each, activations=-freed)
-        made = shared.made(f"{case.plan.head}.weight")
+        made = shared.count_use(f"{case.plan.head}.weight")
         yield moment(whole, left * each + kept, made, activations=-freed)
         shared.wait(f"{case.plan.head}.weight", more=left > 0)
         if not left:
             return
         path = blocks[left - 1]
-        again = activations.whole_block(case, path, sizes) - activations.of_block(case, path, sizes)
+        again = activations.count_whole_block(case, path, sizes) - activations.count_block(case, path, sizes)
         largest = max((a.size for a in arrays if a.name.startswith(f"{path}.") and len(a.shape) > 1), default=0)
         yield moment(whole, left * each, largest * case.bytes.gradient, activations=again - freed)
-        freed += activations.of_block(case, path, sizes)
-        made = shared.made(f"{case.plan.embed}.weight")
+        freed += activations.count_block(case, path, sizes)
+        made = shared.count_use(f"{case.plan.embed}.weight")
         yield moment(whole, left * each, made, activations=-freed)
         shared.wait(f"{case.plan.embed}.weight", more=left > 1 or case.pp == 1)
 
@@ -68,7 +68,7 @@ class Shared:
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        self._arrays = {a.name: a for place in ("embed", "head") for a in case.at(place) if a.trained}
+        self._arrays = {a.name: a for place in ("embed", "head") for a in case.list_arrays(place) if a.trained}
         self._waiting: dict[str, int] = {}
 
     @property
@@ -76,7 +76,7 @@ class Shared:
         """Bytes of sums that wait for more."""
         return sum(self._waiting.values())
 
-    def made(self, name: str) -> int:
+    def count_use(self, name: str) -> int:
         """Bytes of one more use, beside those that wait: its gradient in both dtypes; or it and what comes of both."""
         owner, width = self._case.plan.owner(name), self._case.bytes
         if owner not in self._arrays:
@@ -85,7 +85,7 @@ class Shared:
         both = width.gradient + other
         if self._case.tp > 1:
             first = owner not in self._waiting
-            return self._arrays[owner].size * both + first * between_uses(self._case, self._arrays[owner])
+            return self._arrays[owner].size * both + first * count_between_uses(self._case, self._arrays[owner])
         return self._arrays[owner].size * max(both, 2 * width.gradient if owner in self._waiting else 0)
 
     def wait(self, name: str, more: bool) -> None:
@@ -93,12 +93,12 @@ class Shared:
         owner = self._case.plan.owner(name)
         tied = owner == self._case.plan.owner(f"{self._case.plan.embed}.weight") and self._case.pp == 1
         if owner in self._arrays and (more or tied):
-            self._waiting[owner] = between_uses(self._case, self._arrays[owner])
+            self._waiting[owner] = count_between_uses(self._case, self._arrays[owner])
         else:
             self._waiting.pop(owner, None)
 
 
-def between_uses(case: Case, array: Array) -> int:
+def count_between_uses(case: Case, array: Array) -> int:
     """Bytes of a gradient from its first part on until the last. Where they are added to those of other microbatches at
     once, they lie in these; what is cut has memory of its own for the whole, that of the head is counted with it.
     """
@@ -111,7 +111,9 @@ def lasting(case: Case) -> int:
     if not reads_the_embedding(case):
         return 0
     owner = case.plan.owner(f"{case.plan.embed}.weight")
-    return sum(between_uses(case, array) for array in case.at("embed") if array.name == owner and array.trained)
+    return sum(
+        count_between_uses(case, array) for array in case.list_arrays("embed") if array.name == owner and array.trained
+    )
 
 
 def lookup(case: Case) -> Counter[str] | None:

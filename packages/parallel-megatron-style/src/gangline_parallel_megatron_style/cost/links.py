@@ -42,7 +42,10 @@ def transfer(case: Case, sent: Sent) -> Transfer:
     mesh, sizes = case.mesh, [size for _, size in case.config.topology.domains]
     fold = active_fold(case.plan, mesh, sent.axes[0].removeprefix(BESIDE))
     if fold is None:
-        ranks, near = together(mesh, sent.axes, sizes[0])[0], [together(mesh, sent.axes, size)[1] for size in sizes]
+        ranks, near = (
+            count_together(mesh, sent.axes, sizes[0])[0],
+            [count_together(mesh, sent.axes, size)[1] for size in sizes],
+        )
     else:
         group = next(_groups(case, fold, sent.axes[0].startswith(BESIDE)))[: sent.among]
         ranks, near = len(group), [sum(rank // size == group[0] // size for rank in group) for size in sizes]
@@ -63,7 +66,7 @@ def transfer(case: Case, sent: Sent) -> Transfer:
 
 
 @lru_cache(maxsize=1024)
-def together(mesh: Mesh, axes: tuple[str, ...], node: int) -> tuple[int, int]:
+def count_together(mesh: Mesh, axes: tuple[str, ...], node: int) -> tuple[int, int]:
     """(ranks along these axes, how many of rank 0's group share its node of so many ranks)."""
     if node >= mesh.world:
         return mesh.size(*axes), mesh.size(*axes)

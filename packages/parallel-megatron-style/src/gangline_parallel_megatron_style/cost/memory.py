@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from gangline.shard import itemsize
-from gangline_basics.parallel.owners import most_matrix_bytes
+from gangline_basics.parallel.owners import count_most_matrix_bytes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
 
@@ -26,40 +26,48 @@ def state(case: Case, rank: int) -> Counter[str]:
     """
     found: Counter[str] = Counter()
     mine = set(case.stages_of(rank))
-    ends = [array for place in ("embed", "head") for array in case.at(place) if not mine.isdisjoint(array.stages)]
+    ends = [
+        array for place in ("embed", "head") for array in case.list_arrays(place) if not mine.isdisjoint(array.stages)
+    ]
     for array in ends:
-        found.update(_kept(case, [array], updated=array.stages[0] in mine))
+        found.update(_count_kept(case, [array], updated=array.stages[0] in mine))
     for block in case.blocks_of(rank):
         key = ("state", case.kind(block)[0])
         if key not in case.known:
-            case.known[key] = _kept(case, case.at(block))
+            case.known[key] = _count_kept(case, case.list_arrays(block))
         found.update(case.known[key])
     if not case.config.offload:
-        found["optimizer state"] += _of_matrices(case, rank)
-    if kept := sum(kept_numbers(case, group, size) for group, size in groups(case, rank).items() if group.kind.trained):
+        found["optimizer state"] += _count_matrices(case, rank)
+    if kept := sum(
+        count_kept_numbers(case, group, size) for group, size in groups(case, rank).items() if group.kind.trained
+    ):
         found[KEPT] = kept * case.bytes.wire
     return found
 
 
-def _of_matrices(case: Case, rank: int) -> int:
+def _count_matrices(case: Case, rank: int) -> int:
     """What the optimizer keeps of whole matrices, of the rank of the stage that has most of it."""
     if not case.optimizer.maps_matrices():
         return 0
     key = ("matrices", rank)
     if key not in case.known:
-        names = [array.name for array in case.held(rank) if array.matrix and array.trained]
+        names = [array.name for array in case.list_held(rank) if array.matrix and array.trained]
         ranks = case.mesh.group(case.mesh.rank({"pp": rank}), tuple(axis for axis in case.mesh.axes if axis != "pp"))
-        case.known[key] = most_matrix_bytes(case.optimizer, case.registry, names, ranks, case.bytes.master)
+        case.known[key] = count_most_matrix_bytes(case.optimizer, case.registry, names, ranks, case.bytes.master)
     found: int = case.known[key]
     return found
 
 
-def _kept(case: Case, arrays: Iterable[Array], updated: bool = True) -> Counter[str]:
+def _count_kept(case: Case, arrays: Iterable[Array], updated: bool = True) -> Counter[str]:
     """`updated`: whether the optimizer steps them on this rank."""
     width, host = case.bytes, case.config.offload
     found: Counter[str] = Counter()
     for array in arrays:
-        part, weights, masters = part_of(case, array), weight_bytes(case, array.group), kept_bytes(case, array.group)
+        part, weights, masters = (
+            part_of(case, array),
+            weight_bytes(case, array.group),
+            count_kept_bytes(case, array.group),
+        )
         if not releases(case, array.group):
             found["weights"] += array.size * weights
         if not host and (weights != masters or releases(case, array.group)):
@@ -77,7 +85,7 @@ def _kept(case: Case, arrays: Iterable[Array], updated: bool = True) -> Counter[
     return found
 
 
-def kept_numbers(case: Case, group: ParamGroup, numbers: int) -> int:
+def count_kept_numbers(case: Case, group: ParamGroup, numbers: int) -> int:
     """Numbers that the reduction of gradients keeps on a rank for a group of so many parameters."""
     if group.copies > 1:
         return case.gradients.kept_numbers(numbers // group.shards, group.copies, scatters=False)
@@ -93,10 +101,10 @@ def part_of(case: Case, array: Array) -> int:
 
 def weight_bytes(case: Case, group: ParamGroup) -> int:
     """Bytes of one of the numbers that a group computes with."""
-    return kept_bytes(case, group) if group.kind.master_dtype else case.bytes.compute
+    return count_kept_bytes(case, group) if group.kind.master_dtype else case.bytes.compute
 
 
-def kept_bytes(case: Case, group: ParamGroup) -> int:
+def count_kept_bytes(case: Case, group: ParamGroup) -> int:
     """Bytes of one of the numbers that are kept of a group: of master weights, or of what is frozen in fewer bits."""
     return case.bytes.master if group.kind.kept is None else itemsize(group.kind.kept)
 
@@ -114,6 +122,6 @@ def cuts_gradients(case: Case, group: ParamGroup) -> bool:
 def groups(case: Case, rank: int) -> Counter[ParamGroup]:
     """Numbers of each group that is gathered and reduced in one piece, in the order of the model."""
     found: Counter[ParamGroup] = Counter()
-    for array in case.held(rank):
+    for array in case.list_held(rank):
         found[array.group] += array.size
     return found

@@ -119,7 +119,7 @@ class ModelArrays:
         for name in shapes:
             self._templates[found[name].group.place].append(found[name])
 
-    def at(self, place: int | str, stages: tuple[int, ...], last: int) -> list[Array]:
+    def list_arrays(self, place: int | str, stages: tuple[int, ...], last: int) -> list[Array]:
         """The parameters of a block (by its number), of the embedding or of the head, which these stages have.
 
         last: the number of the last stage, which has the tied ones of the embedding too.
@@ -128,10 +128,10 @@ class ModelArrays:
         if key not in self._known:
             if len(self._known) >= KNOWN:
                 self._known.clear()
-            self._known[key] = self._made(place, stages, last)
+            self._known[key] = self._make_arrays(place, stages, last)
         return self._known[key]
 
-    def _made(self, place: int | str, stages: tuple[int, ...], last: int) -> list[Array]:
+    def _make_arrays(self, place: int | str, stages: tuple[int, ...], last: int) -> list[Array]:
         if isinstance(place, str):
             tied = tuple(sorted({*stages, last}))
             return [

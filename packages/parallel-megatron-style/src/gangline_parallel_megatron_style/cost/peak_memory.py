@@ -17,14 +17,16 @@ from gangline_parallel_megatron_style.pipeline.actions import Schedule
 Place = int | str  # the number of a block, or "embed" or "head"
 
 
-def of_rank(case: Case, rank: int, schedule: Schedule | None, gpu: bool = True) -> Counter[str]:
+def count_peak(case: Case, rank: int, schedule: Schedule | None, gpu: bool = True) -> Counter[str]:
     """Kind -> bytes for a rank of pipeline rank `rank`, at the moment when most is needed."""
     sizes = activations.sizes_of(case, gpu)
-    return together(memory.state(case, rank), fullest(case, rank, sizes), under_way(case, rank, schedule, sizes))
+    return sum_moment(
+        memory.state(case, rank), fullest(case, rank, sizes), count_under_way(case, rank, schedule, sizes)
+    )
 
 
-def together(state: Counter[str], moment: Counter[str], activation_bytes: int) -> Counter[str]:
-    """All that is there at a moment: `memory.state`, what `moments` gives, and the activations of `under_way`."""
+def sum_moment(state: Counter[str], moment: Counter[str], activation_bytes: int) -> Counter[str]:
+    """All that is there at a moment: `memory.state`, what `moments` gives, and the activations of `count_under_way`."""
     found = Counter(moment)
     found["activations"] += activation_bytes
     return state + found
@@ -37,19 +39,21 @@ def fullest(case: Case, rank: int, sizes: ActivationSizes) -> Counter[str]:
 
 def moments(case: Case, rank: int, sizes: ActivationSizes) -> Iterator[Counter[str]]:
     """What is there beside `memory.state` while the backward pass goes through each module of a rank, and beside the
-    activations of all microbatches under way (`under_way`), of which the last one's become fewer: below 0.
+    activations of all microbatches under way (`count_under_way`), of which the last one's become fewer: below 0.
 
     Of gradients that are cut, two modules' are whole at a time: those of the module before are still being added, and
     what they come to has memory of its own. In a step of one microbatch the sums of modules to come are not there yet.
     Weights that are cut are whole for the module at hand and those gathered ahead of it.
     """
     for stage in case.stages_of(rank):
-        held = _by_place(case, rank, stage)
+        held = _group_by_place(case, rank, stage)
         places = list(held)
-        kept = {place: _kept(case, place, sizes) for place in places}
-        whole = {place: _of(case, "whole", place, arrays, _whole) for place, arrays in held.items()}
-        gathered = {place: _of(case, "gathered", place, arrays, _gathered) for place, arrays in held.items()}
-        sums = {place: _of(case, "sums", place, arrays, _sums) for place, arrays in held.items()}
+        kept = {place: _count_kept(case, place, sizes) for place in places}
+        whole = {place: _count_once(case, "whole", place, arrays, _count_whole) for place, arrays in held.items()}
+        gathered = {
+            place: _count_once(case, "gathered", place, arrays, _count_gathered) for place, arrays in held.items()
+        }
+        sums = {place: _count_once(case, "sums", place, arrays, _sums) for place, arrays in held.items()}
         waits, freed = head_memory.lasting(case), 0
         before = coming = arriving = 0
         if case.sums_each and case.microbatches == 1:
@@ -59,12 +63,12 @@ def moments(case: Case, rank: int, sizes: ActivationSizes) -> Iterator[Counter[s
         for index in reversed(range(len(places))):
             place = places[index]
             coming = max(0, coming - sums[places[index + 1]]) if index + 1 < len(places) else coming
-            weights = sum(gathered[other] for other in _in_use(case, places, index))
+            weights = sum(gathered[other] for other in _list_in_use(case, places, index))
             inside = place == "head" and (bool(case.head_blocks) or head_memory.reads_the_embedding(case))
             if inside and case.pp == 1:  # what it reads of the embedding
                 weights += gathered["embed"]
             summed = head_memory.lookup(case) if place == "embed" else None
-            for made in [summed] if summed else _of_kind(case, place, held[place], sizes):
+            for made in [summed] if summed else _list_moments(case, place, held[place], sizes):
                 found = Counter(made)
                 found.update(weights=weights, gradients=before - coming, activations=-freed)
                 found["buffers"] += arriving + (waits if isinstance(place, int) else 0)
@@ -76,11 +80,11 @@ def moments(case: Case, rank: int, sizes: ActivationSizes) -> Iterator[Counter[s
             freed, before, arriving = freed + kept[place], whole[place], _arriving(case, sums[place])
 
 
-def under_way(case: Case, rank: int, schedule: Schedule | None, sizes: ActivationSizes) -> int:
+def count_under_way(case: Case, rank: int, schedule: Schedule | None, sizes: ActivationSizes) -> int:
     """Bytes of activations that a rank keeps at most, over the order of its schedule."""
     kept = []
     for stage in case.stages_of(rank):
-        size = sum(activations.of_block(case, block, sizes) for block in case.stages[stage])
+        size = sum(activations.count_block(case, block, sizes) for block in case.stages[stage])
         size += activations.angles(case, sizes, stage)
         if stage == case.last_stage:
             size += activations.head(case, sizes)["activations"]
@@ -97,19 +101,21 @@ def under_way(case: Case, rank: int, schedule: Schedule | None, sizes: Activatio
     return most
 
 
-def _by_place(case: Case, rank: int, stage: int) -> dict[Place, list[Array]]:
+def _group_by_place(case: Case, rank: int, stage: int) -> dict[Place, list[Array]]:
     """The parameters of each module of a stage, in order; a tied one where its backward pass ends."""
     first, last = stage == 0, stage == case.last_stage
-    found: dict[Place, list[Array]] = {"embed": case.at("embed")} if first else {}
-    found |= {block: case.at(block) for block in case.stages[stage]}
+    found: dict[Place, list[Array]] = {"embed": case.list_arrays("embed")} if first else {}
+    found |= {block: case.list_arrays(block) for block in case.stages[stage]}
     if last:
         both = 0 in case.stages_of(rank)
-        copies = [] if both else [array for array in case.at("embed") if stage in array.stages]
-        found["head"] = [*copies, *case.at("head")]
+        copies = [] if both else [array for array in case.list_arrays("embed") if stage in array.stages]
+        found["head"] = [*copies, *case.list_arrays("head")]
     return found
 
 
-def _of(case: Case, name: str, place: Place, arrays: list[Array], count: Callable[[Case, list[Array]], int]) -> int:
+def _count_once(
+    case: Case, name: str, place: Place, arrays: list[Array], count: Callable[[Case, list[Array]], int]
+) -> int:
     """`count`, once for all blocks of a kind."""
     if not isinstance(place, int):
         return count(case, arrays)
@@ -119,24 +125,24 @@ def _of(case: Case, name: str, place: Place, arrays: list[Array], count: Callabl
     return int(case.known[key])
 
 
-def _of_kind(case: Case, place: Place, arrays: list[Array], sizes: ActivationSizes) -> list[Counter[str]]:
-    """`_within`, once for all blocks of a kind."""
+def _list_moments(case: Case, place: Place, arrays: list[Array], sizes: ActivationSizes) -> list[Counter[str]]:
+    """`_iterate_moments`, once for all blocks of a kind."""
     if not isinstance(place, int):
-        return list(_within(case, place, arrays, sizes))
+        return list(_iterate_moments(case, place, arrays, sizes))
     key = ("within", sizes.gpu, *case.kind(place))
     if key not in case.known:
-        case.known[key] = list(_within(case, place, arrays, sizes))
+        case.known[key] = list(_iterate_moments(case, place, arrays, sizes))
     return list(case.known[key])
 
 
-def _kept(case: Case, place: Place, sizes: ActivationSizes) -> int:
+def _count_kept(case: Case, place: Place, sizes: ActivationSizes) -> int:
     """Activations that are free once the backward pass is through with a module."""
     if isinstance(place, int):
-        return activations.of_block(case, place, sizes)
+        return activations.count_block(case, place, sizes)
     return activations.head(case, sizes)["activations"] if place == "head" else 0
 
 
-def _whole(case: Case, arrays: list[Array]) -> int:
+def _count_whole(case: Case, arrays: list[Array]) -> int:
     return sum(array.size for array in arrays if memory.cuts_gradients(case, array.group)) * case.bytes.gradient
 
 
@@ -151,17 +157,17 @@ def _arriving(case: Case, sums: int) -> int:
     return 0 if case.sums_each and case.microbatches == 1 else sums
 
 
-def _gathered(case: Case, arrays: list[Array]) -> int:
+def _count_gathered(case: Case, arrays: list[Array]) -> int:
     groups = ((array.size, array.group) for array in arrays)
     return sum(size * memory.weight_bytes(case, group) for size, group in groups if memory.releases(case, group))
 
 
-def _in_use(case: Case, places: list[Place], index: int) -> list[Place]:
+def _list_in_use(case: Case, places: list[Place], index: int) -> list[Place]:
     """The modules whose weights are whole in the backward pass of one; a lookup needs none."""
     return [place for place in places[max(0, index - case.config.prefetch) : index + 1] if place != "embed"]
 
 
-def _within(case: Case, place: Place, arrays: list[Array], sizes: ActivationSizes) -> Iterator[Counter[str]]:
+def _iterate_moments(case: Case, place: Place, arrays: list[Array], sizes: ActivationSizes) -> Iterator[Counter[str]]:
     """What comes and goes within a module: the hidden states of all tokens that tp gathers and scatters, what a block
     keeps that is computed again, logits, and the gradients of one module's own matrices before they are added to the
     others. These are in the dtype of the product first and then in that of gradients; where the whole is cut, memory
@@ -183,10 +189,15 @@ def _within(case: Case, place: Place, arrays: list[Array], sizes: ActivationSize
     travels, again = _travels(case, 1 if place == "embed" else 3), 0
     if place == "head":
         yield Counter({"logits": activations.head(case, sizes)["logits"], "buffers": travels})
-    elif isinstance(place, int) and case.recomputed(place):
-        again = activations.whole_block(case, place, sizes) - activations.of_block(case, place, sizes)
+    elif isinstance(place, int) and case.is_recomputed(place):
+        again = activations.count_whole_block(case, place, sizes) - activations.count_block(case, place, sizes)
     gradients = max((made[of] + first[of] for of in made), default=0)
-    found = {"gradients": _whole(case, arrays), "logits": left, "activations": again, "buffers": gradients + travels}
+    found = {
+        "gradients": _count_whole(case, arrays),
+        "logits": left,
+        "activations": again,
+        "buffers": gradients + travels,
+    }
     yield Counter(found)
 
 

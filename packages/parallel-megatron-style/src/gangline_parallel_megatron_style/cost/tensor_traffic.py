@@ -11,7 +11,7 @@ from gangline.config import Recompute
 from gangline.model.linear_nodes import EmbeddingNode
 from gangline.model.tree import Node, WrapNode, nodes
 from gangline.shard import model_array
-from gangline_basics.explain.activations import beside_head
+from gangline_basics.explain.activations import list_beside_head
 from gangline_basics.model.decoder_nodes import HeadNode
 from gangline_parallel_megatron_style.cost import memory
 from gangline_parallel_megatron_style.cost.case import Case
@@ -47,7 +47,7 @@ def regions(case: Case, index: int) -> dict[str, RegionTraffic]:
     return found
 
 
-def of_kinds(case: Case, blocks: Iterable[int]) -> list[tuple[int, int]]:
+def group_kinds(case: Case, blocks: Iterable[int]) -> list[tuple[int, int]]:
     """(a block, how many of these send what it does), in order; the first block of the model stands alone."""
     count: dict[object, list[int]] = {}
     for index in blocks:
@@ -56,7 +56,7 @@ def of_kinds(case: Case, blocks: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def _regions(case: Case, index: int) -> dict[str, RegionTraffic]:
-    needs_grad = index > 0 or any(array.trained for array in case.at(EMBED))
+    needs_grad = index > 0 or any(array.trained for array in case.list_arrays(EMBED))
     return _regions_of(case, case.blocks[index], f"{case.plan.blocks}.{index}", needs_grad)
 
 
@@ -90,13 +90,13 @@ def tensor(case: Case, rank: int) -> list[Sent]:
         return []
     found = list[Sent]()
     for stage in case.stages_of(rank):
-        for index, alike in of_kinds(case, case.stages[stage]):
-            found += _block(case, regions(case, index), alike, case.recomputed(index))
+        for index, alike in group_kinds(case, case.stages[stage]):
+            found += _block(case, regions(case, index), alike, case.is_recomputed(index))
         if stage == case.last_stage:
             for path, node in case.head_blocks.items():
-                found += _block(case, _regions_of(case, node, path), 1, case.recomputed(path))
+                found += _block(case, _regions_of(case, node, path), 1, case.is_recomputed(path))
         found += _ends(case, stage, case.tokens * case.bytes.compute * case.width)
-    for ranks, numbers in _summed(case, rank).items():
+    for ranks, numbers in _count_summed(case, rank).items():
         found.append(reduce(("tp",), "gradients of what is whole", ranks, 1, numbers * case.bytes.gradient, "end"))
     return found
 
@@ -124,21 +124,21 @@ def _block(case: Case, own: dict[str, RegionTraffic], alike: int, recomputed: bo
     return found
 
 
-def _summed(case: Case, rank: int) -> dict[int, int]:
+def _count_summed(case: Case, rank: int) -> dict[int, int]:
     """Neighbours along tp -> how many gradients a rank adds over them. Beside blocks inside the head there are large
     matrices, whose rows lie on ranks as they fit: then those of the rank that has most.
     """
-    places: list[tuple[int | str, int]] = [("embed", 1), *of_kinds(case, case.blocks_of(rank)), ("head", 1)]
+    places: list[tuple[int | str, int]] = [("embed", 1), *group_kinds(case, case.blocks_of(rank)), ("head", 1)]
     found: Counter[int] = Counter()
-    for array, alike in ((array, alike) for place, alike in places for array in case.at(place)):
+    for array, alike in ((array, alike) for place, alike in places for array in case.list_arrays(place)):
         if array.sums > 1 and array.trained and rank == home(case, array):
             found[array.sums] += alike * memory.part_of(case, array)
-    in_head = any(array.sums > 1 and len(array.shape) > 1 for array in case.at("head")) and case.last_stage in (
-        case.stages_of(rank)
-    )
+    in_head = any(
+        array.sums > 1 and len(array.shape) > 1 for array in case.list_arrays("head")
+    ) and case.last_stage in (case.stages_of(rank))
     if not case.config.zero or case.shards == 1 or not in_head:
         return found
-    arrays = [array for array in case.held(rank) if array.sums > 1 and array.trained and rank == home(case, array)]
+    arrays = [array for array in case.list_held(rank) if array.sums > 1 and array.trained and rank == home(case, array)]
     each = []
     for one in case.mesh.group(case.mesh.rank({"pp": rank}), SHARD_AXES):
         each.append(Counter[int]())
@@ -156,7 +156,7 @@ def home(case: Case, array: Array) -> int:
 def _ends(case: Case, stage: int, hidden: int) -> list[Sent]:
     """The embedding and the loss, whose vocabulary is cut; those beside the head, too."""
     n, last, found = case.tp, stage == case.last_stage, list[Sent]()
-    beside = beside_head(case.by_path[case.plan.head], case.plan.head) if last else []
+    beside = list_beside_head(case.by_path[case.plan.head], case.plan.head) if last else []
     lookups = [case.plan.embed] * (stage == 0) + [at for at, node in beside if isinstance(node, EmbeddingNode)]
     losses = [case.plan.head] * last + [at for at, node in beside if isinstance(node, HeadNode)]
     for path in lookups:

@@ -10,7 +10,7 @@ from gangline.config import Recompute
 from gangline.explain.work import StageWork, work_of
 from gangline.model.flops import computes_frozen
 from gangline.model.tree import Node, nodes
-from gangline_basics.explain.activations import of_node
+from gangline_basics.explain.activations import count_node
 from gangline_basics.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.cost import activations
 from gangline_parallel_megatron_style.cost.case import Case
@@ -54,7 +54,7 @@ def _stage_flops(case: Case) -> Iterator[Flops]:
     for stage, blocks in enumerate(case.stages):
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
         total = sum((part_flops(case, part) for part in ends), Flops())
-        again = [path for path in case.head_blocks if case.recomputed(path) and case.recompute is Recompute.full]
+        again = [path for path in case.head_blocks if case.is_recomputed(path) and case.recompute is Recompute.full]
         if stage == case.last_stage:
             total += Flops(again=sum(part_flops(case, path).forward for path in again))
         for index in blocks:
@@ -62,7 +62,7 @@ def _stage_flops(case: Case) -> Iterator[Flops]:
             if kind not in known:
                 known[kind] = part_flops(case, f"{case.plan.blocks}.{index}")
             block = known[kind]
-            recomputed = case.recomputed(index) and case.recompute is Recompute.full
+            recomputed = case.is_recomputed(index) and case.recompute is Recompute.full
             total += replace(block, again=block.forward if recomputed else 0)
         yield total
 
@@ -106,10 +106,10 @@ def stage_work(case: Case, gpu: bool = True) -> list[StageWork]:
             node = case.by_path[path]
             ulysses = case.config.context == "ulysses"
             work = work_of(node, path, case.plan, case.sizes, sequence_length=case.sequence_length, ulysses=ulysses)
-            work = replace(work, kept=of_node(node, sizes, path))
+            work = replace(work, kept=count_node(node, sizes, path))
             known[key] = work.recomputed(case.recompute is not Recompute.full) if recomputed else work
             for inside in case.head_blocks if path == case.plan.head else ():
-                if case.recomputed(inside):
+                if case.is_recomputed(inside):
                     known[key] = known[key].with_again(part(inside, True, inside))
         return known[key]
 
@@ -117,7 +117,9 @@ def stage_work(case: Case, gpu: bool = True) -> list[StageWork]:
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
         alike = (tuple(map(case.kind, blocks)), *ends)
         if alike not in totals:
-            parts = [part(f"{case.plan.blocks}.{index}", case.recomputed(index), case.kind(index)) for index in blocks]
+            parts = [
+                part(f"{case.plan.blocks}.{index}", case.is_recomputed(index), case.kind(index)) for index in blocks
+            ]
             totals[alike] = StageWork.total([*parts, *(part(path, False, path) for path in ends)])
         found.append(totals[alike])
     return found

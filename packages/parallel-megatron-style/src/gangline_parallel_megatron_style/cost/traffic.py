@@ -19,24 +19,24 @@ from gangline_parallel_megatron_style.cost import memory
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import BESIDE, Sent, gather, reduce
 from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
-from gangline_parallel_megatron_style.cost.tensor_traffic import home, of_kinds, tensor
+from gangline_parallel_megatron_style.cost.tensor_traffic import group_kinds, home, tensor
 from gangline_parallel_megatron_style.sharding.arrays import EMBED
 from gangline_parallel_megatron_style.sharding.ranks import SHARD_AXES, StateRanks
 
 
-def of_rank(case: Case, rank: int) -> list[Sent]:
+def list_sent(case: Case, rank: int) -> list[Sent]:
     """Everything that a rank of pipeline rank `rank` sends in a step, one entry for each (axes, purpose)."""
-    return _merged(timed(case, rank), lambda sent: (sent.axes, sent.purpose))
+    return _merge(list_timed(case, rank), lambda sent: (sent.axes, sent.purpose))
 
 
-def timed(case: Case, rank: int) -> list[Sent]:
+def list_timed(case: Case, rank: int) -> list[Sent]:
     """The same apart by operation, by when it happens, and by whether anything waits for it."""
     parts = (tensor, context, folds, pipeline, data, matrices)
     sent = (sent for part in parts for sent in part(case, rank))
-    return _merged(sent, lambda sent: (sent.axes, sent.purpose, sent.operation, sent.when, sent.waits, sent.among))
+    return _merge(sent, lambda sent: (sent.axes, sent.purpose, sent.operation, sent.when, sent.waits, sent.among))
 
 
-def _merged(all_sent: Iterable[Sent], key: Callable[[Sent], Hashable]) -> list[Sent]:
+def _merge(all_sent: Iterable[Sent], key: Callable[[Sent], Hashable]) -> list[Sent]:
     found: dict[Hashable, Sent] = {}
     for sent in all_sent:
         found[key(sent)] = found[key(sent)] + sent if key(sent) in found else sent
@@ -60,9 +60,9 @@ def context(case: Case, rank: int) -> list[Sent]:
     if case.cp == 1:
         return []
     found = []
-    blocks = [(case.blocks[i], case.recomputed(i), alike) for i, alike in of_kinds(case, case.blocks_of(rank))]
+    blocks = [(case.blocks[i], case.is_recomputed(i), alike) for i, alike in group_kinds(case, case.blocks_of(rank))]
     if case.last_stage in case.stages_of(rank):
-        blocks += [(block, case.recomputed(path), 1) for path, block in case.head_blocks.items()]
+        blocks += [(block, case.is_recomputed(path), 1) for path, block in case.head_blocks.items()]
     for block, recomputed, alike in blocks:
         again = 1 if recomputed else 0
         for _, node in nodes(block):
@@ -128,9 +128,9 @@ def folds(case: Case, rank: int) -> list[Sent]:
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
         parts = [(case.by_path[part], part, 1, 1) for part in ends]
         full = case.recompute is Recompute.full
-        for index, alike in of_kinds(case, case.stages[stage]):
-            parts.append((case.blocks[index], "", 2 if full and case.recomputed(index) else 1, alike))
-        twice = [f"{path}." for path in case.head_blocks if full and case.recomputed(path)]
+        for index, alike in group_kinds(case, case.stages[stage]):
+            parts.append((case.blocks[index], "", 2 if full and case.is_recomputed(index) else 1, alike))
+        twice = [f"{path}." for path in case.head_blocks if full and case.is_recomputed(path)]
         for part, path, once, alike in parts:
             for at, node in nodes(part, path):
                 passes = 2 if any(at.startswith(block) for block in twice) else once
@@ -161,11 +161,11 @@ def pipeline(case: Case, rank: int) -> list[Sent]:
     m, what = case.microbatches, "hidden and gradients"
     found = [Sent(("pp",), what, m * on, m * on * hidden, None, "send", "F", False)]
     found.append(Sent(("pp",), what, m * back, m * back * hidden, None, "send", "B", False))
-    for array in case.held(rank):
+    for array in case.list_held(rank):
         owns = rank == home(case, array)
         if not all(stage in mine for stage in array.stages) and (owns or array.trained):
             numbers = memory.part_of(case, array)  # tied: the owner sends weights, the copy gradients
-            nbytes = memory.kept_bytes(case, array.group) if owns else case.bytes.gradient
+            nbytes = memory.count_kept_bytes(case, array.group) if owns else case.bytes.gradient
             found.append(Sent(("pp",), "tied embedding", 1, numbers * nbytes, None, "send", "end"))
     return found
 
@@ -173,7 +173,7 @@ def pipeline(case: Case, rank: int) -> list[Sent]:
 # --- data ------------------------------------------------------------------------------------------------------------
 
 
-def _whole_on(case: Case, array: Array, rank: int) -> bool:
+def _is_whole_on(case: Case, array: Array, rank: int) -> bool:
     """Whether a tied parameter has all its modules on one rank."""
     return any(owner == array.name for _, owner in case.plan.tied) and set(array.stages) <= set(case.stages_of(rank))
 
@@ -191,7 +191,7 @@ def data(case: Case, rank: int) -> list[Sent]:
     twice: set[int | str] = set(case.blocks_of(rank))
     if case.last_stage in case.stages_of(rank) and case.config.prefetch:
         twice -= set(case.blocks_of(rank)[-case.config.prefetch :])  # kept from the forward to the backward pass
-    twice |= {array.group.place for array in case.at(EMBED) if _whole_on(case, array, rank)}
+    twice |= {array.group.place for array in case.list_arrays(EMBED) if _is_whole_on(case, array, rank)}
     found: list[Sent] = []
     for group, size in memory.groups(case, rank).items():
         shards, copies = group.shards, group.copies
@@ -224,7 +224,7 @@ def matrices(case: Case, rank: int) -> list[Sent]:
 
     A rank's share of what the ranks of its stage send together: they do not have the same.
     """
-    mesh, names = case.mesh, [array.name for array in case.held(rank) if array.matrix and array.trained]
+    mesh, names = case.mesh, [array.name for array in case.list_held(rank) if array.matrix and array.trained]
     axes = tuple(axis for axis in mesh.axes if axis != "pp" and mesh.size(axis) > 1)
     if not case.optimizer.maps_matrices() or not axes or not names:
         return []
@@ -246,10 +246,10 @@ def matrices(case: Case, rank: int) -> list[Sent]:
 def _axes_of(case: Case, group: ParamGroup) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(ranks that share a group's state, replicas of those), as axes with more than one rank."""
     ranks = StateRanks.of(case.plan, case.mesh, group.kind.fold)
-    shared = (f"{BESIDE}{ranks.fold.name}",) if ranks.fold else _several(case, SHARD_AXES)
-    return shared, _several(case, ranks.replica_axes)
+    shared = (f"{BESIDE}{ranks.fold.name}",) if ranks.fold else _select_several(case, SHARD_AXES)
+    return shared, _select_several(case, ranks.replica_axes)
 
 
-def _several(case: Case, axes: tuple[str, ...]) -> tuple[str, ...]:
+def _select_several(case: Case, axes: tuple[str, ...]) -> tuple[str, ...]:
     """Those of `axes` along which there is more than one rank."""
     return tuple(axis for axis in axes if case.mesh.size(axis) > 1)

@@ -56,11 +56,11 @@ class GradBuffer:
             for piece in pieces:
                 piece.tensor.grad = None
 
-    def _allocated(self) -> Tensor:
+    def _allocate(self) -> Tensor:
         if self.grad is None:
             dtype, device = self.options.precision.grad_dtype, self.options.device
             self.grad = torch.empty(self.views.packing.size, dtype=dtype, device=device)
-            self._slots = {name: self.views.of(self.grad, name) for name in self._parameters}
+            self._slots = {name: self.views.view(self.grad, name) for name in self._parameters}
             self._zero_gaps(self.grad)
         return self.grad
 
@@ -73,7 +73,7 @@ class GradBuffer:
         """The first gradient of a step is copied to its place, and later ones are added there."""
 
         def take(parameter: Tensor) -> None:
-            self._allocated()
+            self._allocate()
             slot = self._slots[name]
             if parameter.grad is not None and parameter.grad is not slot:
                 slot.copy_(parameter.grad)
@@ -84,7 +84,7 @@ class GradBuffer:
     @torch.no_grad()
     def reduce_scatter(self) -> None:
         """The backward pass of a microbatch has ended for this group: begin to add its gradients over the ranks."""
-        grad = self._allocated()
+        grad = self._allocate()
         for name, parameter in self._parameters.items():
             if parameter.grad is None:
                 self._slots[name].zero_()
@@ -106,7 +106,7 @@ class GradBuffer:
         part = self._reducing.wait()
         self._reducing = None
         if not self.each_microbatch:
-            self.total = self._allocated()[self.views.own]  # this rank's own gradients were sent: the sum replaces them
+            self.total = self._allocate()[self.views.own]  # this rank's own gradients were sent: the sum replaces them
             if part.data_ptr() != self.total.data_ptr():
                 self.total.copy_(part)
         elif self.total is None:
@@ -141,7 +141,7 @@ class GradBuffer:
         assert self.total is not None
         total = self.total if self._in_host is None else self._in_host.copy_(self.total, non_blocking=True)
         for name, pieces in self._pieces.items():
-            at = self.views.within(name)
+            at = self.views.locate(name)
             for piece in pieces:
                 size = piece.tensor.numel()
                 piece.tensor.grad = total[at : at + size].view(piece.tensor.shape)

@@ -64,7 +64,7 @@ class GradReducer:
         if self.size == 1:
             return Done(flat)
         if self.joint is not None and self.cut and self.shard.size > 1 and self.replicas.size > 1:
-            return self._in_rank_order(flat, self.joint)
+            return self._reduce_in_order(flat, self.joint)
         if self.joint is not None and not self.cut:
             return self.joint.start_all_reduce(flat)
         if self.shard.size == 1:
@@ -85,7 +85,7 @@ class GradReducer:
 
         return Later(self.shard.start_reduce_scatter(rows), rest)
 
-    def _in_rank_order(self, flat: Tensor, joint: Comm) -> Pending[Tensor]:
+    def _reduce_in_order(self, flat: Tensor, joint: Comm) -> Pending[Tensor]:
         n, R = self.shard.size, self.replicas.size
         length = flat.numel() // n
         ranges = flat.view(n, length)

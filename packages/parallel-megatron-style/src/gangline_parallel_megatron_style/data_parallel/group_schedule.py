@@ -24,7 +24,7 @@ class GroupSchedule:
         self._stage_of = {segment: segments for segments in stages for segment in segments}
         self.last = False
 
-    def before(self, segment: Segment, backward: bool) -> None:
+    def begin_segment(self, segment: Segment, backward: bool) -> None:
         """The module is about to run: its weights are there, and those of the next ones on their way."""
         if backward and segment.kind == "embed":
             return  # the backward pass of a lookup needs no weights
@@ -43,7 +43,7 @@ class GroupSchedule:
                     for buffer in self._storage.groups[group]:
                         buffer.unshard()
 
-    def after(self, segment: Segment, backward: bool) -> None:
+    def end_segment(self, segment: Segment, backward: bool) -> None:
         """The module has run: its weights may go, and its gradients are reduced unless they are deferred."""
         if backward and not is_deferring():
             self.reduce(segment)

@@ -12,7 +12,7 @@ from gangline.comm.base import Comm
 from gangline.comm.purpose import mark_traffic
 from gangline.runtime import ShardedParam
 from gangline.shard import Registry, model_array
-from gangline_basics.parallel.norm import MeasuredNorm, ordered_norm, row_squares
+from gangline_basics.parallel.norm import MeasuredNorm, compute_norm, row_squares
 
 
 class GradNorm:
@@ -89,4 +89,4 @@ def norm_by_rows(
                 here = row_squares(piece.tensor.grad).to(device)
                 mine[piece.shard.box.slices[:-1]] += here.view(piece.tensor.shape[:-1])
     flat = world.all_reduce(torch.cat(list(squares.values())))
-    return ordered_norm(flat.split(list(rows.values())))
+    return compute_norm(flat.split(list(rows.values())))

@@ -65,14 +65,14 @@ class ParamBuffer:
 
     def _parameter(self, name: str) -> nn.Parameter:
         # .data has a version counter of its own: filling `full` again is no change of what autograd has saved
-        parameter = nn.Parameter(self.views.of(self.full, name).data, requires_grad=self.trained)
+        parameter = nn.Parameter(self.views.view(self.full, name).data, requires_grad=self.trained)
         if self.trained and parameter.dtype != self.options.precision.grad_dtype:
             parameter.grad_dtype = self.options.precision.grad_dtype
         return parameter
 
     def _pieces(self, name: str, registry: Registry, rank: int) -> tuple[ParamShard, ...]:
         """The boxes of an array that this rank has, as leaves that are views of `shard`."""
-        layout, at, found = registry[model_array(name)], self.views.within(name), []
+        layout, at, found = registry[model_array(name)], self.views.locate(name), []
         for box, primary in registry.of_rank(model_array(name), rank):
             local = self.shard[at : at + box.size].view(box.shape)
             leaf = local.data.requires_grad_(self.trained)

@@ -55,7 +55,7 @@ class ReducedComm(Wrapped):
         return Bucket(self.layout, x, self.kept.views, self.clock.step)
 
 
-def reduced(
+def add_reduction(
     reducer: GradReducer, packing: Packing, reduction: GradientReduction, clock: StepClock, like: Tensor
 ) -> GradReducer:
     """Return the reducer of one buffer with the reduction between replicas if there are any, else between shards."""

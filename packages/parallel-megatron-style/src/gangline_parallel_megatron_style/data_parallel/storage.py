@@ -18,7 +18,7 @@ from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradRedu
 from gangline_parallel_megatron_style.data_parallel.grad_schedule import GradSchedule
 from gangline_parallel_megatron_style.data_parallel.options import BufferOptions
 from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
-from gangline_parallel_megatron_style.data_parallel.reduction import StepClock, reduced, registry_of, shards_of
+from gangline_parallel_megatron_style.data_parallel.reduction import StepClock, add_reduction, registry_of, shards_of
 from gangline_parallel_megatron_style.data_parallel.tied import TiedCopy
 from gangline_parallel_megatron_style.sharding.arrays import (
     TIED,
@@ -65,7 +65,7 @@ class Storage:
                 for alias in given.aliases[name]:
                     _put(model, alias, parameter)
         self.buffers = self._take_buffers(model)
-        self._over_tp = self._summed_over_tp()
+        self._over_tp = self._list_tp_sums()
         self._grads = GradSchedule()
 
     def _param_buffer(self, layout: BufferLayout, reducers: dict[ParamKind, GradReducer]) -> ParamBuffer:
@@ -76,7 +76,7 @@ class Storage:
         shapes = {name: local_shape(self.registry[model_array(name)], self.mesh, coordinate) for name in names}
         if options.reduction is not None and layout.kind.trained:
             like = torch.empty(0, dtype=options.reduce_dtype, device=options.device)
-            reducer = reduced(reducer, layout.packing, options.reduction, self.clock, like)
+            reducer = add_reduction(reducer, layout.packing, options.reduction, self.clock, like)
         return ParamBuffer(layout, shapes, self.registry, self.rank, reducer, options)
 
     def _reducer(self, kind: ParamKind) -> GradReducer:
@@ -187,7 +187,7 @@ class Storage:
                 for gradient, part in zip(gradients, together.split([g.numel() for g in gradients]), strict=True):
                     gradient.copy_(part.view_as(gradient))
 
-    def _summed_over_tp(self) -> list[tuple[Comm, list[str]]]:
+    def _list_tp_sums(self) -> list[tuple[Comm, list[str]]]:
         """Names whose gradients are added over ranks of `tp`, by those ranks: see `BufferLayout.sums`."""
         found: dict[int, list[str]] = {}
         for name in self.trained:

@@ -29,12 +29,12 @@ class BufferViews:
         """This rank's range."""
         return slice(self.index * self.packing.length, (self.index + 1) * self.packing.length)
 
-    def of(self, flat: Tensor, name: str) -> Tensor:
+    def view(self, flat: Tensor, name: str) -> Tensor:
         """An array, as a view of the whole buffer."""
         start, shape = self._starts[name], self.shapes[name]
         return flat[start : start + prod(shape)].view(shape)
 
-    def within(self, name: str) -> int:
+    def locate(self, name: str) -> int:
         """Where in this rank's range the rows begin that it has of an array."""
         return max(self._starts[name] - self.own.start, 0)
 

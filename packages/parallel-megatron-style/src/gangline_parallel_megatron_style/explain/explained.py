@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gangline_parallel_megatron_style.pipeline.actions import Schedule, StepTurns
 
 
-def of_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explained:
+def explain_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explained:
     """The numbers of a case; `gpu` as in `explain.activations.ActivationSizes`, `products` the format of blocks'."""
     schedule = timing.schedule_of(case)
     return Explained(
@@ -51,13 +51,13 @@ class Alike:
 
     @classmethod
     def of(cls, case: Case, rank: int, gpu: bool) -> Alike:
-        held = case.held(rank)
+        held = case.list_held(rank)
         mine = set(case.stages_of(rank))
         stepped = [
             array for array in held if array.trained and array.stages[0] in mine
         ]  # the copy of a tied one is not
         return cls(
-            transfers=tuple(transfer(case, sent) for sent in traffic.timed(case, rank)),
+            transfers=tuple(transfer(case, sent) for sent in traffic.list_timed(case, rank)),
             blocks=len(case.blocks_of(rank)),
             parameters=sum(array.size for array in held),
             updated=sum(memory.part_of(case, array) for array in stepped),
@@ -77,9 +77,9 @@ def _ranks(case: Case, schedule: Schedule | None, gpu: bool) -> Iterator[RankExp
             key = tuple(tuple(map(case.kind, case.stages[stage])) for stage in stages)
         if key not in found:
             found[key] = Alike.of(case, rank, gpu)
-        alike, under_way = found[key], peak_memory.under_way(case, rank, schedule, sizes)
+        alike, under_way = found[key], peak_memory.count_under_way(case, rank, schedule, sizes)
         yield RankExplained(
-            bytes=peak_memory.together(alike.state, alike.fullest, under_way),
+            bytes=peak_memory.sum_moment(alike.state, alike.fullest, under_way),
             transfers=alike.transfers,
             stages=tuple(stages),
             blocks=alike.blocks,

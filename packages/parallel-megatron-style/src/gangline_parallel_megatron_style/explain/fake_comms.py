@@ -30,7 +30,7 @@ class Traffic:
         self.calls[axis, operation] += 1
         self.bytes[axis, operation] += sum(x.numel() * x.element_size() for x in tensors)
 
-    def of(self, axis: str) -> int:
+    def sum_axis(self, axis: str) -> int:
         """Bytes along one axis, all operations together."""
         return sum(count for (name, _), count in self.bytes.items() if name == axis)
 

@@ -9,26 +9,28 @@ from gangline.explain.explained import Explained
 from gangline.mesh import Mesh
 from gangline_parallel_megatron_style.config import AxesConfig
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.explain.explained import of_case
+from gangline_parallel_megatron_style.explain.explained import explain_case
 from gangline_parallel_megatron_style.layout import check
 
 if TYPE_CHECKING:
     from gangline.config import Run
 
 
-def explained(run: Run) -> Explained:
+def explain_run(run: Run) -> Explained:
     """The numbers of a run. Raises UserError for what does not fit, but not for what this machine lacks."""
-    return of_case(case_of(run), run.run.device != "cpu", run.precision.products())
+    return explain_case(case_of(run), run.run.device != "cpu", run.precision.products())
 
 
 def case_of(run: Run) -> Case:
-    """A run on its mesh. Raises UserError as `explained` does."""
+    """A run on its mesh. Raises UserError as `explain_run` does."""
     from gangline.config.check import layout_problems, meaningless, world_of
     from gangline.plugin.registry import installed
 
     if not isinstance(run.parallel, AxesConfig):
         part = installed().part_of(run.parallel).part.name
-        listed = ", ".join(name for name, offer in installed().offers("parallel").items() if _ours(offer.part.config))
+        listed = ", ".join(
+            name for name, offer in installed().offers("parallel").items() if _is_composed(offer.part.config)
+        )
         raise UserError(f"parallel={part} is not explained here.", f"These are: {listed}.")
     if problems := meaningless(run):
         raise UserError.of(problems)
@@ -40,5 +42,5 @@ def case_of(run: Run) -> Case:
     return Case.of(run, Mesh.of(run.parallel.axes(world_of(run))))
 
 
-def _ours(config: type) -> bool:
+def _is_composed(config: type) -> bool:
     return issubclass(config, AxesConfig)

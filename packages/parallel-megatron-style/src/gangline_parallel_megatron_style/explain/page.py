@@ -38,7 +38,7 @@ def text(case: Case, found: Explained, gpu_gb: float) -> str:
         *_work(case, found),
         "",
         "sent in a step by a rank" + f" of pipeline rank {found.busiest}, which sends most" * (case.pp > 1),
-        *_sent(case, found.busiest),
+        *_format_sent(case, found.busiest),
         "",
         *_memory(case, found, gpu_gb),
         *(f"note: {notice}" for notice in notices(case)),
@@ -46,7 +46,7 @@ def text(case: Case, found: Explained, gpu_gb: float) -> str:
     return "\n".join(sections)
 
 
-def traced(found: Explained, real: Traced) -> str:
+def format_traced(found: Explained, real: Traced) -> str:
     """What a trace of the fullest pipeline rank came to, beside the closed forms."""
     expected = found.ranks[found.fullest].memory
     return (
@@ -64,11 +64,11 @@ def _axes(case: Case) -> Iterable[str]:
         size = mesh.size(axis)
         if size > 1:
             group = mesh.group(0, [axis])
-            rows.append((axis, str(size), str(mesh.world // size), network.tier(mesh, axis), _listed(group)))
+            rows.append((axis, str(size), str(mesh.world // size), network.tier(mesh, axis), _format_ranks(group)))
     yield from _table(rows) if len(rows) > 1 else ["  one rank"]
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def _format_ranks(ranks: Sequence[int]) -> str:
     stride = ranks[1] - ranks[0]
     if len(ranks) <= 4:
         return ", ".join(map(str, ranks))
@@ -96,10 +96,10 @@ def _times(count: int, size: int) -> str:
     return f"{count} x {size}" if count > 1 else str(size)
 
 
-def _sent(case: Case, rank: int) -> Iterable[str]:
+def _format_sent(case: Case, rank: int) -> Iterable[str]:
     network = case.config.topology
     rows = [("axis", "what", "links", "messages", "bytes", "seconds at full speed")]
-    for sent in traffic.of_rank(case, rank):
+    for sent in traffic.list_sent(case, rank):
         tier = links(case, sent)
         seconds = f"{sent.bytes / network.bandwidth(tier):.3g}"
         rows.append((" x ".join(sent.axes), sent.purpose, tier, str(sent.calls), _bytes(sent.bytes), seconds))

@@ -92,17 +92,17 @@ class Allocations(TorchDispatchMode):
         key = storage._cdata
         if key not in self._known:
             self._known[key] = 0
-            weakref.finalize(storage, self._gone, key)
-            self.resized(storage)
+            weakref.finalize(storage, self._forget, key)
+            self.resize(storage)
 
-    def resized(self, storage: torch.UntypedStorage) -> None:
+    def resize(self, storage: torch.UntypedStorage) -> None:
         """The storage has its size from now on."""
         change = storage.nbytes() - self._known[storage._cdata]
         self._known[storage._cdata] += change
         self.live += change
         self.peak = max(self.peak, self.live)
 
-    def _gone(self, key: int) -> None:
+    def _forget(self, key: int) -> None:
         self.live -= self._known.pop(key)
 
 
@@ -206,12 +206,12 @@ def watch(buffer: ParamBuffer, counted: Allocations) -> None:
     """A buffer's memory comes and goes behind the operators' back."""
     storage, unshard, reshard = buffer.full.untyped_storage(), buffer.unshard, buffer.reshard
 
-    def unsharded() -> None:
+    def record_unshard() -> None:
         unshard()
-        counted.resized(storage)
+        counted.resize(storage)
 
-    def resharded() -> None:
+    def record_reshard() -> None:
         reshard()
-        counted.resized(storage)
+        counted.resize(storage)
 
-    buffer.__dict__.update(unshard=unsharded, reshard=resharded)
+    buffer.__dict__.update(unshard=record_unshard, reshard=record_reshard)

@@ -102,7 +102,7 @@ def names_single_blocks(plan: Plan) -> bool:
 _KNOWN: dict[tuple[int, int], AlikeBlocks] = {}
 
 
-def alike_blocks(tree: Node, plan: Plan) -> AlikeBlocks:
+def group_blocks(tree: Node, plan: Plan) -> AlikeBlocks:
     """Those of a model, by its identity, which is kept alive."""
     key = (id(tree), id(plan))
     found = _KNOWN.pop(key, None) or AlikeBlocks(tree, plan)

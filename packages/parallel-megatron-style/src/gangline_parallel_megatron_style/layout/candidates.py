@@ -25,7 +25,7 @@ def candidates(config: AxesConfig, run: Run, world: int) -> Iterator[AxesConfig]
     dp_replicate stays at 1 where it is open. What is not open by being null may be another value than the config's:
     zero where there is something to cut, and the schedule (`orders`).
     """
-    named = config.named()
+    named = config.list_given()
     layers = getattr(run.model, "layers", None) or world
     copies, length = named.get("dp_replicate", 1), run.batch.sequence_length
     powers = [size for size in divisors(world) if not size & (size - 1)]

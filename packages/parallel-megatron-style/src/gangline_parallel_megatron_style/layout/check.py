@@ -69,6 +69,6 @@ def _chunks(config: AxesConfig, run: Run) -> Iterator[Problem]:
         yield Problem(f"{what} needs at least 2.", why, mend)
 
 
-def shown(mesh: Mesh) -> str:
+def format_mesh(mesh: Mesh) -> str:
     """A layout in words: "pp 2 x dp_shard 2 x tp 2"."""
     return " x ".join(f"{axis} {mesh.size(axis)}" for axis in AXES if mesh.size(axis) > 1) or "1 rank"

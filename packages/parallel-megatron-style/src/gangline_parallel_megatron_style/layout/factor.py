@@ -63,11 +63,11 @@ def _unfit(world: int, sizes: Mapping[str, int], some_open: bool) -> UserError:
     elif product < world:
         why = f"{world} is no multiple of {product}. " + why
     worlds = {product} if not some_open else {max(1, world // product) * product, -(-world // product) * product}
-    changed = list(_one_changed(world, sizes, some_open))
+    changed = list(_suggest_changes(world, sizes, some_open))
     return Unfit(f"{named}{total} does not fit {world} processes.", why, changed, sorted(worlds))
 
 
-def _one_changed(world: int, sizes: Mapping[str, int], some_open: bool) -> Iterator[tuple[str, int]]:
+def _suggest_changes(world: int, sizes: Mapping[str, int], some_open: bool) -> Iterator[tuple[str, int]]:
     """Axes with the size that would make the layout fit if nothing else changed, the smallest change first."""
     found = []
     for axis, size in sizes.items():

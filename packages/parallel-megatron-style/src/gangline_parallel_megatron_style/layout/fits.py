@@ -19,7 +19,7 @@ from gangline.model.calls import AttentionCall
 from gangline.model.seams import calls
 from gangline.model.tree import Node, parameter_shapes
 from gangline.plan import Fold, Plan, matches
-from gangline_parallel_megatron_style.context.supported import unsupported_by_ring
+from gangline_parallel_megatron_style.context.supported import explain_unsupported
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.sharding.cuts import cut_array
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def problems(config: AxesConfig, run: Run, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
     """All that does not fit, each with the nearest values that do."""
     shapes = parameter_shapes(tree)
-    yield from _unmatched(plan, shapes)
+    yield from _find_unmatched(plan, shapes)
     if mesh.size("tp") > 1:
         yield from tensor(config, run, mesh, plan, shapes)
         yield from cut_loss(mesh, tree, plan)
@@ -42,11 +42,11 @@ def problems(config: AxesConfig, run: Run, mesh: Mesh, tree: Node, plan: Plan) -
     if mesh.size("pp") > 1 or config.stages is not None:
         yield from pipeline(config, run, mesh, plan)
     for fold in plan.folds:
-        yield from folded(config, mesh, fold)
+        yield from check_fold(config, mesh, fold)
     yield from row_blocks(run, mesh, plan, shapes)
 
 
-def _unmatched(plan: Plan, shapes: Mapping[str, object]) -> Iterator[Problem]:
+def _find_unmatched(plan: Plan, shapes: Mapping[str, object]) -> Iterator[Problem]:
     names = [*shapes, *(alias for alias, _ in plan.tied)]
     for cut in plan.cuts:
         if not any(matches(cut.pattern, name) for name in names):
@@ -87,14 +87,14 @@ def tensor(
         )
         return
     units = _units(plan, shapes)
-    wrong = {name: count for name, count in units.items() if not _over_tp(name, count, tp)}
+    wrong = {name: count for name, count in units.items() if not _divides(name, count, tp)}
     if wrong:
         fitting = [
             size
             for size in range(1, min(max(node, tp), max(units.values())) + 1)
-            if all(_over_tp(name, count, size) for name, count in units.items())
+            if all(_divides(name, count, size) for name, count in units.items())
         ]
-        sizes = ", ".join(f"{_called(name)}={count}" for name, count in wrong.items())
+        sizes = ", ".join(f"{_name_option(name)}={count}" for name, count in wrong.items())
         why = (
             "Each tensor-parallel rank has the same number of heads and features (a key head may serve several ranks)."
         )
@@ -132,7 +132,7 @@ def cut_loss(mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
             )
 
 
-def _over_tp(name: str, count: int, tp: int) -> bool:
+def _divides(name: str, count: int, tp: int) -> bool:
     """Whether `count` heads, features or rows divide over tp ranks.
 
     Several ranks may hold the same key head; of a vocabulary the last ranks may have fewer rows.
@@ -151,7 +151,7 @@ def _units(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         if cut is None:
             continue
         count = shape[cut.dim] // cut.unit
-        if cut.dim == 0 and shape[0] == plan.facts.get("vocab_size", shape[0]) and _of_vocabulary(plan, name):
+        if cut.dim == 0 and shape[0] == plan.facts.get("vocab_size", shape[0]) and _is_vocabulary(plan, name):
             found["vocab_size"] = count
             continue
         blocks = cut.dim == 1 and plan.is_scales(name)  # of codes: no rank can have half of one, as of a key head
@@ -160,11 +160,11 @@ def _units(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     return found
 
 
-def _of_vocabulary(plan: Plan, name: str) -> bool:
+def _is_vocabulary(plan: Plan, name: str) -> bool:
     return any(matches(part, name) for part in (plan.embed, plan.head))
 
 
-def _called(name: str) -> str:
+def _name_option(name: str) -> str:
     return f"model.{name}" if name in ("heads", "kv_heads", "hidden", "vocab_size") else name
 
 
@@ -199,7 +199,7 @@ def attention(config: AxesConfig, mesh: Mesh, tree: Node, plan: Plan) -> Iterato
     for path, call in calls(tree, plan, "attention").items():
         if not isinstance(call, AttentionCall):
             refused.setdefault("", []).append(path)
-        elif ring and (left := unsupported_by_ring(call)):
+        elif ring and (left := explain_unsupported(call)):
             refused.setdefault(left, []).append(path)
     does = "ring attention cannot take the place of" if ring else "Ulysses cannot call with some of the heads"
     why = "It computes what nodes declare." if ring else "What is kept for each head would meet the wrong ones."
@@ -219,9 +219,9 @@ def attention(config: AxesConfig, mesh: Mesh, tree: Node, plan: Plan) -> Iterato
 def untraceable(tree: Node, plan: Plan) -> Iterator[Problem]:
     """Attention of which the meta device has no operator that a GPU runs."""
     for path, call in calls(tree, plan, "attention").items():
-        if isinstance(call, AttentionCall) and unsupported_by_ring(call):
+        if isinstance(call, AttentionCall) and explain_unsupported(call):
             yield Problem(
-                f"--trace: {path} has {unsupported_by_ring(call)}.",
+                f"--trace: {path} has {explain_unsupported(call)}.",
                 "FlexAttention computes it, compiled on the GPU itself; the plain path of a CPU would keep all scores.",
                 "Leave --trace out: the closed forms count it.",
             )
@@ -275,9 +275,9 @@ def pipeline(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) -> Iterator[P
             nearest_accepted(run, changes),
         )
     elif config.stages is not None and (len(config.stages) != stages or sum(config.stages) != plan.layers):
-        from gangline_parallel_megatron_style.layout.stages import balanced
+        from gangline_parallel_megatron_style.layout.stages import balance
 
-        even = balanced([1.0] * plan.layers, stages)
+        even = balance([1.0] * plan.layers, stages)
         yield Problem(
             f"parallel.stages={config.stages} has {len(config.stages)} stages and {sum(config.stages)} blocks.",
             f"parallel.pp={pp}{each} is {stages} stages, and the model has {plan.layers} blocks.",
@@ -288,7 +288,7 @@ def pipeline(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) -> Iterator[P
 # --- folds -----------------------------------------------------------------------------------------------------------
 
 
-def folded(config: AxesConfig, mesh: Mesh, fold: Fold) -> Iterator[Problem]:
+def check_fold(config: AxesConfig, mesh: Mesh, fold: Fold) -> Iterator[Problem]:
     """A fold takes its ranks out of other axes; where those have one rank each, the module has all of it."""
     have = mesh.size(*fold.out_of)
     if have == 1:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gangline.mesh import Mesh
 from gangline.model.tree import Node
 from gangline.plan import Plan
-from gangline_parallel_megatron_style.layout.alike import alike_blocks
+from gangline_parallel_megatron_style.layout.alike import group_blocks
 
 if TYPE_CHECKING:
     from gangline_parallel_megatron_style.config import AxesConfig
@@ -26,21 +26,21 @@ def partition(config: AxesConfig, mesh: Mesh, tree: Node, plan: Plan, sequence_l
         return [range(plan.layers)]
     sizes = config.stages
     if sizes is None:
-        blocks, first, last = alike_blocks(tree, plan).forward_flops(sequence_length)
+        blocks, first, last = group_blocks(tree, plan).forward_flops(sequence_length)
         if not any(blocks):  # a model that does not say what its blocks compute
             blocks, first, last = [1] * plan.layers, 0, 0
-        sizes = _balanced(tuple(blocks), mesh.size("pp") * config.model_chunks, first, last)
+        sizes = _balance(tuple(blocks), mesh.size("pp") * config.model_chunks, first, last)
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
 @lru_cache(maxsize=256)
-def _balanced(blocks: tuple[float, ...], stages: int, first: float, last: float) -> list[int]:
-    """`balanced`, once for each question: layouts that are compared share most of them."""
-    return balanced(blocks, stages, first, last)
+def _balance(blocks: tuple[float, ...], stages: int, first: float, last: float) -> list[int]:
+    """`balance`, once for each question: layouts that are compared share most of them."""
+    return balance(blocks, stages, first, last)
 
 
-def balanced(blocks: Sequence[float], stages: int, first: float = 0, last: float = 0) -> list[int]:
+def balance(blocks: Sequence[float], stages: int, first: float = 0, last: float = 0) -> list[int]:
     """Blocks of each stage, in order, at least one each: exactly the least possible time of the slowest stage.
 
     blocks  what each block costs, in any one unit: computed (`cost.timing`) or measured

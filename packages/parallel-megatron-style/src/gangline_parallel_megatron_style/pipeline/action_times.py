@@ -10,7 +10,7 @@ from gangline_parallel_megatron_style.pipeline.actions import KINDS
 UNIFORM = ActionTimes()
 
 
-def per_stage(times: ActionTimes | Sequence[ActionTimes], stages: int) -> list[ActionTimes]:
+def expand_times(times: ActionTimes | Sequence[ActionTimes], stages: int) -> list[ActionTimes]:
     """The times of each stage, from those of every stage or a list.
 
     Raises ValueError where the list does not fit, and for an action that takes no time: in the order of their ends an
@@ -19,6 +19,6 @@ def per_stage(times: ActionTimes | Sequence[ActionTimes], stages: int) -> list[A
     each = [times] * stages if isinstance(times, ActionTimes) else list(times)
     if len(each) != stages:
         raise ValueError(f"times of {len(each)} stages for a schedule of {stages}")
-    if any(time.of(kind) <= 0 for time in each for kind in KINDS):
+    if any(time.get_time(kind) <= 0 for time in each for kind in KINDS):
         raise ValueError("every action of a schedule takes some time")
     return each

@@ -103,7 +103,7 @@ def place_of(ranks: int, placement: Placement, stage: int) -> tuple[int, int]:
     return (within if placement == "loop" or chunk % 2 == 0 else ranks - 1 - within), chunk
 
 
-def padded(
+def pad_schedule(
     ranks: int, microbatches: int, chunks: int, placement: Placement, of: Callable[[int], list[PipelineAction]]
 ) -> Schedule:
     """A schedule for `microbatches` microbatches, out of one for a number that suits its author.

@@ -15,7 +15,7 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
     return Schedule(ranks, 1, microbatches, "loop", (order,) * ranks)
 
 
-def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
+def schedule_1f1b(ranks: int, microbatches: int) -> Schedule:
     """Fill the pipeline, then a backward after each forward (PipeDream-Flush: arXiv 2006.09503; 2104.04473, 2.2.1).
 
     Idle time of each rank: (p - 1)(F + B), as GPipe's. Activations on rank r: min(m, p - r).

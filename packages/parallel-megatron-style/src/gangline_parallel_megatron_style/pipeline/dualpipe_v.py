@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule, padded
+from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule, pad_schedule
 
 
 class _Order:
@@ -28,7 +28,7 @@ class _Order:
         if split:
             self.deferred.append(PipelineAction("W", chunk, microbatch))
 
-    def both(self, chunk: int) -> None:
+    def add_pair(self, chunk: int) -> None:
         """A forward of this chunk beside a backward of the other."""
         self.forward(chunk)
         self.backward(1 - chunk)
@@ -61,11 +61,11 @@ def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
             o.weights()
             o.forward(1)
         for _ in range(full - 2 * ranks + rank + 1):
-            o.both(0)
-            o.both(1)
+            o.add_pair(0)
+            o.add_pair(1)
         for _ in range(above):
             o.backward(1)
-            o.both(1)
+            o.add_pair(1)
         # From the middle of what is left on, backwards are split: deferred weight gradients fill the waits at the end.
         for number in range(2 * (rank + 1)):
             o.backward(1 - number % 2, split=number > rank)
@@ -77,7 +77,7 @@ def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
         return o
 
     orders = [order(rank) for rank in range(ranks)]
-    schedule = padded(ranks, microbatches, 2, "v", lambda rank: orders[rank].actions)
+    schedule = pad_schedule(ranks, microbatches, 2, "v", lambda rank: orders[rank].actions)
     there = {(rank, action) for rank, actions in enumerate(schedule.actions) for action in actions}
     pairs = {(rank, f) for rank, o in enumerate(orders) for f, b in o.pairs if {(rank, f), (rank, b)} <= there}
     return replace(schedule, pairs=frozenset(pairs))

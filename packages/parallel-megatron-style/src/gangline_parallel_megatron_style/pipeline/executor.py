@@ -74,10 +74,10 @@ class Executor:
 
     def schedule(self, microbatches: int, train: bool = True) -> Schedule:
         """The schedule that a step (or an evaluation) of so many microbatches follows."""
-        return self._planned(microbatches, train)[0]
+        return self._plan(microbatches, train)[0]
 
     def _carry_out(self, microbatches: int, train: bool) -> list[Tensor]:
-        schedule, program = self._planned(microbatches, train)
+        schedule, program = self._plan(microbatches, train)
         one = _Pass(self.stage, self.comm, schedule, train, self.clock, self._known, self._turns)
         for step in program:
             match step:
@@ -93,7 +93,7 @@ class Executor:
         self.spans = tuple(one.spans)
         return [one.losses[microbatch] for microbatch in sorted(one.losses)]
 
-    def _planned(self, microbatches: int, train: bool) -> tuple[Schedule, Program]:
+    def _plan(self, microbatches: int, train: bool) -> tuple[Schedule, Program]:
         if (microbatches, train) not in self._made:
             ranks, chunks = self.comm.size, self.chunks
             if train:
@@ -169,7 +169,7 @@ class _Pass:
         pending = self.comm.start_exchange([(tensor, peer)], [])
         self.sent[peer].append((tensor, pending))
         if not self.train and len(self.sent[peer]) > AHEAD:  # no gradient comes back that would say what has arrived
-            self._arrived(peer)
+            self._release(peer)
 
     def _fits(self, message: Message, tensor: Tensor) -> None:
         """Raises TypeError for what the peer has no memory for: a transfer of other bytes than expected may hang."""
@@ -203,10 +203,10 @@ class _Pass:
         into, pending, peer, frees = self.coming.pop(message)
         pending.wait()
         while self.freed[peer] < frees:
-            self._arrived(peer)  # by what the program knows, so this takes no time
+            self._release(peer)  # by what the program knows, so this takes no time
         return into
 
-    def _arrived(self, peer: int) -> None:
+    def _release(self, peer: int) -> None:
         """Let go of the oldest tensor that was sent to a rank."""
         self.sent[peer].popleft()[1].wait()
         self.freed[peer] += 1

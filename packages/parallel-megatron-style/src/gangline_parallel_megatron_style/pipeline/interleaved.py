@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule, padded
+from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule, pad_schedule
 
 
-def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
+def schedule_interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
     """Microbatches in groups of p: a group passes all chunks of a rank before the next one begins.
 
     Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM,
@@ -31,4 +31,4 @@ def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
             actions.append(PipelineAction("B", *nth(number, True)))
         return actions
 
-    return padded(ranks, microbatches, chunks, "loop", order)
+    return pad_schedule(ranks, microbatches, chunks, "loop", order)

@@ -85,7 +85,7 @@ def programs(
     sent: dict[tuple[int, int], list[Message]] = defaultdict(list)  # by (from, to)
     freed: dict[tuple[int, int], int] = defaultdict(int)
     used: set[Message] = set()
-    for ending_together in _by_end(simulate(schedule, times, latency)):
+    for ending_together in _group_by_end(simulate(schedule, times, latency)):
         made: list[tuple[Message, int, int, int]] = []
         for rank, turn in ending_together:
             steps[rank].append(RunAction(*turn))
@@ -105,7 +105,7 @@ def programs(
     return tuple(map(tuple, steps))
 
 
-def _by_end(timeline: Timeline) -> Iterator[list[tuple[int, tuple[PipelineAction, ...]]]]:
+def _group_by_end(timeline: Timeline) -> Iterator[list[tuple[int, tuple[PipelineAction, ...]]]]:
     """(rank, turn) of all ranks in the order of their ends; those that end at one time together."""
     events = []
     for rank, spans in enumerate(timeline.spans):

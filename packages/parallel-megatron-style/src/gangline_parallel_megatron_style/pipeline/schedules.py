@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from gangline_basics.explain.timeline import ActionTimes
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Placement, Schedule
-from gangline_parallel_megatron_style.pipeline.classic import gpipe, one_f_one_b, zb_h1
+from gangline_parallel_megatron_style.pipeline.classic import gpipe, schedule_1f1b, zb_h1
 from gangline_parallel_megatron_style.pipeline.dualpipe_v import dualpipe_v
-from gangline_parallel_megatron_style.pipeline.interleaved import interleaved_1f1b
+from gangline_parallel_megatron_style.pipeline.interleaved import schedule_interleaved_1f1b
 from gangline_parallel_megatron_style.pipeline.zb_v import zb_v
 
 
@@ -33,7 +33,7 @@ class ScheduleType:
     def bubble(self, ranks: int, microbatches: int, chunks: int, times: ActionTimes = UNIFORM) -> float:
         """The share of the time that a rank waits, 0 to 1, by the closed form."""
         idle = self.idle(ranks, times)
-        return idle / (idle + microbatches * chunks * (times.F + times.of("B")))
+        return idle / (idle + microbatches * chunks * (times.F + times.get_time("B")))
 
 
 SCHEDULES: dict[str, ScheduleType] = {
@@ -41,15 +41,15 @@ SCHEDULES: dict[str, ScheduleType] = {
         summary="all forwards, then all backwards; holds every microbatch",
         chunks=1,
         generate=lambda p, m, v, k: gpipe(p, m),
-        idle=lambda p, k: (p - 1) * (k.F + k.of("B")),
+        idle=lambda p, k: (p - 1) * (k.F + k.get_time("B")),
         exact=lambda p, m: True,
         activations=lambda p, m, v, rank: m,
     ),
     "1f1b": ScheduleType(
         summary="a backward after each forward; least memory of one chunk a rank",
         chunks=1,
-        generate=lambda p, m, v, k: one_f_one_b(p, m),
-        idle=lambda p, k: (p - 1) * (k.F + k.of("B")),
+        generate=lambda p, m, v, k: schedule_1f1b(p, m),
+        idle=lambda p, k: (p - 1) * (k.F + k.get_time("B")),
         exact=lambda p, m: True,
         activations=lambda p, m, v, rank: min(m, p - rank),
     ),
@@ -57,8 +57,8 @@ SCHEDULES: dict[str, ScheduleType] = {
         summary="1F1B over several chunks a rank; the bubble shrinks by their number, traffic grows by it",
         chunks=2,
         free_chunks=True,
-        generate=lambda p, m, v, k: interleaved_1f1b(p, m, v),
-        idle=lambda p, k: (p - 1) * (k.F + k.of("B")),
+        generate=lambda p, m, v, k: schedule_interleaved_1f1b(p, m, v),
+        idle=lambda p, k: (p - 1) * (k.F + k.get_time("B")),
         exact=lambda p, m: m % p == 0,
         activations=lambda p, m, v, rank: min(m * v, 2 * (p - rank - 1) + (v - 1) * p + 1),
     ),

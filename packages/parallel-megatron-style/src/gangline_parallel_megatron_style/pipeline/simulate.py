@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gangline_basics.explain.timeline import ActionTimes
-from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM, per_stage
+from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM, expand_times
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.dependencies import StageResult, needs, result, walk
 
@@ -49,7 +49,7 @@ def simulate(
     one lies behind the other. times: of every stage, or of each stage in turn. latency: from the end of an action until
     its result is at another rank. Raises ValueError where the schedule deadlocks.
     """
-    each = per_stage(times, schedule.stages)
+    each = expand_times(times, schedule.stages)
     free = [0.0] * schedule.ranks
     done: dict[StageResult, tuple[float, int]] = {}
     spans: list[list[Span]] = [[] for _ in free]
@@ -60,7 +60,7 @@ def simulate(
                 end, where = done[need]
                 at = max(at, end if where == rank else end + latency)
         for action in turn:
-            start, at = at, at + each[schedule.stage(rank, action.chunk)].of(action.kind)
+            start, at = at, at + each[schedule.stage(rank, action.chunk)].get_time(action.kind)
             spans[rank].append((start, at))
         free[rank] = at
         for given in filter(None, (result(schedule, rank, action) for action in turn)):

@@ -37,14 +37,14 @@ class TurnTaking:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="turns", daemon=True)
             self._thread.start()
-        pair, stream = _Pair(), _same_stream()
+        pair, stream = _Pair(), _keep_stream()
 
-        def other() -> None:
+        def run_second() -> None:
             with stream:
                 pair.lane(1, second)
 
         surroundings = forward_context.swap()
-        self._jobs.put(other)
+        self._jobs.put(run_second)
         with forward_context.taking_turns(pair.give_way):
             if not pair.lane(0, first):
                 pair.go[0].acquire()
@@ -100,6 +100,6 @@ class _Pair:
         self.go[self._turn].release()
 
 
-def _same_stream() -> AbstractContextManager[object]:
+def _keep_stream() -> AbstractContextManager[object]:
     """Which stream of which GPU is the current one is each thread's own."""
     return torch.cuda.stream(torch.cuda.current_stream()) if torch.cuda.is_initialized() else nullcontext()

@@ -18,7 +18,7 @@ def validate(schedule: Schedule) -> None:
         raise ValueError(f"{len(schedule.actions)} lists of actions for {schedule.ranks} ranks")
     for rank, order in enumerate(schedule.actions):
         _complete(schedule, rank, order)
-        _ordered(rank, order)
+        _check_order(rank, order)
     for _ in walk(schedule):
         pass
 
@@ -41,7 +41,7 @@ def _complete(schedule: Schedule, rank: int, order: tuple[PipelineAction, ...]) 
         raise ValueError(f"rank {rank} has {next(iter(count))}, which does not exist")
 
 
-def _ordered(rank: int, order: tuple[PipelineAction, ...]) -> None:
+def _check_order(rank: int, order: tuple[PipelineAction, ...]) -> None:
     for kinds in ("BI", "BW"):  # what is not deferred accumulates with I
         last: dict[int, int] = {}
         for action in order:

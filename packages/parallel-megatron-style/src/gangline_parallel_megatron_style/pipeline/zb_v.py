@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from gangline_basics.explain.timeline import ActionTimes
-from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM, per_stage
+from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM, expand_times
 from gangline_parallel_megatron_style.pipeline.actions import Kind, PipelineAction, Schedule, place_of, stage_of
 
 # What a rank that is free does first. Of all orders this one alone leaves no bubble where F = I = W (2 to 32 ranks).
@@ -70,8 +70,8 @@ def zb_v(ranks: int, microbatches: int, times: ActionTimes | Sequence[ActionTime
     more where they differ, least if `times`, of each stage or of all, says how they do.
     Activations (of one chunk): at most 2p, as much as 1F1B's p of two chunks each.
     """
-    each = per_stage(times, 2 * ranks)
-    slack = SAME_TIME * max(time.of(kind) for time in each for kind, _ in PREFERENCE)
+    each = expand_times(times, 2 * ranks)
+    slack = SAME_TIME * max(time.get_time(kind) for time in each for kind, _ in PREFERENCE)
     states = [_Rank(ranks, microbatches, rank) for rank in range(ranks)]
     ends: Ends = {}
     events = [(0.0, rank) for rank in range(ranks)]  # when a rank has a reason to choose again
@@ -86,7 +86,7 @@ def zb_v(ranks: int, microbatches: int, times: ActionTimes | Sequence[ActionTime
                 continue
             stage = state.stages[action.chunk]
             state.begin(action)
-            state.free = now - slack + each[stage].of(action.kind)
+            state.free = now - slack + each[stage].get_time(action.kind)
             heapq.heappush(events, (state.free, rank))
             if action.kind != "W":
                 ends[action.kind, stage, action.microbatch] = state.free

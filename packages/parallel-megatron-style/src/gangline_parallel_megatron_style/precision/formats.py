@@ -42,13 +42,13 @@ class Quantised:
     scale: Tensor
     grain: Grain
 
-    def dequantised(self) -> Tensor:
+    def dequantise(self) -> Tensor:
         """(M, F) in float32, exact."""
-        scaled = in_parts(self.values.float(), self.grain) * self.scale[:, None, :, None]
+        scaled = split_parts(self.values.float(), self.grain) * self.scale[:, None, :, None]
         return scaled.view(self.values.shape)
 
 
-def in_parts(x_MF: Tensor, grain: Grain) -> Tensor:
+def split_parts(x_MF: Tensor, grain: Grain) -> Tensor:
     """(M, F) -> (M / rows, rows, F / columns, columns), a view."""
     rows, columns = (side or whole for side, whole in zip(grain.value, x_MF.shape, strict=True))
     return x_MF.view(x_MF.shape[0] // rows, rows, x_MF.shape[1] // columns, columns)

@@ -66,11 +66,11 @@ class Fp8Precision(Precision):
     def product(self, x: Tensor, w: Tensor) -> Tensor:
         """`linear` without a bias, and without a backward pass."""
         y_NF = self._multiply(_rows(x), Format.E4M3, w, self.recipe.weights)
-        return _shaped(y_NF, x)
+        return _restore_shape(y_NF, x)
 
     def grad_x(self, dy: Tensor, w: Tensor) -> Tensor:
         dx_NF = self._multiply(_rows(dy), self.recipe.gradients, w.t(), self.recipe.weights)
-        return _shaped(dx_NF, dy).to(w.dtype)
+        return _restore_shape(dx_NF, dy).to(w.dtype)
 
     def grad_w(self, dy: Tensor, x: Tensor) -> Tensor:
         return self._multiply(_rows(dy).t(), self.recipe.gradients, _rows(x).t(), self.recipe.activations)
@@ -82,10 +82,10 @@ class Fp8Precision(Precision):
             return a_MI.new_zeros(m, n, dtype=self.compute_dtype)
         given = (a_MI.to(self.compute_dtype), form.name, self.recipe.activations.name, b_OI.to(self.compute_dtype))
         whole = torch.compiler.is_compiling() and a_MI.is_cuda  # our kernels are faster than what is made of operators
-        return (torch.ops.gangline.float8_product if whole else rounded_product)(*given, grain.name)
+        return (torch.ops.gangline.float8_product if whole else multiply_rounded)(*given, grain.name)
 
 
-def rounded_product(a_MI: Tensor, form: str, a_grain: str, b_OI: Tensor, b_grain: str) -> Tensor:
+def multiply_rounded(a_MI: Tensor, form: str, a_grain: str, b_OI: Tensor, b_grain: str) -> Tensor:
     """A Bᵀ (M, O) of two matrices in their dtype, each rounded to float8 first: A to `form`, B to e4m3."""
     a = quantise(a_MI, Format[form], Grain[a_grain])
     b = quantise(b_OI, Format.E4M3, Grain[b_grain])
@@ -93,7 +93,7 @@ def rounded_product(a_MI: Tensor, form: str, a_grain: str, b_OI: Tensor, b_grain
 
 
 # One operator to torch.compile, which would trace neither the kernels' choice nor, before torch 2.13, the product.
-torch.library.custom_op("gangline::float8_product", rounded_product, mutates_args=()).register_fake(
+torch.library.custom_op("gangline::float8_product", multiply_rounded, mutates_args=()).register_fake(
     lambda a_MI, form, a_grain, b_OI, b_grain: a_MI.new_empty(a_MI.shape[0], b_OI.shape[0])
 )
 
@@ -124,7 +124,7 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
-def _shaped(y_NF: Tensor, x: Tensor) -> Tensor:
+def _restore_shape(y_NF: Tensor, x: Tensor) -> Tensor:
     """(N, F) -> (.., F) with the leading dims of x; to autograd a tensor of its own, which others may write into."""
     return torch.ops.aten._unsafe_view(y_NF, (*x.shape[:-1], y_NF.shape[1]))
 

@@ -18,7 +18,7 @@ def multiply(a: Quantised, b: Quantised, dtype: torch.dtype) -> Tensor:
     On a CPU, of dequantised values: these are exact in float32, and so are the bits those of torch's scaled product.
     """
     if a.values.device.type == "cpu":
-        return (a.dequantised() @ b.dequantised().t()).to(dtype)
+        return (a.dequantise() @ b.dequantise().t()).to(dtype)
     scaling = F.ScalingType
     recipes = {
         Grain.TENSOR: scaling.TensorWise,
@@ -29,15 +29,15 @@ def multiply(a: Quantised, b: Quantised, dtype: torch.dtype) -> Tensor:
     return F.scaled_mm(
         a.values,
         b.values.t(),
-        _laid_out(a),
+        _lay_out(a),
         recipes[a.grain],
-        _laid_out(b).t() if b.grain is Grain.ROW else _laid_out(b),
+        _lay_out(b).t() if b.grain is Grain.ROW else _lay_out(b),
         recipes[b.grain],
         output_dtype=dtype,
     )
 
 
-def _laid_out(q: Quantised) -> Tensor:
+def _lay_out(q: Quantised) -> Tensor:
     """Scales in the shape and order in memory that cuBLAS reads."""
     if q.grain is Grain.TILE:  # rows next to each other
         return q.scale.t().contiguous().t()

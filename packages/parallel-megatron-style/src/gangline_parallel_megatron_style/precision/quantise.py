@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gangline_basics.model.kernels import takes_kernels
-from gangline_parallel_megatron_style.precision.formats import ALIGNED, SMALLEST, Format, Grain, Quantised, in_parts
+from gangline_parallel_megatron_style.precision.formats import ALIGNED, SMALLEST, Format, Grain, Quantised, split_parts
 
 
 def quantise(x_MF: Tensor, form: Format, grain: Grain) -> Quantised:
@@ -28,7 +28,7 @@ def quantise(x_MF: Tensor, form: Format, grain: Grain) -> Quantised:
         return quantise_triton.quantise(x_MF, form, grain)
     rows, columns = (max(ALIGNED, side or 0) for side in grain.value)
     x_MF = F.pad(x_MF, (0, -x_MF.shape[1] % columns, 0, -x_MF.shape[0] % rows))
-    parted = in_parts(x_MF, grain)
+    parted = split_parts(x_MF, grain)
     scale = power_of_two(parted.abs().amax((1, 3)).float(), form)
     values = (parted * scale.reciprocal().to(x_MF.dtype)[:, None, :, None]).to(form.dtype)
     return Quantised(values.reshape(x_MF.shape).contiguous(), scale, grain)  # transposed, if it is, by single bytes

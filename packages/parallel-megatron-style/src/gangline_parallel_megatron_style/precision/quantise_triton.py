@@ -53,7 +53,7 @@ def _largest(x, largest, M, F, stride_m, stride_f, OF_ROWS: tl.constexpr, ROWS: 
 
 
 @triton.jit
-def _rounded(
+def _round(
     x,
     largest,
     values,
@@ -112,5 +112,5 @@ def quantise(x_MF: Tensor, form: Format, grain: Grain, dtype: torch.dtype | None
         largest = torch.zeros(shared, dtype=torch.int32, device=x_MF.device)
         _largest[grid](x_MF, largest, *given, grain is Grain.ROW, rows, columns, num_warps=warps)
     formats = (grain.name, 2.0**-form.exponent, SMALLEST)
-    _rounded[grid](x_MF, largest, values, scales, *given, *padded, *formats, rows, columns, num_warps=warps)
+    _round[grid](x_MF, largest, values, scales, *given, *padded, *formats, rows, columns, num_warps=warps)
     return Quantised(values, scales, grain)

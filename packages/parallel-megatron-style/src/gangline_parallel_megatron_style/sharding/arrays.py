@@ -97,7 +97,7 @@ def lay_out(
     buffers: dict[str, list[BufferLayout]] = {group: [] for group in stage}
     for (group, kind), names in grouped.items():
         at = (("pp", stage[group][0]),) if mesh.size("pp") > 1 else ()
-        for packing, divisions in _packed_rows(kind, {name: cut[name] for name in names}, plan, mesh, zero):
+        for packing, divisions in _pack_rows(kind, {name: cut[name] for name in names}, plan, mesh, zero):
             for array in packing.arrays:
                 layouts[array.name] = Layout(given.shapes[array.name], kind.kept or dtype, divisions[array.name], at)
             sums = {a.name: grad_neighbours(a.name, cut[a.name], plan, mesh, sequence_parallel) for a in packing.arrays}
@@ -107,7 +107,7 @@ def lay_out(
     return ModelLayout(registry, {group: tuple(found) for group, found in buffers.items()}, stage)
 
 
-def _packed_rows(
+def _pack_rows(
     kind: ParamKind, cut: Mapping[str, CutArray], plan: Plan, mesh: Mesh, zero: int
 ) -> list[tuple[Packing, dict[str, tuple[Division, ...]]]]:
     """The buffers of these arrays, and how each array is cut in all."""
@@ -186,10 +186,10 @@ def _pack(rows: tuple[tuple[int, int], ...], parts: int, names: tuple[str, ...])
             packing.parts,
             packing.length,
         )
-        for packing in _packed(rows, parts)
+        for packing in _pack_widths(rows, parts)
     ]
 
 
 @lru_cache(maxsize=256)
-def _packed(rows: tuple[tuple[int, int], ...], parts: int) -> list[Packing]:
+def _pack_widths(rows: tuple[tuple[int, int], ...], parts: int) -> list[Packing]:
     return pack([ArrayRows(str(index), count, width) for index, (count, width) in enumerate(rows)], parts)

@@ -41,7 +41,7 @@ def cut_array(name: str, shape: tuple[int, ...], plan: Plan, mesh: Mesh) -> CutA
     for axis, cut in plan.cuts_of(name, len(shape)).items():
         fold = active_fold(plan, mesh, axis)
         if axis == "tp" and mesh.size("tp") > 1:
-            bounds, every = over_tp(name, shape[cut.dim], cut, mesh.size("tp"))
+            bounds, every = cut_over_tp(name, shape[cut.dim], cut, mesh.size("tp"))
             divisions += (Division(("tp",), (bounds,), cut.dim, every=every),)
             neighbours = every
         elif fold is not None:
@@ -60,7 +60,7 @@ def cut_array(name: str, shape: tuple[int, ...], plan: Plan, mesh: Mesh) -> CutA
     return CutArray(tuple(left), divisions, fold_name, neighbours)
 
 
-def over_tp(name: str, length: int, cut: Cut, size: int) -> tuple[tuple[int, ...], int]:
+def cut_over_tp(name: str, length: int, cut: Cut, size: int) -> tuple[tuple[int, ...], int]:
     """(bounds, every) of a dim that the `size` ranks of tp cut between units (heads; arXiv 2305.13245, section 2.2).
 
     Rank index i holds part (i // every) % parts. With 2 key-value heads, tp=4, every=2: parts 0, 0, 1, 1. Rows of

@@ -66,14 +66,14 @@ def pack(arrays: Sequence[ArrayRows], parts: int) -> list[Packing]:
         return [_pack(arrays, 1, 1)] if arrays else []
     together = _pack(arrays, parts, lcm(*(array.width for array in arrays if array.count > 1))) if arrays else None
     if together is None or together.size <= WASTE * sum(array.size for array in arrays):
-        return [_on_grain(together)] if together else []
+        return [_align_to_grain(together)] if together else []
     widths = dict.fromkeys(array.width for array in arrays)
     apart = [_pack([array for array in arrays if array.width == width], parts, width) for width in widths]
     found = apart if sum(packing.size for packing in apart) < together.size else [together]
-    return [_on_grain(packing) for packing in found]
+    return [_align_to_grain(packing) for packing in found]
 
 
-def _on_grain(least: Packing) -> Packing:
+def _align_to_grain(least: Packing) -> Packing:
     """The same arrays with all borders on multiples of the largest power of two of rows that costs little."""
     stacks = sorted((array for array in least.arrays if array.count > 1), key=lambda array: -array.width)
     if not stacks:

@@ -22,7 +22,7 @@ from gangline_basics.parallel.prepare import full_product, refuse_own
 from gangline_parallel_megatron_style.tensor.embedding import Lookup
 from gangline_parallel_megatron_style.tensor.loss import VocabularyLoss
 from gangline_parallel_megatron_style.tensor.region import Region
-from gangline_parallel_megatron_style.tensor.sequence import own_lookup, own_loss
+from gangline_parallel_megatron_style.tensor.sequence import compute_shard_loss, lookup_shard
 from gangline_parallel_megatron_style.tensor.setting import Setting
 
 AXIS = "tp"
@@ -117,16 +117,16 @@ class _Cutter:
         if first is not None:
             embedding.lookup = Lookup(self.setting, first)
         elif self.setting.sequence_parallel:
-            embedding.lookup = partial(own_lookup, setting=self.setting)
+            embedding.lookup = partial(lookup_shard, setting=self.setting)
 
     def _loss(self, path: str, head: nn.Module) -> None:
         first = self._first_row(path)
         if first is not None:
-            call = _agreed(path, head.loss, call_at(self.losses, path))
+            call = _match_call(path, head.loss, call_at(self.losses, path))
             chunk = head.loss.chunk if isinstance(head.loss, CrossEntropy) else None
             head.loss = VocabularyLoss(self.setting, first, call, chunk)  # type: ignore[assignment]
         elif self.setting.sequence_parallel:
-            head.loss = partial(own_loss, loss=head.loss, comm=self.setting.comm)  # type: ignore[assignment,arg-type]
+            head.loss = partial(compute_shard_loss, loss=head.loss, comm=self.setting.comm)  # type: ignore[assignment,arg-type]
 
     def _first_row(self, path: str) -> int | None:
         cuts = self.cuts.get(path)
@@ -137,7 +137,7 @@ class _Cutter:
         return self.first_rows[self.plan.owner(f"{path}.weight")]
 
 
-def _agreed(path: str, function: object, declared: Call | None) -> LossCall:
+def _match_call(path: str, function: object, declared: Call | None) -> LossCall:
     """The loss that is to be computed over a cut vocabulary: node and function must declare the same."""
     own = call_of(function)
     if not isinstance(own, LossCall) or own != declared:

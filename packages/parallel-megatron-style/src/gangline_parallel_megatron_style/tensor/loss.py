@@ -26,12 +26,12 @@ from gangline.model.calls import LossCall
 from gangline.model.forward_context import emit_loss
 from gangline.model.weight_grads import accumulate_grad, defer
 from gangline_basics.model.loss import (
-    by_chunks,
     cap_logits_,
+    compute_by_chunks,
     gradients_by_chunks,
     log_sum_exp,
     logits_gradient,
-    uncapped_gradient_,
+    uncap_gradient_,
     wide,
 )
 from gangline_parallel_megatron_style.tensor.rows import to_rows
@@ -95,7 +95,7 @@ class _Loss(torch.autograd.Function):
                 cap_logits_(logits_NV, soft_cap)
             part_2N = _parts(logits_NV, targets_N, here_N)
         else:
-            lse_N, target_N = by_chunks(all_ND, w.to(h_ND.dtype), targets_N, chunk, soft_cap)
+            lse_N, target_N = compute_by_chunks(all_ND, w.to(h_ND.dtype), targets_N, chunk, soft_cap)
             part_2N = torch.stack((lse_N, target_N.masked_fill(~here_N, 0)))
         lse_nN, target_nN = comm.all_gather(part_2N).view(comm.size, 2, -1).unbind(1)
         lse_N = lse_nN.logsumexp(0)
@@ -128,7 +128,7 @@ class _Loss(torch.autograd.Function):
             return None if travelling is None else travelling.wait(), *(None,) * 7
         dlogits_NV = _gradient(logits_NV, targets_N, here_N, each_N, lse_N, z_N)
         if ctx.soft_cap is not None:
-            uncapped_gradient_(dlogits_NV, logits_NV, ctx.soft_cap)
+            uncap_gradient_(dlogits_NV, logits_NV, ctx.soft_cap)
         if ctx.needs_input_grad[0]:
             travelling = start(dlogits_NV @ w.to(h_ND.dtype))
         all_ND = h_ND if gathering is None else gathering.wait()

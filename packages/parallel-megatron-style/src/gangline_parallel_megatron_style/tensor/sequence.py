@@ -28,12 +28,12 @@ def gather_sequence(x: Tensor, comm: Comm) -> Tensor:
     return from_rows(all_gather(to_rows(x, True), comm), x.shape, True)
 
 
-def over_sequence(comm: Comm) -> Callable[[Tensor], Tensor]:
+def make_sequence_reducer(comm: Comm) -> Callable[[Tensor], Tensor]:
     """What `forward_context.Frame.over_sequence` takes: x -> Σ x over the axis, differentiable; itself for one rank."""
     return partial(all_reduce, comm=comm)
 
 
-def shared_by_heads(comm: Comm, sequence_parallel: bool) -> Callable[[Tensor], Tensor]:
+def make_head_gatherer(comm: Comm, sequence_parallel: bool) -> Callable[[Tensor], Tensor]:
     """What `forward_context.Frame.for_all_heads` takes: x (B, t, F) -> (B, T, F), its gradients of all ranks added."""
     return partial(gather_sequence, comm=comm) if sequence_parallel else partial(_Shared.apply, comm)
 
@@ -63,12 +63,12 @@ class _Everyones(torch.autograd.Function):
         return grad, None
 
 
-def own_lookup(tokens_BT: Tensor, w_VD: Tensor, *, setting: Setting) -> Tensor:
+def lookup_shard(tokens_BT: Tensor, w_VD: Tensor, *, setting: Setting) -> Tensor:
     """The lookup of a whole embedding under sequence parallelism: (B, T) -> (B, t, D), of this rank's run of tokens."""
     return F.embedding(cut_sequence(tokens_BT, setting.comm) if setting.sequence_parallel else tokens_BT, w_VD)
 
 
-def own_loss(
+def compute_shard_loss(
     hidden_BTD: Tensor,
     w_VD: Tensor,
     targets_BT: Tensor,

@@ -19,12 +19,12 @@ def seconds(work: Callable[[], object], comm: Comm, device: torch.device, budget
     Where ranks share cores each call alone may find one free; only many in a row show what a rank gets of them.
     """
     work()
-    once = max(timed(work, 1, comm, device), 1e-7)
-    times = agreed(min(MOST, ceil(budget / once)), comm, device)
-    return mean(timed(work, times, comm, device) / times, comm, device)
+    once = max(time_calls(work, 1, comm, device), 1e-7)
+    times = broadcast_value(min(MOST, ceil(budget / once)), comm, device)
+    return mean(time_calls(work, times, comm, device) / times, comm, device)
 
 
-def timed(work: Callable[[], object], times: int, comm: Comm, device: torch.device) -> float:
+def time_calls(work: Callable[[], object], times: int, comm: Comm, device: torch.device) -> float:
     """Seconds of so many calls on this rank."""
     comm.barrier()
     finish(device)
@@ -35,7 +35,7 @@ def timed(work: Callable[[], object], times: int, comm: Comm, device: torch.devi
     return time.perf_counter() - start
 
 
-def alone(work: Callable[[], object], comm: Comm, device: torch.device, budget: float = 0.1) -> float:
+def time_alone(work: Callable[[], object], comm: Comm, device: torch.device, budget: float = 0.1) -> float:
     """Of one call on the first rank while the others wait; on all ranks the same number."""
     taken = 0.0
     comm.barrier()
@@ -59,14 +59,14 @@ def mean(value: float, comm: Comm, device: torch.device) -> float:
     return float(comm.all_reduce(torch.tensor([value], dtype=torch.float64, device=device)).item()) / comm.size
 
 
-def most(value: float, comm: Comm, device: torch.device) -> float:
+def reduce_max(value: float, comm: Comm, device: torch.device) -> float:
     """Of all ranks."""
     if comm.size == 1:
         return value
     return float(comm.all_reduce(torch.tensor([value], dtype=torch.float64, device=device), "max").item())
 
 
-def agreed(value: int, comm: Comm, device: torch.device) -> int:
+def broadcast_value(value: int, comm: Comm, device: torch.device) -> int:
     """What the first rank says."""
     if comm.size == 1:
         return value

@@ -36,13 +36,13 @@ def calibrate(out: Path, processes: int, rounds: int) -> str:
     if not out.parent.is_dir():
         raise UserError(f"{out.parent} is no directory.")
     threads = threads_of(processes)
-    found = _measured(processes, threads, rounds)
-    save_cluster(written(out, found, processes, f"{processes} processes of {threads} threads at once"), out)
+    found = _measure_machine(processes, threads, rounds)
+    save_cluster(build_cluster(out, found, processes, f"{processes} processes of {threads} threads at once"), out)
     lines = [f"{name:30} {value:.4g}" for name, value in found.items()]
-    return "\n".join([*lines, *crowded(processes), f"written: {out}"])
+    return "\n".join([*lines, *describe_crowding(processes), f"written: {out}"])
 
 
-def written(out: Path, found: Mapping[str, float], processes: int, at_once: str) -> Cluster:
+def build_cluster(out: Path, found: Mapping[str, float], processes: int, at_once: str) -> Cluster:
     """What a file holds: what was found, and what has to be assumed."""
     source = f"measured by gangline plan calibrate on {platform.node()}, {at_once}"
     numbers = {name: Quantity(value, why) for name, (value, why) in ASSUMED.items()}
@@ -70,14 +70,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def crowded(processes: int) -> list[str]:
+def describe_crowding(processes: int) -> list[str]:
     """A line where ranks are more than cores: what was measured is then a share of a core, and not a core."""
     if processes <= cores():
         return []
     return [f"{processes} processes share {cores()} cores: each rate is that of a share, not of a core"]
 
 
-def _measured(processes: int, threads: int, rounds: int) -> dict[str, float]:
+def _measure_machine(processes: int, threads: int, rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as place:
         found, log = Path(place) / "found.json", Path(place) / "log"
         words = [sys.executable, "-m"]
@@ -92,12 +92,12 @@ def _measured(processes: int, threads: int, rounds: int) -> dict[str, float]:
             if name not in of_a_job and not name.startswith(("TORCHELASTIC_", "PET_"))
         }
         environment["OMP_NUM_THREADS"] = str(threads)
-        if told(words, environment, log) or not found.is_file():
-            raise UserError(f"the measurement with {processes} processes failed.", *said(log))
+        if run_ranks(words, environment, log) or not found.is_file():
+            raise UserError(f"the measurement with {processes} processes failed.", *read_error(log))
         return {name: float(value) for name, value in json.loads(found.read_text(encoding="utf-8")).items()}
 
 
-def told(words: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+def run_ranks(words: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
     """Runs it: how far it is goes to stderr, all else that it prints to `log`. Its exit code."""
     pipe, both = subprocess.PIPE, subprocess.STDOUT
     with (
@@ -113,7 +113,7 @@ def told(words: Sequence[str], environment: Mapping[str, str], log: Path) -> int
     return ranks.returncode
 
 
-def said(log: Path) -> list[str]:
+def read_error(log: Path) -> list[str]:
     """What went wrong: the first error that a rank printed (torchrun prints its own behind it); else its last lines."""
     lines = [line.strip() for line in log.read_text(errors="replace", encoding="utf-8").splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(\[rank\d+\]:\s*)?[\w.]*(Error|Exception|Exit)\b", line)]

@@ -139,16 +139,16 @@ def steps(seconds: Mapping[SmallModel, float], known: Numbers, device: str) -> N
     """`elementwise.passes`, and on a CPU `matmul.half`: planned seconds are a sum of both and of what is known."""
     half = known["matmul.half"]
 
-    def planned(model: SmallModel, half: float, passes: float) -> float:
+    def predict_step(model: SmallModel, half: float, passes: float) -> float:
         given = {**known, "matmul.half": half, "elementwise.passes": passes, "elementwise.passes_apart": passes}
         return MICROBATCHES * stage_time(model, device, {**given, "module.seconds": 0.0}).all
 
     points = []
     for model, taken in seconds.items():
         start = half if device != "cpu" else 0.0
-        least = planned(model, start, 0.0)
-        moved = planned(model, start, 1.0) - least
-        started = planned(model, 1e6, 0.0) - least if device == "cpu" else 0.0
+        least = predict_step(model, start, 0.0)
+        moved = predict_step(model, start, 1.0) - least
+        started = predict_step(model, 1e6, 0.0) - least if device == "cpu" else 0.0
         points.append((moved, started, taken - least, taken))
     passes, starts = two_costs(points)
     passes = max(PASSES, passes)

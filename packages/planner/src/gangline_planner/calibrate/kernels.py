@@ -54,11 +54,11 @@ def attention(comm: Comm, device: torch.device) -> tuple[dict[AttentionProduct, 
         def forward(q: Tensor = q, k: Tensor = k, v: Tensor = v) -> Tensor:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-        def both(q: Tensor = q, k: Tensor = k, v: Tensor = v, gradient: Tensor = gradient) -> object:
+        def run_both(q: Tensor = q, k: Tensor = k, v: Tensor = v, gradient: Tensor = gradient) -> object:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             return torch.autograd.grad(out, (q, k, v), gradient)
 
-        once, whole = seconds(forward, comm, device), seconds(both, comm, device)
+        once, whole = seconds(forward, comm, device), seconds(run_both, comm, device)
         shape = AttentionProduct(
             sequences=sequences, queries=tokens, keys=tokens, heads=heads, kv_heads=heads, head_dim=width
         )

@@ -44,11 +44,11 @@ def collectives(groups: Sequence[Comm], world: Comm, device: torch.device) -> Ma
             for sent, work in _calls(comm, size, device):
                 before = seconds(compute, world, device, 0.02)
 
-                def both(work: Callable[[], object] = work) -> None:
+                def run_both(work: Callable[[], object] = work) -> None:
                     compute()
                     work()
 
-                found[sent] = max(seconds(both, world, device) - before, LEAST * before)
+                found[sent] = max(seconds(run_both, world, device) - before, LEAST * before)
     return found
 
 
@@ -75,22 +75,22 @@ def _calls(comm: Comm, size: int, device: torch.device) -> list[tuple[Collective
     ]
 
 
-def hidden(comm: Comm, device: torch.device) -> float:
+def measure_overlap(comm: Comm, device: torch.device) -> float:
     """The share of an all-reduce that computation beside it hides, 0 to 1."""
     x, compute = torch.zeros(SIZES[device.type][-1] // 4, device=device), computation(device)
 
     def send() -> object:
         return comm.all_reduce(x)
 
-    def apart() -> None:
+    def run_apart() -> None:
         compute()
         send()
 
-    def beside() -> None:
+    def run_overlapped() -> None:
         pending = comm.start_all_reduce(x)
         compute()
         pending.wait()
 
-    saved = seconds(apart, comm, device) - seconds(beside, comm, device)
+    saved = seconds(run_apart, comm, device) - seconds(run_overlapped, comm, device)
     least = min(seconds(compute, comm, device, 0.02), seconds(send, comm, device))
     return min(1.0, max(0.0, saved / least))

@@ -13,7 +13,7 @@ from gangline.comm.base import Comm, Comms
 from gangline.comm.transport import connect
 from gangline.mesh import Mesh
 from gangline_planner.calibrate import kernels, links
-from gangline_planner.calibrate.clock import alone, mean, most, seconds, timed
+from gangline_planner.calibrate.clock import mean, reduce_max, seconds, time_alone, time_calls
 from gangline_planner.calibrate.fit import Measured, Numbers, middle, numbers
 from gangline_planner.calibrate.progress import RoundProgress
 from gangline_planner.calibrate.small_steps import MODELS, STARTS, SmallModel, SmallStep
@@ -29,7 +29,7 @@ def main(path: str, threads: int, rounds: int) -> None:
     pairs = world > 2 and world % 2 == 0
     comms = connect(Mesh.of({"dp_shard": world // 2, "tp": 2} if pairs else {"dp_shard": world}), device=device)
     try:
-        found = measured(comms, device, rounds)
+        found = measure_rank(comms, device, rounds)
         if comms.rank == 0:
             Path(path).write_text(json.dumps(found), encoding="utf-8")
         comms.world.barrier()
@@ -37,7 +37,7 @@ def main(path: str, threads: int, rounds: int) -> None:
         comms.close()
 
 
-def measured(comms: Comms, device: torch.device, rounds: int) -> Numbers:
+def measure_rank(comms: Comms, device: torch.device, rounds: int) -> Numbers:
     """Name of a cluster file's number -> its value."""
     ready = {model: SmallStep(model, device) for model in (STARTS, *MODELS[device.type])}
     marks = (RoundProgress(f"round {number} of {rounds}", comms.rank == 0) for number in range(1, rounds + 1))
@@ -71,19 +71,19 @@ def _round(comms: Comms, device: torch.device, ready: dict[SmallModel, SmallStep
     )
     if comm.size > 1:
         whole = seconds(largest.passes, comm, device, 0.1)
-        found.alone = done("one rank alone", whole / alone(largest.passes, comm, device))
-        found.late = done("the slowest rank", _late(largest, comm, device))
+        found.alone = done("one rank alone", whole / time_alone(largest.passes, comm, device))
+        found.late = done("the slowest rank", _measure_delay(largest, comm, device))
         groups = [comm, comms.axis("tp")] if comm.size > comms.axis("tp").size > 1 else [comm]
         found.sent = done("collectives", links.collectives(groups, comm, device))
-        found.hidden = done("collectives behind products", links.hidden(comm, device))
+        found.hidden = done("collectives behind products", links.measure_overlap(comm, device))
     return found
 
 
-def _late(step: SmallStep, comm: Comm, device: torch.device) -> float:
+def _measure_delay(step: SmallStep, comm: Comm, device: torch.device) -> float:
     """Of a few steps, how much longer the slowest rank takes than all do on the average, of that."""
-    own = timed(step.passes, 3, comm, device)
+    own = time_calls(step.passes, 3, comm, device)
     average = mean(own, comm, device)
-    return most(own, comm, device) / average - 1
+    return reduce_max(own, comm, device) / average - 1
 
 
 def _memory() -> float:

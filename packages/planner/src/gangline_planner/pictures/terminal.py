@@ -12,7 +12,7 @@ WIDE, HIGH = 80, 12
 ROWS = 16  # ranks that are shown; of more, as many evenly apart
 
 
-def stacked(parts: Mapping[str, float], named: Mapping[str, str], whole: float, wide: int = WIDE) -> str:
+def draw_bar(parts: Mapping[str, float], named: Mapping[str, str], whole: float, wide: int = WIDE) -> str:
     """A bar of letters as long as the parts' share of `whole`; the ends of parts are rounded, so that they add up."""
     line, until = "", 0.0
     for kind, size in parts.items():
@@ -24,7 +24,7 @@ def stacked(parts: Mapping[str, float], named: Mapping[str, str], whole: float, 
 def step_bar(kinds: Mapping[str, float]) -> Iterator[str]:
     """The step as one bar, and what its letters mean."""
     named = letters(kinds)
-    bar = stacked(kinds, named, sum(kinds.values()))
+    bar = draw_bar(kinds, named, sum(kinds.values()))
     yield f"  |{bar}|"
     yield "  " + "  ".join(f"{named[kind]} {kind}" for kind in kinds if named[kind] in bar)
 
@@ -35,8 +35,8 @@ def memory_bars(ranks: Sequence[Mapping[str, int]], limit: float) -> Iterator[st
     named, most = letters(kinds), max(limit, *(sum(held.values()) for held in ranks))
     mark = round(WIDE * limit / most)
     used = set[str]()
-    for rank in shown(len(ranks)):
-        bar = stacked(ranks[rank], named, most)
+    for rank in pick_ranks(len(ranks)):
+        bar = draw_bar(ranks[rank], named, most)
         used |= set(bar)
         padded = bar.ljust(mark)
         line = padded[:mark] + "|" + padded[mark:]
@@ -56,7 +56,7 @@ def timeline(found: StepTimeline) -> Iterator[str]:
         moments = [(place + 0.5) * cell for place in range(WIDE // 2 - 2)]
         moments += [found.makespan - moment for moment in reversed(moments)]
     used = set[str]()
-    for rank in shown(len(found.spans)):
+    for rank in pick_ranks(len(found.spans)):
         spans = found.spans[rank]
         starts, line = [start for _, start, _ in spans], ""
         for at in moments:
@@ -68,7 +68,7 @@ def timeline(found: StepTimeline) -> Iterator[str]:
     yield f"        {meant}  . waits; {found.makespan:.4g} s from left to right{', most of it left out' * cut}"
 
 
-def shown(count: int) -> list[int]:
+def pick_ranks(count: int) -> list[int]:
     """Numbers of ranks: all, or the first, the last and some evenly between."""
     if count <= ROWS:
         return list(range(count))

@@ -67,7 +67,7 @@ class Cores:
         return max(self.speeds([rank])[rank] for rank in range(self.pipeline))
 
 
-def shared(
+def share_cores(
     timeline: StepTimeline, cores: Cores, computing: Callable[[StepAction], float], hop: float = 0.0
 ) -> StepTimeline:
     """The timeline with every moment as early as idle cores let it be.
@@ -99,10 +99,14 @@ def shared(
         else:
             del busy[rank]
 
-    def at(moment: float) -> float:
+    def shift_moment(moment: float) -> float:
         return seconds[bisect_right(moments, moment) - 1]
 
-    return StepTimeline(tuple(tuple((action, at(start), at(end)) for action, start, end in s) for s in timeline.spans))
+    return StepTimeline(
+        tuple(
+            tuple((action, shift_moment(start), shift_moment(end)) for action, start, end in s) for s in timeline.spans
+        )
+    )
 
 
 def _takes(busy: dict[int, float], cores: Cores) -> float:

@@ -13,7 +13,7 @@ from gangline.mesh import DATA_AXES
 from gangline_basics.cluster.file import Cluster
 from gangline_basics.explain.timeline import ActionTimes, StepTimeline, step_timeline
 from gangline_planner.price.products import Rates, forward_seconds, input_seconds, weight_seconds
-from gangline_planner.price.sharing import Cores, shared
+from gangline_planner.price.sharing import Cores, share_cores
 from gangline_planner.price.transfers import transfer_seconds
 
 TOKEN_BYTES = 4  # as data sources store them
@@ -102,7 +102,7 @@ class Pieces:
         known = {id(work): work for work in explained.work}
         each = {key: StageTime.of(work, cluster, rates, explained.kernels) for key, work in known.items()}
         stages = [each[id(work)] for work in explained.work]
-        waits = [exposed(rank, explained, stages, cluster) for rank in explained.ranks]
+        waits = [measure_exposed(rank, explained, stages, cluster) for rank in explained.ranks]
         times: list[ActionTimes] = [ActionTimes(1.0, 1.0, 1.0)] * len(stages)
         for rank, wait in zip(explained.ranks, waits, strict=True):
             own = sum(stages[stage].all for stage in rank.stages)
@@ -125,7 +125,7 @@ class Pieces:
             back.append(back[-1] + time.I)
         most = 0.0
         for rank, wait, update in zip(explained.ranks, self.waits, self.updates, strict=True):
-            busy = explained.microbatches * sum(self.times[s].F + self.times[s].of("B") for s in rank.stages)
+            busy = explained.microbatches * sum(self.times[s].F + self.times[s].get_time("B") for s in rank.stages)
             most = max(most, ready[min(rank.stages)] + busy + wait.end + wait.update + update)
             last = rank.turns[-1][-1]
             if last.kind != "W":
@@ -135,7 +135,7 @@ class Pieces:
 
     def computing(self, action: StepAction) -> float:
         """The share of an action in which its rank computes."""
-        time, whole = self.stages[action.stage], self.times[action.stage].of(action.kind)
+        time, whole = self.stages[action.stage], self.times[action.stage].get_time(action.kind)
         if action.kind == "F":
             own = time.forward
         elif action.kind == "W":
@@ -147,7 +147,8 @@ class Pieces:
     def busiest(self, explained: Explained) -> float:
         """Seconds in which the busiest rank computes and waits inside its actions."""
         each = (
-            sum(self.times[stage].F + self.times[stage].of("B") for stage in rank.stages) for rank in explained.ranks
+            sum(self.times[stage].F + self.times[stage].get_time("B") for stage in rank.stages)
+            for rank in explained.ranks
         )
         return explained.microbatches * max(each)
 
@@ -182,7 +183,7 @@ def step_time(explained: Explained, cluster: Cluster, pieces: Pieces | None = No
 
     def run(hop: float) -> tuple[StepTimeline, list[float]]:
         """(the timeline, when each rank is through with the step)."""
-        found = shared(step_timeline(explained, times, latency=hop), cores, pieces.computing, hop)
+        found = share_cores(step_timeline(explained, times, latency=hop), cores, pieces.computing, hop)
         return found, [spans[-1][2] + behind for spans, behind in zip(found.spans, late, strict=True)]
 
     found, ends = run(hop)
@@ -226,7 +227,7 @@ def data_seconds(explained: Explained, cluster: Cluster, hidden: float) -> float
     return max(0.0, share * TOKEN_BYTES / read - hidden) if read else 0.0
 
 
-def exposed(rank: RankExplained, explained: Explained, stages: list[StageTime], cluster: Cluster) -> Exposed:
+def measure_exposed(rank: RankExplained, explained: Explained, stages: list[StageTime], cluster: Cluster) -> Exposed:
     """What of a rank's transfers it waits for: all of those that the computation behind them needs, and of the others
     what computation does not cover. At the end nothing covers the last of them.
     """

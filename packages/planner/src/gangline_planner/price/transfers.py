@@ -36,7 +36,7 @@ def transfer_seconds(sent: Transfer, cluster: Cluster) -> float:
     """All calls of a step, one after the other, with nothing beside them."""
     if sent.ranks < 2 or not sent.calls:
         return 0.0
-    links = crossed(sent, cluster)
+    links = find_crossed_links(sent, cluster)
     if sent.operation == "send":  # to one rank, by the slowest of them
         tier = links[-1].tier
         return sent.calls * cluster[f"link.{tier}.latency"] + sent.bytes / speed(tier, cluster)
@@ -46,7 +46,7 @@ def transfer_seconds(sent: Transfer, cluster: Cluster) -> float:
     return sent.calls * latency + _seconds_of_bytes(sent, links, cluster)
 
 
-def crossed(sent: Transfer, cluster: Cluster) -> list[Crossed]:
+def find_crossed_links(sent: Transfer, cluster: Cluster) -> list[Crossed]:
     """From the links inside a node to those that connect all ranks. Links inside a rack that the file does not know are
     those of the cluster.
     """

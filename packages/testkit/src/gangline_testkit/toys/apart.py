@@ -35,10 +35,10 @@ class ApartRuntime(WholeRuntime):
         bad = torch.tensor([float(not result.finite)], device=self.device)  # the gradients of one replica
         return replace(result, finite=not float(self.comm.all_reduce(bad, "max")))
 
-    def _before_backward(self, microbatch: int, last: int) -> None:
+    def _begin_backward(self, microbatch: int, last: int) -> None:
         """Nothing is sent."""
 
-    def _reduced(self) -> list[Tensor]:
+    def _reduce(self) -> list[Tensor]:
         gradients = self.storage.assign_gradients()
         torch._foreach_mul_(gradients, float(self.comm.size))  # the mean over the samples of this replica
         return gradients

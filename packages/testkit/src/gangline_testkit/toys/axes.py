@@ -65,7 +65,7 @@ class Axes:
         for name, (alias, *_) in used.items():
             parameter, module = model.get_parameter(alias), model.get_submodule(alias.rpartition(".")[0])
             cut = plan.cuts_of(name, parameter.dim()).get("tp")
-            head = self._on_seam("loss", alias) and seam_function(module, "loss") is not None
+            head = self._has_seam("loss", alias) and seam_function(module, "loss") is not None
             if self.tp.size == 1 or cut is None or head or isinstance(module, Embedding):
                 continue
             if parameter.shape[cut.dim] % (cut.unit * self.tp.size):
@@ -73,7 +73,7 @@ class Axes:
                 raise ValueError(f"{name}: {size} in units of {cut.unit} do not divide by tp={self.tp.size}")
             self.dims[name] = cut.dim
 
-    def _on_seam(self, name: str, path: str) -> bool:
+    def _has_seam(self, name: str, path: str) -> bool:
         return any(seam.name == name and matches(seam.pattern, path) for seam in self.plan.seams)
 
     # --- tp: a part of what is cut -----------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Axes:
                 bind_linear(module, path, self.tp, bound)
             elif cut:
                 bind_around(self.model, cut[0], "tp", self.tp, bound)
-            if self.cp.size > 1 and self._on_seam("attention", path) and "attention" in vars(module):
+            if self.cp.size > 1 and self._has_seam("attention", path) and "attention" in vars(module):
                 module.attention = partial(self._attention, module.attention)
 
     def _column(self, product: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
@@ -119,7 +119,7 @@ class Axes:
 
     # --- cp: a part of the tokens ------------------------------------------------------------------------------------
 
-    def own_tokens(self, batch: Batch) -> Batch:
+    def split_tokens(self, batch: Batch) -> Batch:
         """This rank's part of each sequence. Raises ValueError where cp does not divide them."""
         if batch.shape[1] % self.cp.size:
             raise ValueError(f"sequences of {batch.shape[1]} tokens do not divide by cp={self.cp.size}")
@@ -131,7 +131,7 @@ class Axes:
     def _part(self, x_BT: Tensor) -> Tensor:
         return x_BT.chunk(self.cp.size, 1)[self.cp.index]
 
-    def over_sequence(self, x: Tensor) -> Tensor:
+    def reduce_over_sequence(self, x: Tensor) -> Tensor:
         return all_reduce(x, self.cp)
 
     def _attention(
@@ -145,12 +145,12 @@ class Axes:
         *more,
     ) -> Tensor:
         """Of all tokens, by whatever function the module has there; this rank's part of it."""
-        q, k, v = (self._gathered(x, 2) for x in (q, k, v))
-        document = None if document is None else self._gathered(document, 1)
-        out = own(q, k, v, document, self._gathered(position, 1), *more)
+        q, k, v = (self._gather(x, 2) for x in (q, k, v))
+        document = None if document is None else self._gather(document, 1)
+        out = own(q, k, v, document, self._gather(position, 1), *more)
         return out.chunk(self.cp.size, 2)[self.cp.index]
 
-    def _gathered(self, x: Tensor, dim: int) -> Tensor:
+    def _gather(self, x: Tensor, dim: int) -> Tensor:
         return all_gather(x.movedim(dim, 0), self.cp).movedim(0, dim)
 
     # --- pp: a part of the blocks ------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class Axes:
                 self._in = hidden
                 self._out = self._blocks(batch, hidden)
             if stage < last:
-                hidden = self._sent(self._out if stage == self.pp.index else None)
+                hidden = self._send_stage(self._out if stage == self.pp.index else None)
                 hidden.requires_grad_(torch.is_grad_enabled())
         return self._out if self.pp.index == last else torch.zeros((), dtype=torch.float64)
 
@@ -176,7 +176,7 @@ class Axes:
                 if self._out.requires_grad:  # of a first stage that is not trained nothing does
                     torch.autograd.backward(self._out, start)
             if stage > 0:
-                gradient = self._sent(self._in.grad if stage == self.pp.index else None)  # type: ignore[attr-defined]
+                gradient = self._send_stage(self._in.grad if stage == self.pp.index else None)  # type: ignore[attr-defined]
 
     def _blocks(self, batch: Batch, hidden: Tensor | None) -> Tensor:
         if hidden is None:
@@ -188,7 +188,7 @@ class Axes:
         last = self.pp.index == self.pp.size - 1
         return self.model.get_submodule(self.plan.head)(hidden, batch) if last else hidden
 
-    def _sent(self, x: Tensor | None) -> Tensor:
+    def _send_stage(self, x: Tensor | None) -> Tensor:
         """What one stage gives, of three dims, on all stages: a leaf. The others add zeros."""
         sizes = torch.tensor((0, 0, 0) if x is None else x.shape)
         self.pp.all_reduce(sizes)

@@ -24,8 +24,8 @@ from gangline_basics.parallel.matrices import Matrices
 from gangline_basics.parallel.metrics import Tally
 from gangline_basics.parallel.microbatch import count_tokens, frame_of
 from gangline_basics.parallel.prepare import bind_folds, finish_blocks, set_products
-from gangline_basics.parallel.sample_losses import check_share, evaluated, in_global_order
-from gangline_basics.parallel.storage import kept_dtype
+from gangline_basics.parallel.sample_losses import check_share, gather_in_order, sum_evaluated
+from gangline_basics.parallel.storage import choose_kept_dtype
 from gangline_testkit.toys.axes import Axes
 from gangline_testkit.toys.plugin import Rows
 from gangline_testkit.toys.rows_storage import RowsOf, layout_of
@@ -61,7 +61,7 @@ class RowsRuntime(Runtime):
         for name in self.used:
             comm = comms.fold_rest(folds[cuts[name].axis]) if name in on_fold else self.comm  # type: ignore[union-attr]
             self.parts[name] = RowsOf(
-                name, self.registry, self.rank, comm, kept_dtype(plan, name, precision), name not in self.frozen
+                name, self.registry, self.rank, comm, choose_kept_dtype(plan, name, precision), name not in self.frozen
             )
         self.trained = {name: part for name, part in self.parts.items() if part.trained}
         self._materialise(model)
@@ -88,7 +88,7 @@ class RowsRuntime(Runtime):
         self.frozen = {name for name, aliases in self.used.items() if not given[aliases[0]].requires_grad}
         kept = model.state_dict().keys()
         self.buffers = {name: torch.empty_like(b, device="cpu") for name, b in model.named_buffers() if name in kept}
-        dtypes = {name: dtype_name(kept_dtype(self.plan, name, self.precision)) for name in self.used}
+        dtypes = {name: dtype_name(choose_kept_dtype(self.plan, name, self.precision)) for name in self.used}
         shapes = {name: (tuple(given[aliases[0]].shape), dtypes[name]) for name, aliases in self.used.items()}
         return shapes | {n: (tuple(b.shape), dtype_name(b.dtype)) for n, b in self.buffers.items()}
 
@@ -96,7 +96,7 @@ class RowsRuntime(Runtime):
         self.weights: dict[str, nn.Parameter] = {}
         for name, aliases in self.used.items():
             full = self.plan.computes_as_kept(name)
-            dtype = kept_dtype(self.plan, name, self.precision) if full else self.precision.compute_dtype
+            dtype = choose_kept_dtype(self.plan, name, self.precision) if full else self.precision.compute_dtype
             part = self.parts[name]
             own = self.axes.part(name, torch.empty(part.place.shape, dtype=dtype))
             weight = nn.Parameter(own.clone(), requires_grad=part.trained)
@@ -114,7 +114,7 @@ class RowsRuntime(Runtime):
     @torch.no_grad()
     def _refresh(self) -> None:
         for name, part in self.parts.items():
-            self.weights[name].copy_(self.axes.part(name, part.whole(part.tensors)))
+            self.weights[name].copy_(self.axes.part(name, part.gather_rows(part.tensors)))
             self.weights[name].grad = None
 
     # --- steps -------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class RowsRuntime(Runtime):
         for index, batch in enumerate(microbatches):
             with forward_context.frame(self._frame(batch, index, collected)) as frame:
                 frame.coefficient = coefficient
-                losses.append(self.axes.loss(self.axes.own_tokens(batch)).detach())
+                losses.append(self.axes.loss(self.axes.split_tokens(batch)).detach())
                 with forward_context.backward():
                     self.axes.backward(coefficient)
         speaks = self.axes.speaks
@@ -138,12 +138,12 @@ class RowsRuntime(Runtime):
         tallied, (value,) = self.tally.finish(tokens, self.norm.measure())
         self.norm.value, self.emitted = value, tallied.by_path
         finite = math.isfinite(tallied.loss_sum) and math.isfinite(value)
-        own_tokens = int(count_tokens([self.axes.own_tokens(batch) for batch in microbatches], self.device)) * speaks
+        own_tokens = int(count_tokens([self.axes.split_tokens(batch) for batch in microbatches], self.device)) * speaks
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics, tallied.own_loss_sum, int(own_tokens))
 
     def _frame(self, batch: Batch, index: int, collected: Collected | None) -> Frame:
-        frame = frame_of(self.axes.own_tokens(batch), index, self.seed, collected)
-        frame.over_sequence = self.axes.over_sequence
+        frame = frame_of(self.axes.split_tokens(batch), index, self.seed, collected)
+        frame.over_sequence = self.axes.reduce_over_sequence
         return frame
 
     def _divisor(self, tokens: int, microbatches: Sequence[Batch]) -> int:
@@ -159,7 +159,7 @@ class RowsRuntime(Runtime):
             if gradient is None:
                 gradient = torch.zeros_like(weight, dtype=self.precision.grad_dtype)
             gradient = self.axes.gradient(name, gradient.to(self.precision.reduce_dtype), part.place.shape)
-            pieces = part.reduced(gradient)
+            pieces = part.reduce_rows(gradient)
             for tensor, piece in zip(part.tensors, pieces, strict=True):
                 tensor.grad = piece.to(self.precision.grad_dtype) / self.precision.scale
 
@@ -175,7 +175,7 @@ class RowsRuntime(Runtime):
                     squares[numbers[box.slices[:-1]].reshape(-1)] = norm.row_squares(tensor.grad)  # type: ignore[arg-type]
             every.append(squares)
         flat = self.axes.world.all_reduce(torch.cat(every))
-        return norm.ordered_norm(flat.split([len(squares) for squares in every]))
+        return norm.compute_norm(flat.split([len(squares) for squares in every]))
 
     def clip(self, max_norm: float | None) -> float:
         return self.norm.clip(max_norm)
@@ -186,12 +186,12 @@ class RowsRuntime(Runtime):
     def evaluate(self, microbatches: Sequence[Batch]) -> tuple[float, int]:
         losses = self._losses(microbatches)
         tokens = count_tokens(microbatches if self.axes.first else (), self.device)[0]
-        return evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.axes.world, self.device)
+        return sum_evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.axes.world, self.device)
 
     def score(self, batches: Sequence[Batch], each: int = 1) -> Tensor:
         check_share(batches, self.axes.world, self.device)
         losses = self._losses(batches)
-        return in_global_order(losses, len(batches), self.data_coordinate, self.axes.world, self.device, each)
+        return gather_in_order(losses, len(batches), self.data_coordinate, self.axes.world, self.device, each)
 
     @torch.no_grad()
     def _losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:
@@ -200,7 +200,7 @@ class RowsRuntime(Runtime):
         losses = []
         for index, batch in enumerate(microbatches):
             with forward_context.frame(self._frame(batch, index, None)):
-                losses.append(self.axes.loss(self.axes.own_tokens(batch)))
+                losses.append(self.axes.loss(self.axes.split_tokens(batch)))
         self.model.train()
         return losses if self.axes.speaks else []
 

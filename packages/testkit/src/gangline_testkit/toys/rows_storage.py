@@ -17,7 +17,7 @@ from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry, model_array
 
 
-def even(length: int, parts: int) -> tuple[int, ...]:
+def split_evenly(length: int, parts: int) -> tuple[int, ...]:
     """Bounds of `parts` parts of a length, as even as can be."""
     return tuple(i * length // parts for i in range(parts + 1))
 
@@ -31,10 +31,10 @@ def layout_of(shape: tuple[int, ...], dtype: str, mesh: Mesh, cut: tuple[int, in
     left, size = list(shape), 1
     if cut is not None:
         dim, size = cut
-        divisions = (Division(("dp_shard",), (even(shape[dim], size),), dim),)
+        divisions = (Division(("dp_shard",), (split_evenly(shape[dim], size),), dim),)
         left[dim] //= size
     if len(shape) > 1:
-        rest = even(prod(left[:-1]), mesh.size("dp_shard") // size)
+        rest = split_evenly(prod(left[:-1]), mesh.size("dp_shard") // size)
         divisions += (Division(("dp_shard",), (rest,), rows=True, every=size),)
     return Layout(shape, dtype, divisions)
 
@@ -58,7 +58,7 @@ class RowsOf:
     def width(self) -> int:
         return self.place.shape[-1]
 
-    def whole(self, pieces: Sequence[Tensor]) -> Tensor:
+    def gather_rows(self, pieces: Sequence[Tensor]) -> Tensor:
         """All rows, of the pieces that each rank holds."""
         if not self.cut:
             return pieces[0].detach().clone()
@@ -70,7 +70,7 @@ class RowsOf:
         every = self.comm.all_gather(mine).view(len(counts), max(counts), self.width)
         return torch.cat([part[:count] for part, count in zip(every, counts, strict=True)]).view(self.place.shape)
 
-    def reduced(self, gradient: Tensor) -> list[Tensor]:
+    def reduce_rows(self, gradient: Tensor) -> list[Tensor]:
         """The sum over the ranks, in rank order, of this rank's pieces of a whole gradient."""
         if not self.cut:
             return [self.comm.all_reduce(gradient.clone())]

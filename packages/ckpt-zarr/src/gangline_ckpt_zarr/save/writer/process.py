@@ -85,7 +85,7 @@ class WriterProcess:
                 for bad in scanner.feed(window):
                     raise Damaged(bad)
                 if window.content is None:
-                    raise Damaged(scanner.unread(window))
+                    raise Damaged(scanner.find_unread(window))
                 writer.write(window.content)
                 progress.add(window.size)
         return Answer(said["job"], progress.bytes, done=True)

@@ -26,7 +26,7 @@ def has_columns(path: str | Path) -> bool:
     return bool(folders_below(place))
 
 
-def opened(path: str | Path, vocab_size: int, column: str | None = None) -> ForeignTokens:
+def open_tokens(path: str | Path, vocab_size: int, column: str | None = None) -> ForeignTokens:
     """The tokens in a file or folder; one that is not below `vocab_size` is refused when it is read.
 
     column  of MDS, Arrow and Parquet: its name, and for raw bytes NAME:DTYPE; of a raw .bin :DTYPE (uint16, uint32,
@@ -37,11 +37,11 @@ def opened(path: str | Path, vocab_size: int, column: str | None = None) -> Fore
 
     file = Path(path).expanduser()
     if (file / "index.json").exists():
-        return mds.opened(file, vocab_size, column)
+        return mds.open_tokens(file, vocab_size, column)
     if has_columns(file):
-        return arrow.opened(file, vocab_size, column)
+        return arrow.open_tokens(file, vocab_size, column)
     if not file.with_suffix(".idx").exists():
-        return plain.opened(file, vocab_size, column)
+        return plain.open_tokens(file, vocab_size, column)
     if column is not None:
         raise UserError(f"data.column={column}: {file} has no columns, and its .idx says the dtype.")
-    return megatron.opened(file, vocab_size)
+    return megatron.open_tokens(file, vocab_size)

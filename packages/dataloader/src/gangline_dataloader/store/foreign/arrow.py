@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gangline import UserError
-from gangline_dataloader.store.foreign.columns import UNTRAINED, check_trained, chosen
+from gangline_dataloader.store.foreign.columns import UNTRAINED, check_trained, choose_column
 from gangline_dataloader.store.foreign.splits import files_of, is_pattern
 from gangline_dataloader.store.foreign.vector import ForeignTokens, sample
 from gangline_dataloader.store.watch import WatchedFiles
@@ -101,7 +101,7 @@ class ArrowTokens(ForeignTokens):
         return _ends(self._parts[shard].column())
 
 
-def opened(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
+def open_tokens(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
     """The tokens of a file, or of a folder as `Dataset.save_to_disk` writes it, or of files by name.
 
     Raises UserError where they cannot be read, or the column holds no lists of whole numbers.
@@ -132,7 +132,7 @@ def opened(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
         raise UserError(
             f"{path} has tokens of {' and '.join(sorted(map(str, dtypes)))}.", "All have to be of one dtype."
         )
-    for mask in _probed(masks):
+    for mask in _select_probes(masks):
         try:
             lowest = mask.lowest()
         except (pyarrow.ArrowException, OSError) as error:
@@ -143,7 +143,7 @@ def opened(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
     return ArrowTokens(path, files, parts, dtypes.pop(), vocab_size, watched)
 
 
-def _probed(masks: list[_Mask]) -> list[_Mask]:
+def _select_probes(masks: list[_Mask]) -> list[_Mask]:
     """Those whose lowest value is known or cheap to read; of large columns the first, middle and last part."""
     known, unknown = [one for one in masks if not one.values], [one for one in masks if one.values]
     if sum(one.values for one in unknown) > PROBED:
@@ -200,13 +200,13 @@ def _stream(file: Path, asked: str | None) -> tuple[list[_Part], Any, list[_Mask
         memory.seek(0)
         reader = ipc.open_stream(memory)
         batches = list(reader)
-    column = chosen(str(file), reader.schema.names, asked)
+    column = choose_column(str(file), reader.schema.names, asked)
     parts = []
     for values in (batch.column(column) for batch in batches):
         values.validate(full=True)  # pyarrow reads what stands behind the buffers of a file that lies about a length
-        parts.append(_Part(file, len(_values(str(file), values)), len(values), partial(_same, values)))
+        parts.append(_Part(file, len(_values(str(file), values)), len(values), partial(_return_values, values)))
     masks = [
-        _Mask(file, column, name, part.tokens, partial(_lowest, partial(_same, batch.column(name))))
+        _Mask(file, column, name, part.tokens, partial(_lowest, partial(_return_values, batch.column(name))))
         for name in _mask_names(reader.schema, column)
         for part, batch in zip(parts, batches, strict=True)
         if part.tokens
@@ -214,7 +214,7 @@ def _stream(file: Path, asked: str | None) -> tuple[list[_Part], Any, list[_Mask
     return parts, reader.schema.field(column).type, masks
 
 
-def _same(values: Any) -> Any:
+def _return_values(values: Any) -> Any:
     return values
 
 
@@ -223,7 +223,7 @@ def _parquet(file: Path, asked: str | None) -> tuple[list[_Part], Any, list[_Mas
     import pyarrow.parquet as parquet
 
     table = parquet.ParquetFile(file)
-    column = chosen(str(file), table.schema_arrow.names, asked)
+    column = choose_column(str(file), table.schema_arrow.names, asked)
     kind, beside = table.schema_arrow.field(column).type, _mask_names(table.schema_arrow, column)
 
     def read(group: int, name: str) -> Any:
@@ -243,7 +243,7 @@ def _parquet(file: Path, asked: str | None) -> tuple[list[_Part], Any, list[_Mas
         for name in beside if tokens else []:
             known = _statistics(leaves, name)
             if known is not None and known.has_min_max:
-                masks.append(_Mask(file, column, name, 0, partial(_same, known.min)))
+                masks.append(_Mask(file, column, name, 0, partial(_return_values, known.min)))
             else:
                 masks.append(_Mask(file, column, name, tokens, partial(_lowest, partial(read, group, name))))
     return parts, kind, masks

@@ -11,12 +11,12 @@ USUAL = ("input_ids", "tokens")
 UNTRAINED = {"attention_mask": 0, "loss_mask": 0, "completion_mask": 0, "assistant_masks": 0, "labels": -1}
 
 
-def chosen(name: str, columns: Sequence[str], asked: str | None) -> str:
+def choose_column(name: str, columns: Sequence[str], asked: str | None) -> str:
     """The column that was asked for, else the usual or the only one. Raises UserError that lists them."""
     if asked is None:
         found = [one for one in USUAL if one in columns] or (list(columns) if len(set(columns)) == 1 else [])
         if found:
-            return _once(name, columns, found[0])
+            return _check_unique(name, columns, found[0])
         raise UserError(
             f"{name} does not say which column holds the tokens.",
             f"Columns: {', '.join(columns)}; {' and '.join(USUAL)} are known.",
@@ -24,10 +24,10 @@ def chosen(name: str, columns: Sequence[str], asked: str | None) -> str:
         )
     if asked not in columns:
         raise UserError(f"{name} has no column {asked}.", f"Columns: {', '.join(columns)}.", "data.column=NAME")
-    return _once(name, columns, asked)
+    return _check_unique(name, columns, asked)
 
 
-def _once(name: str, columns: Sequence[str], column: str) -> str:
+def _check_unique(name: str, columns: Sequence[str], column: str) -> str:
     if (count := list(columns).count(column)) > 1:
         raise UserError(
             f"{name} has {count} columns called {column}.",

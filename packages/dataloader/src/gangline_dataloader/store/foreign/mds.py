@@ -23,7 +23,7 @@ import xxhash
 
 from gangline import UserError
 from gangline_dataloader.store.fields import JsonFields
-from gangline_dataloader.store.foreign.columns import chosen
+from gangline_dataloader.store.foreign.columns import choose_column
 from gangline_dataloader.store.foreign.vector import PROBE, ForeignTokens, sample, seem_wide, size_of
 from gangline_dataloader.store.watch import WatchedFiles
 
@@ -82,7 +82,7 @@ class MdsTokens(ForeignTokens):
         return np.cumsum(self._layouts[shard].count)
 
 
-def opened(folder: Path, vocab_size: int, column: str | None) -> MdsTokens:
+def open_tokens(folder: Path, vocab_size: int, column: str | None) -> MdsTokens:
     """The tokens in a folder. Raises UserError that names file and field where the index, or a shard, lies."""
     path = folder / INDEX
     try:
@@ -109,13 +109,13 @@ def _shard(folder: Path, said: JsonFields, column: str | None, watched: WatchedF
         raise said.wrong("format", "expected 'mds'")
     if said.content.get("compression"):
         raise said.wrong("compression", "compressed shards are not read as they are: decompress them first")
-    names, kinds = said.each("column_names", str), said.each("column_encodings", str)
+    names, kinds = said.read_list("column_names", str), said.read_list("column_encodings", str)
     sizes = said.content.get("column_sizes")
     if not isinstance(sizes, list) or not len(names) == len(kinds) == len(sizes) > 0:
         raise said.wrong("column_sizes", "expected a name, an encoding and a size for each column")
     asked, _, given = (column or "").partition(":")
-    which = names.index(chosen(str(folder), names, asked or None))
-    about = said.inside("raw_data")
+    which = names.index(choose_column(str(folder), names, asked or None))
+    about = said.enter("raw_data")
     file, count = folder / about.name("basename"), said.number("samples")
     size = size_of(file)
     watched.add(file, None)
@@ -132,7 +132,7 @@ def _shard(folder: Path, said: JsonFields, column: str | None, watched: WatchedF
     starts = content[4:head].view("<u4").astype(np.int64)
     if starts[0] < head or starts[-1] != size or (np.diff(starts) < 0).any():
         raise lies(f"The places of its samples do not ascend to its {size} bytes.")
-    own = _own_columns(content[head : starts[0]].tobytes())
+    own = _read_columns(content[head : starts[0]].tobytes())
     for key in COLUMNS:
         if own.get(key, said.content[key]) != said.content[key]:
             raise lies(f"It says {key} {own[key]!r:.80}, the index {said.content[key]!r:.80}.")
@@ -156,7 +156,7 @@ def _shard(folder: Path, said: JsonFields, column: str | None, watched: WatchedF
     return dtype, _ShardLayout(file, at, counts, hashes)
 
 
-def _own_columns(content: bytes) -> dict[str, Any]:
+def _read_columns(content: bytes) -> dict[str, Any]:
     """What a shard says of its columns itself; nothing where it is no JSON, which streaming does not read either."""
     try:
         found = json.loads(content)
@@ -213,7 +213,7 @@ def _tokens(
         )
     dtype, wanted = np.dtype(word).newbyteorder("<"), None
     if base == "ndarray" and not shape:
-        wanted, width = _said_sizes(file, content, at, nbytes, lies)
+        wanted, width = _read_sizes(file, content, at, nbytes, lies)
         at, nbytes = at + 1 + width, nbytes - 1 - width
     elif shape and not (shape.isdecimal() and len(shape) < 19):
         raise UserError(f"{file}: its arrays have the shape {shape:.80}; tokens have one dimension.")
@@ -229,7 +229,7 @@ def _tokens(
     return dtype, at, counts
 
 
-def _said_sizes(
+def _read_sizes(
     file: Path, content: np.ndarray, at: np.ndarray, nbytes: np.ndarray, lies: Callable[[str], UserError]
 ) -> tuple[np.ndarray, np.ndarray]:
     """How many tokens the arrays of a shard say that they hold (n,), and in how many bytes each says it (n,)."""

@@ -24,7 +24,7 @@ HEAD = 34
 DTYPES = {1: "|u1", 2: "|i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
-def opened(file: Path, vocab_size: int) -> Vector:
+def open_tokens(file: Path, vocab_size: int) -> Vector:
     """The tokens of NAME.bin. Raises UserError that names the file and the field where the index lies."""
     index = file.with_suffix(".idx")
     size, nbytes = size_of(index), size_of(file)

@@ -18,7 +18,7 @@ DTYPES = {":uint16": "<u2", ":uint32": "<u4", ":int32": "<i4", ":int64": "<i8"} 
 NUMPY = b"\x93NUMPY"
 
 
-def opened(file: Path, vocab_size: int, column: str | None) -> Vector:
+def open_tokens(file: Path, vocab_size: int, column: str | None) -> Vector:
     """The tokens of a file. Raises UserError where it has another size than its header says, or no clear dtype."""
     if column not in (None, *DTYPES):
         raise UserError(

@@ -56,7 +56,7 @@ def files_of(path: Path) -> list[Path]:
         return found
     if kinds:
         patterns = (_pattern(names, kinds) for names in _train_first(kinds))
-        given = [f"  data.path={_quoted(path, one)}" for one in patterns if one is not None]
+        given = [f"  data.path={_quote_pattern(path, one)}" for one in patterns if one is not None]
         held = ", ".join(f"{split} ({len(names)} {suffix[1:]})" for (split, suffix), names in kinds.items())
         raise UserError(
             f"{path} holds files of several splits or formats: {held}.",
@@ -102,5 +102,5 @@ def _pattern(names: list[str], kinds: dict[tuple[str, str], list[str]]) -> str |
     return None
 
 
-def _quoted(path: Path, pattern: str) -> str:
+def _quote_pattern(path: Path, pattern: str) -> str:
     return shlex.quote(f"{glob.escape(str(path)) if glob.has_magic(pattern) else path}/{pattern}")

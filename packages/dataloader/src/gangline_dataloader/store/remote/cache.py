@@ -41,8 +41,8 @@ class FileCache:
     def __init__(self, place: Path, limit: int) -> None:
         self.folder, self.limit = place / FOLDER, limit
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not _marked(self.folder):
-            if any(self.folder.glob("[!.]*")) and not _marked(self.folder):  # another process may have marked it now
+        if not _is_marked(self.folder):
+            if any(self.folder.glob("[!.]*")) and not _is_marked(self.folder):  # another process may have marked it now
                 raise UserError(
                     f"data.cache={place}: {self.folder} is not a cache that gangline created.",
                     f"It holds files and no {MARKER}. A cache removes old files, so it needs a folder of its own.",
@@ -58,14 +58,14 @@ class FileCache:
         """
         path = self.folder / f"{xxh3}-{Path(name).name}"
         assert _NAME.fullmatch(path.name), f"{path.name} is not a name that the cache may remove"
-        if (file := _used(path, xxh3)) is not None:
+        if (file := _open_used(path, xxh3)) is not None:
             return file
         if size > self.limit:
             raise UserError(
                 f"data.cache_bytes={self.limit} is too small for {name}.", f"It has {size} bytes.", f"{size} or more"
             )
         with lock_file(self.folder / f".{path.name}.lock", mode=0o666):
-            if (file := _used(path, xxh3)) is not None:
+            if (file := _open_used(path, xxh3)) is not None:
                 return file
             waiting = path.with_name(f".{path.name}.{os.getpid()}")
             try:
@@ -90,7 +90,7 @@ class FileCache:
             f"{name} arrives damaged.", f"{TRIES} times its checksum was not {xxh3}.", "gangline data verify there"
         )
 
-    def held(self) -> int:
+    def count_bytes(self) -> int:
         """Bytes of complete files."""
         return sum(about.st_size for about, _ in self._files(_NAME))
 
@@ -124,14 +124,14 @@ class FileCache:
             held -= about.st_size
 
 
-def _marked(folder: Path) -> bool:
+def _is_marked(folder: Path) -> bool:
     try:
         return (folder / MARKER).read_bytes() == SIGNATURE
     except FileNotFoundError:
         return False
 
 
-def _used(path: Path, xxh3: str) -> BinaryIO | None:
+def _open_used(path: Path, xxh3: str) -> BinaryIO | None:
     """The file, open and now the one that was used last; None where it is missing or damaged.
 
     Each process compares it with its checksum once: a disk may have changed it since it was fetched.

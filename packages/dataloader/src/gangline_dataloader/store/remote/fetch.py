@@ -53,24 +53,24 @@ class Remote:
         """
         until = time.monotonic() + self.deadline
         try:
-            return bytes(self._again(name, lambda: self.files.cat_file(f"{self.root}/{name}"), until))
+            return bytes(self._retry(name, lambda: self.files.cat_file(f"{self.root}/{name}"), until))
         except FileNotFoundError:
             return None
         except Exception as error:
-            if not _denied(error):
+            if not _is_denied(error):
                 raise
             if not optional:
-                raise self._gave_up(name, error) from error
+                raise self._explain_failure(name, error) from error
             log.warning("%s/%s: %s: taken as not there", self.url, name, error)
             return None
 
     def names(self) -> list[str]:
         """Return the names of the files; none if the file system cannot list them."""
-        return list(self._listed())
+        return list(self._list())
 
     def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
         """Bytes of files, None for one that is not there. Without those that nobody could say in `LOOK` seconds."""
-        listed = self._listed()
+        listed = self._list()
         if any(listed.values()):  # one that lists names without sizes (http) lists whatever a page links to
             return {name: listed.get(name) for name in names}
         found: dict[str, int | None] = {}
@@ -90,7 +90,7 @@ class Remote:
             list(pool.map(look, names))
         return found
 
-    def _listed(self) -> dict[str, int | None]:
+    def _list(self) -> dict[str, int | None]:
         try:
             entries = self.files.ls(self.root, detail=True)
         except Exception as error:  # each file system has its own way to say that it cannot
@@ -113,7 +113,7 @@ class Remote:
                         start = left.pop()
                     try:
                         stop = min(size, start + RANGE)
-                        content = self._again(name, partial(self._part, name, start, stop), until)
+                        content = self._retry(name, partial(self._part, name, start, stop), until)
                         os.pwrite(file.fileno(), content, start)
                     except BaseException as error:
                         failed.append(error)
@@ -130,7 +130,7 @@ class Remote:
         if not failed and any(thread.is_alive() for thread in threads):
             failed.append(TimeoutError("a request has no answer"))
         if failed:
-            raise self._gave_up(name, failed[0])
+            raise self._explain_failure(name, failed[0])
 
     def _part(self, name: str, start: int, stop: int) -> bytes:
         content = self.files.cat_file(f"{self.root}/{name}", start=start, end=stop)
@@ -138,7 +138,7 @@ class Remote:
             raise OSError(f"bytes {start} to {stop} were asked for, and {len(content)} came")
         return bytes(content)
 
-    def _again(self, name: str, ask: Callable[[], Any], until: float) -> Any:
+    def _retry(self, name: str, ask: Callable[[], Any], until: float) -> Any:
         """Return what `ask` returns, retried until the time `until`, unless the file is missing or may not be read."""
 
         def count(error: BaseException) -> None:
@@ -149,12 +149,12 @@ class Remote:
         try:
             return retry(lambda left: ask(), until - time.monotonic(), retryable=_retryable, report=count)
         except RetryTimeout as error:
-            raise self._gave_up(name, error.__cause__ or error) from error
+            raise self._explain_failure(name, error.__cause__ or error) from error
 
-    def _gave_up(self, name: str, error: BaseException) -> UserError:
+    def _explain_failure(self, name: str, error: BaseException) -> UserError:
         if isinstance(error, UserError):
             return error
-        if _denied(error):
+        if _is_denied(error):
             return UserError(
                 f"{self.url}/{name} may not be read.",
                 f"{type(error).__name__}: {error}; some stores answer so for what is not there, too.",
@@ -169,10 +169,10 @@ class Remote:
         )
 
 
-def _denied(error: BaseException) -> bool:
+def _is_denied(error: BaseException) -> bool:
     return isinstance(error, PermissionError) or http_status(error) in (401, 403)
 
 
 def _retryable(error: BaseException) -> bool:
     """Return whether to retry: any error may pass, as each file system raises its own, unless it says what it means."""
-    return not isinstance(error, FileNotFoundError) and not _denied(error)
+    return not isinstance(error, FileNotFoundError) and not _is_denied(error)

@@ -14,7 +14,7 @@ import numpy as np
 from gangline import UserError
 from gangline.storage.files import write_whole
 from gangline_dataloader.store.manifest import FILE, VALIDATION, ends_of, file_of, loss_of
-from gangline_dataloader.store.npy import mapped_file, nbytes_of
+from gangline_dataloader.store.npy import map_file, nbytes_of
 from gangline_dataloader.store.remote.cache import FileCache
 from gangline_dataloader.store.remote.fetch import Remote
 from gangline_dataloader.store.stored import StoreTokens
@@ -45,13 +45,13 @@ class RemoteTokens(StoreTokens):
 
     def __init__(self, url: str, cache: FileCache, deadline: float, files: Iterable[str] = ()) -> None:
         self.remote, self.cache = Remote(url, deadline), cache
-        folder, around = _kept(cache, self.remote.url), self.remote.url.removesuffix(f"/{VALIDATION}")
+        folder, around = _locate_folder(cache, self.remote.url), self.remote.url.removesuffix(f"/{VALIDATION}")
         if around != self.remote.url:  # the manifest of the store around it says what belongs to it
-            folder = _kept(cache, around) / VALIDATION
+            folder = _locate_folder(cache, around) / VALIDATION
         folder.mkdir(exist_ok=True, parents=True)
         if around != self.remote.url:
-            _copied(Remote(around, deadline), folder.parent, FILE, optional=True)
-        if not _copied(self.remote, folder, FILE):
+            _copy(Remote(around, deadline), folder.parent, FILE, optional=True)
+        if not _copy(self.remote, folder, FILE):
             raise UserError(
                 f"{url} holds no token store: it has no {FILE}.",
                 "A manifest is written last, so what an interrupted `prepare` left has none either.",
@@ -60,16 +60,16 @@ class RemoteTokens(StoreTokens):
         self._watched = WatchedFiles(cached=True)
         about = self.manifest.tokenizer
         for name in (*([] if about.file is None else [about.file]), *about.beside, *files):
-            _copied(self.remote, folder, name)
+            _copy(self.remote, folder, name)
         self._wanted: SimpleQueue[int] = SimpleQueue()
         self._recent: list[int] = []  # shards that were fetched ahead, or are being
         self._workers: list[threading.Thread] = []
         self._changing = threading.Lock()  # of both
 
     def file(self, name: str, dtype: str, length: int, xxh3: str, pieces_xxh3: str | None = None) -> np.ndarray:
-        with self._cached(name, nbytes_of(dtype, length), xxh3) as file:
+        with self._open_cached(name, nbytes_of(dtype, length), xxh3) as file:
             self._watched.add(Path(file.name), xxh3)
-            return mapped_file(file, dtype, length)
+            return map_file(file, dtype, length)
 
     def look_again(self) -> None:
         self._watched.look()
@@ -83,7 +83,7 @@ class RemoteTokens(StoreTokens):
         found = nbytes_of(self.dtype, tokens) + nbytes_of("<u4", np.array(shards.documents, np.int64))
         return found + nbytes_of("|u1", tokens) if self.masked else found
 
-    def _cached(self, name: str, nbytes: int, xxh3: str) -> BinaryIO:
+    def _open_cached(self, name: str, nbytes: int, xxh3: str) -> BinaryIO:
         return self.cache.open(name, nbytes, xxh3, lambda path: self.remote.fetch(name, nbytes, path))
 
     def announce(self, starts: np.ndarray) -> None:
@@ -108,21 +108,21 @@ class RemoteTokens(StoreTokens):
                 self._recent = [*self._recent[-OPEN:], shard]
             entry = self.manifest.shards[shard]
             try:
-                self._cached(file_of(shard), nbytes_of(self.dtype, entry.tokens), entry.xxh3).close()
-                self._cached(ends_of(shard), nbytes_of("<u4", entry.documents), entry.ends_xxh3).close()
+                self._open_cached(file_of(shard), nbytes_of(self.dtype, entry.tokens), entry.xxh3).close()
+                self._open_cached(ends_of(shard), nbytes_of("<u4", entry.documents), entry.ends_xxh3).close()
                 if entry.loss_xxh3 is not None:
-                    self._cached(loss_of(shard), nbytes_of("|u1", entry.tokens), entry.loss_xxh3).close()
+                    self._open_cached(loss_of(shard), nbytes_of("|u1", entry.tokens), entry.loss_xxh3).close()
             except (UserError, OSError):
                 with self._changing:
                     self._recent = [one for one in self._recent if one != shard]
 
 
-def _kept(cache: FileCache, url: str) -> Path:
+def _locate_folder(cache: FileCache, url: str) -> Path:
     """Where what is known of a store is kept."""
     return cache.folder / f".{blake2b(url.encode(), digest_size=8).hexdigest()}"
 
 
-def _copied(remote: Remote, folder: Path, name: str, optional: bool = False) -> bool:
+def _copy(remote: Remote, folder: Path, name: str, optional: bool = False) -> bool:
     """Whether there is such a file, now in `folder`, too; `optional` as of `Remote.small`."""
     if (content := remote.small(name, optional)) is None:
         (folder / name).unlink(missing_ok=True)
