@@ -29,20 +29,23 @@ class ConfigReader:
 
     def take(self, name: str, absent: Any = None, hint: Any = Any) -> Any:
         """The field, which may be null, or `absent` where the file has none."""
-        self._asked.add(name)
-        return self.checked(name, self._theirs.get(name, absent), hint | None if hint is not Any else Any)
+        return self.checked(name, self._get(name, absent), hint | None if hint is not Any else Any)
 
     def given(self, name: str, absent: Any, hint: Any = Any) -> Any:
         """Return the same of a field that must not be null. Raises UserError for null."""
-        if self.take(name, absent) is None:
+        if (found := self._get(name, absent)) is None:
             raise self.refused(name, "null", "transformers has no meaning for that.")
-        return self.checked(name, self.take(name, absent), hint)
+        return self.checked(name, found, hint)
 
     def need(self, name: str, hint: Any = Any) -> Any:
         """Return a field that must be there. Raises UserError if it is missing or null."""
-        if self.take(name) is None:
+        if (found := self._get(name)) is None:
             raise self.lacks(name)
-        return self.checked(name, self.take(name), hint)
+        return self.checked(name, found, hint)
+
+    def _get(self, name: str, absent: Any = None) -> Any:
+        self._asked.add(name)
+        return self._theirs.get(name, absent)
 
     def checked(self, name: str, value: Any, hint: Any) -> Any:
         """Return a value that was read for the field. Raises UserError where it does not fit the hint."""
