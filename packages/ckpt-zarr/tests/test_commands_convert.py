@@ -22,7 +22,7 @@ from gangline.model.tree import parameter_shapes
 from gangline.shard import Division, Layout, Registry
 from gangline_ckpt_zarr.commands.where import find_place
 from gangline_models.families.decoder import config_json
-from gangline_models.hugging_face.names import theirs_of
+from gangline_models.hugging_face.names import find_theirs
 from gangline_testkit import warm
 
 MODEL = (
@@ -58,7 +58,7 @@ def trained(run, tmp_path) -> tuple[str, Registry]:
 def theirs(run, registry: Registry) -> dict[str, torch.Tensor]:
     _, plan = compose_model(run)
     return {
-        theirs_of(plan, name.removeprefix("model/"), layout.shape)[0].name: drawn(name, layout)
+        find_theirs(plan, name.removeprefix("model/"), layout.shape)[0].name: drawn(name, layout)
         for name, layout in registry.layouts.items()
         if name.startswith("model/")
     }
@@ -77,7 +77,7 @@ def test_weights_that_a_callback_keeps_are_exported_by_their_prefix(run, trained
     found = load_file(tmp_path / "hf" / "model.safetensors")
     _, plan = compose_model(run)
     for name in names:
-        theirs_name = theirs_of(plan, name, layouts[f"model/{name}"].shape)[0].name
+        theirs_name = find_theirs(plan, name, layouts[f"model/{name}"].shape)[0].name
         array = f"model/{name}" if name == frozen else f"{prefix}/{name}"
         assert torch.equal(found[theirs_name], drawn(array, layouts[f"model/{name}"])), name
 

@@ -28,10 +28,10 @@ from gangline.model.compose import compose_model
 from gangline.model.init import shards_of
 from gangline.plugin.registry import installed
 from gangline_models.hugging_face.commands import words_for
-from gangline_models.hugging_face.config import config_json_of, edited_config_from
+from gangline_models.hugging_face.config import config_json_of, read_edited_config
 from gangline_models.hugging_face.contract import model_format
 from gangline_models.hugging_face.fields import HARMLESS
-from gangline_models.hugging_face.names import theirs_of
+from gangline_models.hugging_face.names import find_theirs
 from gangline_models.hugging_face.read import load_pretrained
 from gangline_models.hugging_face.write import export
 from gangline_testkit.inputs import make_full_batch
@@ -40,7 +40,7 @@ from gangline_testkit.inputs import make_full_batch
 def run_of(directory: Path) -> Run:
     """The run that the directory's config.json asks for, with the edits that are installed."""
     batch = BatchSection(sequence_length=LENGTH, global_size=2)
-    model, edits = edited_config_from(directory)
+    model, edits = read_edited_config(directory)
     return default_run(model=model, batch=batch, **{installed().part_of(edit).group: edit for edit in edits})
 
 
@@ -77,7 +77,7 @@ def write(run: Run, model: torch.nn.Module, directory: Path, dtype: str = "float
     config = config_json_of(run, str(directory), dtype)
     held = {shard.name.removeprefix("model/"): shard for shard in shards_of(model, plan)}
     shapes = {name: tuple(shard.global_shape) for name, shard in held.items()}
-    shapes = {name: shape for name, shape in shapes.items() if theirs_of(plan, name, shape)}
+    shapes = {name: shape for name, shape in shapes.items() if find_theirs(plan, name, shape)}
     arrays = ((name, held[name].local.detach()) for name in shapes)
     export(directory, arrays, plan=plan, shapes=shapes, config=config, dtype=dtype)
     return directory

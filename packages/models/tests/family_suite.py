@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from gangline import UserError
 from gangline_models.hugging_face.commands import words_for
-from gangline_models.hugging_face.config import edited_config_from
+from gangline_models.hugging_face.config import read_edited_config
 
 Saved = Callable[[str], tuple[PreTrainedModel, Path]]  # name -> their model, and the directory that it was saved in
 
@@ -60,7 +60,7 @@ class FamilySuite(Families):
         content = json.loads((saved(family)[1] / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps(content | {"sandwich_multiplier": 2.0}))
         with pytest.raises(UserError, match=r"sandwich_multiplier=2\.0"):
-            edited_config_from(tmp_path)
+            read_edited_config(tmp_path)
 
     def test_layer_missing_from_config_is_refused(self, family: str, saved: Saved, tmp_path: Path) -> None:
         directory = saved(family)[1]

@@ -35,7 +35,7 @@ from gangline_models.families.decoder_window import read_window
 from gangline_models.hugging_face.adapters import write_apart
 from gangline_models.hugging_face.commands import export_run, import_model
 from gangline_models.hugging_face.config import check_weights, model_config_from
-from gangline_models.hugging_face.names import theirs_of
+from gangline_models.hugging_face.names import find_theirs
 from gangline_models.hugging_face.read import load_pretrained
 from gangline_models.hugging_face.write import export
 
@@ -364,7 +364,7 @@ class TestNamesThatLieOtherwise:
 
     def test_a_parameter_without_a_name_is_named(self):
         with pytest.raises(UserError, match="no Hugging Face name for parameter 'x'"):
-            theirs_of(self.PLAN, "x", (1,))
+            find_theirs(self.PLAN, "x", (1,))
 
 
 @pytest.mark.parametrize("part", ["llama3-1b", "llama3-8b", "qwen3-0.6b", "qwen3-8b"])

@@ -25,7 +25,7 @@ from gangline.model.forward_context import Collected, Frame, frame
 from gangline.model.init import whole_model
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.parallel.prepare import finish_head
-from gangline_models.hugging_face.config import edited_config_from
+from gangline_models.hugging_face.config import read_edited_config
 from gangline_testkit import ModelEditSuite
 from gangline_testkit.inputs import microbatch
 from gangline_testkit.runs import small_run
@@ -203,7 +203,7 @@ def test_what_a_directory_lacks_is_drawn_or_refused(tmp_path: Path):
     file = directory / "model.safetensors"
     tensors = load_file(file)
     save_file({n: t for n, t in tensors.items() if "layers.3" not in n and "layers.2" not in n}, file, {"format": "pt"})
-    assert edited_config_from(directory)[1] == []  # config.json speaks of them, but they are not there
+    assert read_edited_config(directory)[1] == []  # config.json speaks of them, but they are not there
     (drawn,) = compose(["recipe=tiny", *LATENT, "mtp=on", f"model.weights={directory}"])
     check(drawn)
     assert "they are drawn" in "".join(drawn.edits["mtp"].notices(drawn))
@@ -227,7 +227,7 @@ def test_files_that_are_not_of_the_weights_bring_no_modules(tmp_path: Path):
     save_file(tensors, directory / "model-00001-of-00002.safetensors", {"format": "pt"})
     own = {name: tensor for name, tensor in tensors.items() if "layers.2." not in name}
     save_file(own, directory / "model.safetensors", {"format": "pt"})
-    assert edited_config_from(directory)[1] == []
+    assert read_edited_config(directory)[1] == []
     (again,) = compose(["recipe=tiny", *LATENT, "mtp=on", f"model.weights={directory}"])
     assert "they are drawn" in "".join(again.edits["mtp"].notices(again))
 

@@ -12,7 +12,7 @@ from family_suite import OddFields
 from gangline import UserError
 from gangline.config import PositiveInt, ShareBelowOne
 from gangline_models.hugging_face.commands import words_for
-from gangline_models.hugging_face.fields import checked
+from gangline_models.hugging_face.fields import check_value
 
 
 class TestOddFields(OddFields):
@@ -80,8 +80,8 @@ def test_refusal_names_field_value_and_range(family, name, value, allowed, tmp_p
 )
 def test_value_of_a_file_is_of_its_type_and_in_range(hint, value, complaint):
     if complaint is None:
-        assert checked("size", value, hint) is value
+        assert check_value("size", value, hint) is value
         return
     with pytest.raises(UserError) as caught:
-        checked("size", value, hint)
+        check_value("size", value, hint)
     assert caught.value.details == (f"size of config.json {complaint}.",)

@@ -22,8 +22,8 @@ from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.model.init import shards_of
 from gangline_models.hugging_face.commands import words_for
-from gangline_models.hugging_face.config import config_json_of, edited_config_from
-from gangline_models.hugging_face.names import theirs_of
+from gangline_models.hugging_face.config import config_json_of, read_edited_config
+from gangline_models.hugging_face.names import find_theirs
 from gangline_models.hugging_face.read import load_pretrained
 from gangline_models.hugging_face.write import export
 from gangline_moe.config import MoeOptions
@@ -79,7 +79,7 @@ def words(directory):
     """The run that `gangline import` would print."""
     from gangline_models.hugging_face.commands import _settings, _words
 
-    config, edits = edited_config_from(directory)
+    config, edits = read_edited_config(directory)
     found = [word for edit in edits for word in _words(edit)]
     return small_run("model.qk_norm=false", *_settings(config, "model"), *found)
 
@@ -106,7 +106,7 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
     torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * float(want.abs().max()))
 
     shapes = {s.name.removeprefix("model/"): tuple(s.global_shape) for s in shards_of(ours, plan)}
-    shapes = {name: shape for name, shape in shapes.items() if theirs_of(plan, name, shape)}
+    shapes = {name: shape for name, shape in shapes.items() if find_theirs(plan, name, shape)}
     written = config_json_of(run, "run", "float32")
     export(tmp_path / "out", ((n, ours.state_dict()[n]) for n in shapes), plan=plan, shapes=shapes, config=written)
     again = cls.from_pretrained(tmp_path / "out").eval()

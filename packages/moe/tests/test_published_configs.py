@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gangline.errors import UserError
-from gangline_models.hugging_face.config import edited_config_from
+from gangline_models.hugging_face.config import read_edited_config
 
 # Fields of files on the hub, beside the sizes that all have; each of these values is in a published file.
 COMMON: dict[str, Any] = {
@@ -92,7 +92,7 @@ SIZES = {"hidden_size": "dim", "intermediate_size": "hidden", "num_hidden_layers
 
 def read(name, tmp_path, **changes):
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name] | changes))
-    return edited_config_from(tmp_path)
+    return read_edited_config(tmp_path)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gangline import UserError
 from gangline.model.tree import Shape
 from gangline.plan import Plan
-from gangline_models.hugging_face.names import theirs_of
+from gangline_models.hugging_face.names import find_theirs
 from gangline_models.hugging_face.tensor_file import TensorFile
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def module_of(plan: Plan, path: str, shape: Shape) -> str:
 
     Where one of their matrices is several of ours, or one of ours several of theirs, their adapter is another one, too.
     """
-    found = theirs_of(plan, f"{path}.weight", shape)
+    found = find_theirs(plan, f"{path}.weight", shape)
     if len(found) != 1 or found[0].index is not None or found[0].first is not None:
         cut = f"In its files that is {', '.join(one.name for one in found[:2])}, cut in another way."
         raise UserError(
@@ -93,7 +93,7 @@ def unlike(shapes: Mapping[str, Shape], plan: Plan) -> tuple[list[str], list[str
     other, same = dict[str, None](), dict[str, None]()
     for part in shapes:
         path = part.removesuffix(".lora_a.weight")
-        if path == part or not theirs_of(plan, f"{path}.weight", shapes[f"{path}.weight"]):
+        if path == part or not find_theirs(plan, f"{path}.weight", shapes[f"{path}.weight"]):
             continue
         try:
             module_of(plan, path, shapes[f"{path}.weight"])
@@ -118,7 +118,7 @@ def config_of(options: LoraConfig, shapes: Mapping[str, Shape], plan: Plan) -> d
     """The content of adapter_config.json."""
     wrapped = [name.removesuffix(".lora_a.weight") for name in shapes if name.endswith(".lora_a.weight")]
     modules = [module_of(plan, path, shapes[f"{path}.weight"]) for path in wrapped]
-    transposed = any(theirs_of(plan, f"{path}.weight", shapes[f"{path}.weight"])[0].transpose for path in wrapped)
+    transposed = any(find_theirs(plan, f"{path}.weight", shapes[f"{path}.weight"])[0].transpose for path in wrapped)
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -138,7 +138,7 @@ def _list_unwrapped(shapes: Mapping[str, Shape], plan: Plan, wrapped: list[str])
         name.removesuffix(".weight") for name, shape in shapes.items() if name.endswith(".weight") and len(shape) > 1
     }
     paths -= {path for path in paths if ".lora_" in path} | set(wrapped)
-    theirs = [one for path in paths for one in theirs_of(plan, f"{path}.weight", shapes[f"{path}.weight"])]
+    theirs = [one for path in paths for one in find_theirs(plan, f"{path}.weight", shapes[f"{path}.weight"])]
     return {one.name.removesuffix(".weight").rpartition(".")[2] for one in theirs}
 
 

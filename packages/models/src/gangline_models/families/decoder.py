@@ -12,7 +12,7 @@ from gangline_basics.model.config import DecoderConfig
 from gangline_models.families.decoder_rope import ROPE_FIELDS, SCALING, read_rope
 from gangline_models.families.decoder_window import WINDOW_FIELDS, read_window, window_json
 from gangline_models.hugging_face.contract import ModelFormat
-from gangline_models.hugging_face.fields import checked, refuse_unknown
+from gangline_models.hugging_face.fields import check_value, refuse_unknown
 
 # -> whether queries and keys are normalised
 ARCHITECTURES = {"LlamaForCausalLM": False, "MistralForCausalLM": False, "Qwen3ForCausalLM": True}
@@ -70,7 +70,7 @@ def decoder_of(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
                 f"{directory} holds a model with {key}={theirs[key]}.", f"gangline's decoder has only {key}={value}."
             )
     ours = {
-        mine: checked(key, theirs[key], ranges[mine], holder)
+        mine: check_value(key, theirs[key], ranges[mine], holder)
         for mine, key in SAME.items()
         if theirs.get(key) is not None
     }

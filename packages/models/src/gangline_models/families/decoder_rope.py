@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import UserError
-from gangline_models.hugging_face.fields import checked
+from gangline_models.hugging_face.fields import check_value
 
 # ours -> theirs, of llama3
 SCALING = {
@@ -59,5 +59,5 @@ def read_rope(directory: str | Path, theirs: Mapping[str, Any], ranges: Mapping[
         raise UserError(f"{directory}/config.json does not give {', '.join(missing)} of its rotary positions.")
     holder = f"{directory} holds a model"
     for mine, value in scaled.items():
-        checked(SCALING[mine], value, ranges[mine], holder)
-    return {"rope_theta": float(checked("rope_theta", theta, ranges["rope_theta"], holder)), **scaled}
+        check_value(SCALING[mine], value, ranges[mine], holder)
+    return {"rope_theta": float(check_value("rope_theta", theta, ranges["rope_theta"], holder)), **scaled}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.config.ranges import NonNegativeInt, PositiveInt
 from gangline.errors import UserError
-from gangline_models.hugging_face.fields import checked
+from gangline_models.hugging_face.fields import check_value
 
 if TYPE_CHECKING:
     from gangline_basics.model.config import DecoderConfig
@@ -27,7 +27,7 @@ def read_window(directory: str | Path, theirs: Mapping[str, Any], layers: int) -
     architecture = (theirs.get("architectures") or [None])[0]
     kinds = {"sliding_window": PositiveInt | None, "max_window_layers": NonNegativeInt | None}
     for name, hint in (kinds | {"use_sliding_window": bool | None}).items():
-        checked(name, theirs.get(name), hint, f"{directory} holds a model")
+        check_value(name, theirs.get(name), hint, f"{directory} holds a model")
     if architecture == "LlamaForCausalLM":
         if theirs.get("use_sliding_window") or SLIDING in (theirs.get("layer_types") or ()):
             raise UserError(f"{directory} holds a Llama with sliding windows.", "transformers computes none there.")

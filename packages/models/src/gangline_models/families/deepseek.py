@@ -24,7 +24,7 @@ from gangline_basics.model.rope_rates import Rope
 from gangline_models.families.base import FamilyConfig
 from gangline_models.families.format import SIZES, FamilyFormat
 from gangline_models.hugging_face.experts import refuse_experts, refuse_packed
-from gangline_models.hugging_face.files import passed_over
+from gangline_models.hugging_face.files import report_skipped
 from gangline_models.hugging_face.rope import read_rope
 from gangline_models.latent_nodes import LatentUpNode, MlaNode
 from gangline_models.rope.base import PlainRope, RopeChoice
@@ -101,7 +101,7 @@ class DeepSeek(FamilyConfig):
     def notices(self, run: Run) -> list[str]:
         """Of weights that are there and not taken: those of layers behind what mtp=on takes."""
         taken = getattr(run.edits.get("mtp"), "depth", 0)
-        return passed_over(self.weights, f"model.layers.{self.layers + taken}.")
+        return report_skipped(self.weights, f"model.layers.{self.layers + taken}.")
 
 
 class DeepSeekFormat(FamilyFormat[DeepSeek]):
@@ -128,16 +128,16 @@ class DeepSeekFormat(FamilyFormat[DeepSeek]):
 
     def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         refuse_packed(reader, "quantization_config")
-        dense = reader.given("first_k_dense_replace", 3, NonNegativeInt)
+        dense = reader.read_given("first_k_dense_replace", 3, NonNegativeInt)
         if dense < given["layers"]:
             refuse_experts(reader, "n_routed_experts", 256)
         for name in (*ROUTING, *PASSED, "n_routed_experts"):
             reader.take(name)
         for name, value in (("moe_layer_freq", 1), ("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
-            reader.only(name, value)
-        reader.only("head_dim", None, given["rope_dim"])  # transformers rotates by it
+            reader.expect(name, value)
+        reader.expect("head_dim", None, given["rope_dim"])  # transformers rotates by it
         if (key_heads := reader.take("num_key_value_heads", 128)) not in (given["heads"], None):
-            raise reader.refused("num_key_value_heads", key_heads, "Every head has a key of its own here.")
+            raise reader.explain("num_key_value_heads", key_heads, "Every head has a key of its own here.")
         return read_rope(reader, 10_000.0)
 
     def write_more(self, options: DeepSeek, max_position: int) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class DeepSeekFormat(FamilyFormat[DeepSeek]):
             "num_key_value_heads": options.heads,
             "first_k_dense_replace": options.layers,
             "num_nextn_predict_layers": 0,
-            "rope_parameters": {"rope_theta": options.rope_theta, **options.rope.written()},
+            "rope_parameters": {"rope_theta": options.rope_theta, **options.rope.to_json()},
             "max_position_embeddings": options.rope.max_position(max_position),
         }
 
@@ -167,7 +167,7 @@ def _attention(config: DeepSeek, block: int, run: Run | None) -> MlaNode:
     biased = LinearNode(bias=config.biases)
     queries: dict[str, Any] = {"wq": LinearNode()}
     if config.q_rank is not None:
-        queries = {"q": _up(config, config.q_rank, config.head_width, biased)}
+        queries = {"q": _make_up(config, config.q_rank, config.head_width, biased)}
     return MlaNode(
         dim=config.dim,
         heads=config.heads,
@@ -178,12 +178,12 @@ def _attention(config: DeepSeek, block: int, run: Run | None) -> MlaNode:
         interleaved=config.interleaved,
         scale=config.scale,
         wkv_a=biased,
-        kv=_up(config, config.kv_rank, config.nope_dim + config.v_dim),
+        kv=_make_up(config, config.kv_rank, config.nope_dim + config.v_dim),
         wo=biased,
         **queries,
     )
 
 
-def _up(config: DeepSeek, rank: int, width: int, down: LinearNode | None = None) -> LatentUpNode:
+def _make_up(config: DeepSeek, rank: int, width: int, down: LinearNode | None = None) -> LatentUpNode:
     norm = NormNode(dim=rank, eps=INNER_EPS)
     return LatentUpNode(dim=config.dim, rank=rank, out=config.heads * width, down=down, norm=norm)

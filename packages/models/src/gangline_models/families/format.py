@@ -58,10 +58,10 @@ class FamilyFormat(ModelFormat, ABC, Generic[Family]):
             if ours not in self.silent:
                 given[ours] = reader.need(theirs, ranges[ours])
             else:
-                read = reader.take if ours in self.nullable else reader.given
+                read = reader.take if ours in self.nullable else reader.read_given
                 given[ours] = read(theirs, self.silent[ours], ranges[ours])
         for name, value in self.absent.items():
-            reader.only(name, value)
+            reader.expect(name, value)
         given |= self.read_more(reader, given)
         reader.finish()
         return self.options(**given, weights=str(directory))
@@ -110,7 +110,7 @@ class RotaryFormat(FamilyFormat[Rotary], ABC):
 
     def write_more(self, options: Rotary, max_position: int) -> dict[str, Any]:
         return {
-            "rope_parameters": {"rope_theta": options.rope_theta, **options.rope.written()},
+            "rope_parameters": {"rope_theta": options.rope_theta, **options.rope.to_json()},
             "max_position_embeddings": options.rope.max_position(max_position),
         }
 

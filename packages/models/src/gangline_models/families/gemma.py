@@ -104,7 +104,7 @@ class Gemma3Format(TwoRopesFormat[Gemma3]):
 
     def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         reader.take("hidden_act")
-        layers, every = range(given["layers"]), reader.given("sliding_window_pattern", 6, PositiveInt)
+        layers, every = range(given["layers"]), reader.read_given("sliding_window_pattern", 6, PositiveInt)
         types = read_types(reader, [SLIDING if (index + 1) % every else FULL for index in layers])
         windows = read_windows(reader, reader.take("sliding_window", 4096, PositiveInt), types)
         return read_layered_rope(reader, 1_000_000.0, "rope_local_base_freq", 10_000.0) | windows

@@ -94,7 +94,7 @@ class Gpt2Format(FamilyFormat[Gpt2]):
             reader.take(name)  # old, of rounding alone, and of other tasks
         names = tensor_names(reader.directory)
         prefix = "" if "wte.weight" in names else "transformer."
-        reader.only("max_position_embeddings", None, given["positions"])  # their other name of n_positions
+        reader.expect("max_position_embeddings", None, given["positions"])  # their other name of n_positions
         hidden = reader.take("n_inner", hint=PositiveInt)
         return {"hidden": 4 * given["dim"] if hidden is None else hidden, "prefix": prefix}
 

@@ -35,7 +35,7 @@ NAMES = {name: theirs for name, theirs in LAYER.items() if not name.startswith("
 LINEARS = ("w_gate", "w_up", "w_down")
 
 
-def published_rope() -> YarnRope:
+def build_rope() -> YarnRope:
     """What transformers takes where a file says nothing."""
     return YarnRope(factor=32.0, original_max_position=4096, truncate=False)
 
@@ -46,7 +46,7 @@ class GptOss(PatternConfig):
 
     norm_eps: float = 1e-5
     rope_theta: float = 150_000.0
-    rope: RopeChoice = field(default_factory=published_rope)
+    rope: RopeChoice = field(default_factory=build_rope)
     window: int | None = 128
     full_every: int | None = 2
     biases: bool = True  # of queries, keys, values and what they become
@@ -82,7 +82,7 @@ class GptOssFormat(PatternFormat[GptOss]):
         said = reader.take("rope_parameters") is not None or reader.take("rope_scaling")
         found = read_rope(reader, self.silent_theta)
         if not said:
-            found["rope"] = published_rope()
+            found["rope"] = build_rope()
         types = read_types(reader, [FULL if (index + 1) % 2 == 0 else SLIDING for index in range(given["layers"])])
         return found | read_windows(reader, reader.take("sliding_window", 128, PositiveInt), types)
 

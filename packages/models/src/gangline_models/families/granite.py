@@ -51,7 +51,7 @@ class GraniteFormat(RotaryFormat[Granite]):
     }
 
     def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
-        reader.only("head_dim", None, given["dim"] // given["heads"])
+        reader.expect("head_dim", None, given["dim"] // given["heads"])
         return super().read_more(reader, given)
 
 

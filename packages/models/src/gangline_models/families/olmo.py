@@ -52,7 +52,7 @@ class Olmo2Format(RotaryFormat[Olmo2]):
     silent = SILENT
 
     def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
-        reader.only("head_dim", None, given["dim"] // given["heads"])
+        reader.expect("head_dim", None, given["dim"] // given["heads"])
         return super().read_more(reader, given)
 
 
@@ -78,7 +78,7 @@ class Olmo3Format(TwoRopesFormat[Olmo3]):
     silent = SILENT
 
     def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
-        reader.only("head_dim", None, given["dim"] // given["heads"])
+        reader.expect("head_dim", None, given["dim"] // given["heads"])
         types = read_types(reader, [SLIDING if (index + 1) % 4 else FULL for index in range(given["layers"])])
         windows = read_windows(reader, reader.take("sliding_window", 4096, PositiveInt), types)
         return read_layered_rope(reader, 500_000.0, None, 500_000.0) | windows

@@ -21,7 +21,7 @@ from gangline_basics.model.names import LAYER, ModuleNames
 from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import WindowedConfig
 from gangline_models.families.format import SIZES, RotaryFormat
-from gangline_models.hugging_face.rope import SHARE, read_rope, said_of_rope
+from gangline_models.hugging_face.rope import SHARE, read_rope, take_fields
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -54,20 +54,20 @@ class Phi3Format(RotaryFormat[Phi3]):
     nullable = frozenset(("kv_heads", "window"))
 
     def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
-        reader.only("head_dim", None, given["dim"] // given["heads"])
+        reader.expect("head_dim", None, given["dim"] // given["heads"])
         for name, value in (
             ("mlp_bias", False),
             ("lm_head_bias", False),
             ("full_attn_mod", 1),
             ("interpolate_factor", 1),
         ):
-            reader.only(name, value)
-        share = said_of_rope(reader).get(SHARE, reader.given(SHARE, 1.0))
-        reader.checked(SHARE, share, stated(Phi3)["rotary_share"] | None)
+            reader.expect(name, value)
+        share = take_fields(reader).get(SHARE, reader.read_given(SHARE, 1.0))
+        reader.check(SHARE, share, stated(Phi3)["rotary_share"] | None)
         found = read_rope(reader, self.silent_theta, original=4096, share=True)
         if share is None or found["rope"].kind not in KINDS:
             what = SHARE if share is None else "rope_type"
-            raise reader.refused(what, share or found["rope"].kind, f"transformers has {' and '.join(KINDS)} there.")
+            raise reader.explain(what, share or found["rope"].kind, f"transformers has {' and '.join(KINDS)} there.")
         return found | {"rotary_share": share}
 
     def write_more(self, options: Phi3, max_position: int) -> dict[str, Any]:

@@ -42,10 +42,10 @@ class Qwen2Format(PatternFormat[Qwen2]):
     nullable = frozenset(("kv_heads", "head_dim"))
 
     def read_more(self, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
-        reader.only("use_mrope", False)
+        reader.expect("use_mrope", False)
         window = reader.take("sliding_window", 4096, PositiveInt)
-        first = reader.given("max_window_layers", 28, NonNegativeInt)
-        if not reader.given("use_sliding_window", False, bool):
+        first = reader.read_given("max_window_layers", 28, NonNegativeInt)
+        if not reader.read_given("use_sliding_window", False, bool):
             window = None
         absent = [SLIDING if window is not None and index >= first else FULL for index in range(given["layers"])]
         return super().read_more(reader, given) | read_windows(reader, window, read_types(reader, absent))

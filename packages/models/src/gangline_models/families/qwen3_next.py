@@ -35,9 +35,9 @@ from gangline_models.delta_nodes import (
 from gangline_models.families.base import RotaryConfig
 from gangline_models.families.format import SIZES, RotaryFormat
 from gangline_models.hugging_face.experts import refuse_experts
-from gangline_models.hugging_face.files import passed_over
+from gangline_models.hugging_face.files import report_skipped
 from gangline_models.hugging_face.layers import FULL, LINEAR_LAYER, read_every, read_types
-from gangline_models.hugging_face.rope import SHARE, read_rope, said_of_rope
+from gangline_models.hugging_face.rope import SHARE, read_rope, take_fields
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -100,7 +100,7 @@ class Qwen3Next(RotaryConfig):
 
     def notices(self, run: Run) -> list[str]:
         """Of weights that are there and not taken."""
-        return passed_over(self.weights, "mtp.")
+        return report_skipped(self.weights, "mtp.")
 
 
 class Qwen3NextFormat(RotaryFormat[Qwen3Next]):
@@ -129,14 +129,14 @@ class Qwen3NextFormat(RotaryFormat[Qwen3Next]):
         refuse_experts(reader, "num_experts", 512)
         for name in ROUTING:
             reader.take(name)
-        reader.only("use_sliding_window", False)
-        share = said_of_rope(reader).get(SHARE, reader.given(SHARE, 0.25))
-        reader.checked(SHARE, share, stated(Qwen3Next)["rotary_share"] | None)
+        reader.expect("use_sliding_window", False)
+        share = take_fields(reader).get(SHARE, reader.read_given(SHARE, 0.25))
+        reader.check(SHARE, share, stated(Qwen3Next)["rotary_share"] | None)
         found = read_rope(reader, self.silent_theta, share=True)
         if share is None or found["rope"].kind not in KINDS:
             what = SHARE if share is None else "rope_type"
-            raise reader.refused(what, share or found["rope"].kind, f"gangline has {' and '.join(KINDS)} there.")
-        every = reader.given("full_attention_interval", 4, PositiveInt)
+            raise reader.explain(what, share or found["rope"].kind, f"gangline has {' and '.join(KINDS)} there.")
+        every = reader.read_given("full_attention_interval", 4, PositiveInt)
         absent = [LINEAR_LAYER if (index + 1) % every else FULL for index in range(given["layers"])]
         types = read_types(reader, absent)
         return found | {"rotary_share": share, "full_every": read_every(reader, types, LINEAR_LAYER)}

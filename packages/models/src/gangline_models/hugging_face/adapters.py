@@ -41,7 +41,7 @@ class Stored(Mapping[str, "torch.Tensor"]):
         return len(self._shapes)
 
 
-def decoded(read: Read, shapes: Shapes, plan: Plan) -> Read:
+def decode_kept(read: Read, shapes: Shapes, plan: Plan) -> Read:
     """`read`, with weights in the place of codes (`Plan.kept`). shapes: of all parameters of the checkpoint."""
     if all(rule.dtype != "int8" for rule in plan.kept):
         return read
@@ -66,7 +66,7 @@ def merging(read: Read, shapes: Shapes, edits: Mapping[str, EditConfig]) -> Read
     """
     stored = Stored(shapes, read)
 
-    def merged(wanted: Shapes) -> Iterator[tuple[str, torch.Tensor]]:
+    def merge_arrays(wanted: Shapes) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in read(wanted):
             for group, options in edits.items():
                 added = options.merged(name, tensor, stored)
@@ -75,7 +75,7 @@ def merging(read: Read, shapes: Shapes, edits: Mapping[str, EditConfig]) -> Read
                 tensor = added
             yield name, tensor
 
-    return merged
+    return merge_arrays
 
 
 def bits_beside(shapes: Shapes, plan: Plan, base: str | None) -> int | None:
@@ -84,19 +84,19 @@ def bits_beside(shapes: Shapes, plan: Plan, base: str | None) -> int | None:
     shapes: of all parameters. base: their Hugging Face directory. Weights that lie there in bfloat16 are not rounded by
     being kept so; where the directory cannot be read, all are taken to be rounded.
     """
-    from gangline_models.hugging_face.names import theirs_of
+    from gangline_models.hugging_face.names import find_theirs
     from gangline_models.hugging_face.tensors import Tensors
 
-    def in_base(name: str) -> bool:
+    def is_in_base(name: str) -> bool:
         """Whether the base holds it in bfloat16."""
-        return all(tensors.dtype(theirs.name) == "bfloat16" for theirs in theirs_of(plan, name, shapes[name]))
+        return all(tensors.dtype(theirs.name) == "bfloat16" for theirs in find_theirs(plan, name, shapes[name]))
 
     kept = {name: rule.dtype for name in shapes if (rule := plan.kept_of(name)) is not None}
     if "int8" in kept.values():
         return 8
     if kept and base is not None:
         with suppress(UserError, OSError, KeyError), Tensors(base) as tensors:
-            if all(in_base(name) for name in kept):
+            if all(is_in_base(name) for name in kept):
                 return None
     return 16 if kept else None
 

@@ -18,8 +18,8 @@ from gangline.checkpoint.weights import add_weights, weights_under
 from gangline.config.values import override, plain
 from gangline.errors import UserError
 from gangline.shard import in_model, parameter_of
-from gangline_models.hugging_face.config import config_json_of, edited_config_from
-from gangline_models.hugging_face.names import theirs_of
+from gangline_models.hugging_face.config import config_json_of, read_edited_config
+from gangline_models.hugging_face.names import find_theirs
 from gangline_models.hugging_face.write import DTYPES, MAX_SHARD_BYTES, export
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ def write_model(
     no architecture of theirs is known for the model.
     """
     from gangline.model.compose import compose_model
-    from gangline_models.hugging_face.adapters import bits_beside, decoded, merging, write_apart
+    from gangline_models.hugging_face.adapters import bits_beside, decode_kept, merging, write_apart
 
     _, plan = compose_model(run)
     found = {parameter_of(name): shape for name, shape in arrays.items() if in_model(name)}
-    read = decoded(_by_parameter(read, weights_under(options.weights, arrays, found)), found, plan)
+    read = decode_kept(_map_reader(read, weights_under(options.weights, arrays, found)), found, plan)
     wrapping = {group: edit.resolved(run) for group, edit in sorted(run.edits.items()) if edit.wraps}
     if options.apart is not None:
         adapter = wrapping[options.apart].apart(found, plan) if options.apart in wrapping else None
@@ -121,22 +121,22 @@ def write_model(
         )
     read = merging(read, found, wrapping)
     config = config_json_of(run, where, options.dtype)
-    shapes = {name: shape for name, shape in found.items() if theirs_of(plan, name, shape)}
+    shapes = {name: shape for name, shape in found.items() if find_theirs(plan, name, shape)}
     most = int(options.shard_gb * 1e9)
     export(
         options.out,
-        _checked(read(shapes), check),
+        _check_after(read(shapes), check),
         plan=plan,
         shapes=shapes,
         config=config,
         dtype=options.dtype,
         max_shard_bytes=most,
-        beside=_beside(run),
+        beside=_collect_files(run),
     )
     return len(shapes)
 
 
-def _checked(
+def _check_after(
     arrays: Iterator[tuple[str, torch.Tensor]], check: Callable[[], None]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The arrays; `check` is called behind the last of them."""
@@ -144,7 +144,7 @@ def _checked(
     check()
 
 
-def _beside(run: Run) -> dict[str, bytes]:
+def _collect_files(run: Run) -> dict[str, bytes]:
     """What goes with the weights. Files of the data that are gone since the run keep nobody from its weights."""
     try:
         return run.data.exported(run)
@@ -154,15 +154,15 @@ def _beside(run: Run) -> dict[str, bytes]:
         return {}
 
 
-def _by_parameter(read: Read, held: Mapping[str, str]) -> Read:
+def _map_reader(read: Read, held: Mapping[str, str]) -> Read:
     """What reads arrays as what reads parameters, each from the array that `held` names."""
 
-    def by_parameter(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
+    def read_by_parameter(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
         named = {held[name]: name for name in shapes}
         for array, whole in read({held[name]: shape for name, shape in shapes.items()}):
             yield named[array], whole
 
-    return by_parameter
+    return read_by_parameter
 
 
 def _choose(kept: Checkpointer, run_dir: str, wanted: str | None) -> CheckpointId:
@@ -234,7 +234,7 @@ def words_for(directory: Path) -> list[str]:
 
     Of the weights the headers alone are read. Raises UserError where `train` would refuse them.
     """
-    config, edits = edited_config_from(directory)
+    config, edits = read_edited_config(directory)
     _check_tensors(directory, config, edits)
     return [*(word for part in (config, *edits) for word in _words(part)), *_tokenizer(directory)]
 

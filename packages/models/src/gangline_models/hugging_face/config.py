@@ -16,7 +16,7 @@ from gangline.plugin.catalogue import suppliers
 from gangline.run.directory import holds_checkpoint
 from gangline.storage.files import read_regular
 from gangline_models.hugging_face.contract import edit_classes, edit_format, model_format, model_formats
-from gangline_models.hugging_face.fields import checked
+from gangline_models.hugging_face.fields import check_value
 from gangline_models.hugging_face.tensors import tensor_names
 
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # OWNER/MODEL
@@ -56,7 +56,7 @@ def read_config(directory: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path} cannot be read.", "It is not a JSON object.")
     for name, hint in SHAPES.items():
-        checked(name, content.get(name), hint, f"{directory} holds a model")
+        check_value(name, content.get(name), hint, f"{directory} holds a model")
     _refuse_counts(directory, content)
     return content
 
@@ -81,7 +81,7 @@ def model_config_from(directory: str | Path) -> ModelConfig:
     return _model(directory, read_config(directory))
 
 
-def edited_config_from(
+def read_edited_config(
     directory: str | Path, edits: Iterable[type[EditConfig]] | None = None
 ) -> tuple[ModelConfig, list[EditConfig]]:
     """Return (the same of the model without its edits, the edits that it takes).
@@ -137,7 +137,7 @@ def check_weights(run: Run) -> list[Problem]:
     if directory is None or (here := model_format(config)) is None or holds_checkpoint(run):
         return []
     try:
-        stored, _ = edited_config_from(directory, [type(options) for options in run.edits.values()])
+        stored, _ = read_edited_config(directory, [type(options) for options in run.edits.values()])
     except UserError as error:
         return [Problem(f"model.weights: {error.what}", *error.details[:2])]
     mend = f"gangline import {shlex.quote(str(directory))} prints the configuration that fits it."

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline import UserError
-from gangline_models.hugging_face.fields import checked, refuse_unknown
+from gangline_models.hugging_face.fields import check_value, refuse_unknown
 
 
 class ConfigReader:
@@ -29,40 +29,40 @@ class ConfigReader:
 
     def take(self, name: str, absent: Any = None, hint: Any = Any) -> Any:
         """The field, which may be null, or `absent` where the file has none."""
-        return self.checked(name, self._get(name, absent), hint | None if hint is not Any else Any)
+        return self.check(name, self._get(name, absent), hint | None if hint is not Any else Any)
 
-    def given(self, name: str, absent: Any, hint: Any = Any) -> Any:
+    def read_given(self, name: str, absent: Any, hint: Any = Any) -> Any:
         """Return the same of a field that must not be null. Raises UserError for null."""
         if (found := self._get(name, absent)) is None:
-            raise self.refused(name, "null", "transformers has no meaning for that.")
-        return self.checked(name, found, hint)
+            raise self.explain(name, "null", "transformers has no meaning for that.")
+        return self.check(name, found, hint)
 
     def need(self, name: str, hint: Any = Any) -> Any:
         """Return a field that must be there. Raises UserError if it is missing or null."""
         if (found := self._get(name)) is None:
             raise self.lacks(name)
-        return self.checked(name, found, hint)
+        return self.check(name, found, hint)
 
     def _get(self, name: str, absent: Any = None) -> Any:
         self._asked.add(name)
         return self._theirs.get(name, absent)
 
-    def checked(self, name: str, value: Any, hint: Any) -> Any:
+    def check(self, name: str, value: Any, hint: Any) -> Any:
         """Return a value that was read for the field. Raises UserError where it does not fit the hint."""
-        return checked(name, value, hint, self.holder)
+        return check_value(name, value, hint, self.holder)
 
-    def only(self, name: str, *values: Any) -> None:
+    def expect(self, name: str, *values: Any) -> None:
         """Raises UserError where the field is there with another value than these. Null and false are both: not so."""
         found = self.take(name, values[0])
         off = (found is None or found is False) and (values[0] is None or values[0] is False)
         if found not in values and not off:
-            raise self.refused(name, found, f"gangline's model has only {name}={values[0]}.")
+            raise self.explain(name, found, f"gangline's model has only {name}={values[0]}.")
 
     def lacks(self, name: str) -> UserError:
         """The error of a field that must be there."""
         return UserError(f"{self.directory}/config.json does not give {name}.")
 
-    def refused(self, name: str, value: Any, why: str) -> UserError:
+    def explain(self, name: str, value: Any, why: str) -> UserError:
         """The error of a field that we cannot compute."""
         return UserError(f"{self.holder} with {name}={value}.", why)
 

@@ -49,7 +49,7 @@ def refuse_unknown(directory: str | Path, theirs: Mapping[str, Any], asked: Coll
         )
 
 
-def checked(name: str, value: Any, hint: Any, holder: str = "a model") -> Any:
+def check_value(name: str, value: Any, hint: Any, holder: str = "a model") -> Any:
     """Return the value of a field of config.json.
 
     hint: its type and range, as of an option. holder: the subject of the message. Raises UserError where the value does

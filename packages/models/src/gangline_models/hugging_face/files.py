@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def passed_over(weights: str | None, beginning: str) -> list[str]:
+def report_skipped(weights: str | None, beginning: str) -> list[str]:
     """The notice of tensors whose names begin so, which predict further tokens; none where there are none."""
     from gangline_models.hugging_face.tensors import tensor_names
 

@@ -33,7 +33,7 @@ class Theirs:
     optional: bool = False
 
 
-def theirs_of(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
+def find_theirs(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
     """Their tensors that make up our parameter `name`. Raises UserError where the plan gives it no name."""
     for rule in plan.names:
         theirs = rule.translate(name)
@@ -95,7 +95,7 @@ def layers_of(plan: Plan, names: Iterable[str]) -> set[int]:
 def _exact(plan: Plan, shapes: Shapes) -> set[str]:
     """Their names of the parameters, and of those that are tied to one."""
     aliases = (rule.translate(alias) for alias, _ in plan.tied for rule in plan.names)
-    found = {theirs.name for name, shape in shapes.items() for theirs in theirs_of(plan, name, shape)}
+    found = {theirs.name for name, shape in shapes.items() for theirs in find_theirs(plan, name, shape)}
     return found | {name for name in aliases if name}
 
 

@@ -12,7 +12,7 @@ from gangline.errors import UserError
 from gangline.model.tree import parameter_shapes
 from gangline.plan import Plan
 from gangline.shard import parameter_of
-from gangline_models.hugging_face.names import Shapes, Theirs, layers_of, strangers, theirs_of
+from gangline_models.hugging_face.names import Shapes, Theirs, find_theirs, layers_of, strangers
 from gangline_models.hugging_face.tensors import Tensors
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
         _refuse_untied(tensors, plan)
 
         def read(shard: Shard) -> None:
-            found = _brought(tensors, plan, shard)
+            found = _find_brought(tensors, plan, shard)
             if not found:
                 initialise([shard], plan, seed)
             for theirs in found:
@@ -58,7 +58,7 @@ def check_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan)
         _refuse_strangers(tensors, plan, {parameter_of(shard.name): shard.global_shape for shard in shards})
         _refuse_untied(tensors, plan)
         for shard in shards:
-            for theirs in _brought(tensors, plan, shard):
+            for theirs in _find_brought(tensors, plan, shard):
                 _check(tensors, theirs, shard, plan)
 
 
@@ -129,9 +129,9 @@ def _equal(tensors: Tensors, one: str, other: str) -> bool:
     return all(torch.equal(rows.view(torch.uint8), rest.view(torch.uint8)) for (_, rows), (_, rest) in pairs)
 
 
-def _brought(tensors: Tensors, plan: Plan, shard: Shard) -> list[Theirs]:
+def _find_brought(tensors: Tensors, plan: Plan, shard: Shard) -> list[Theirs]:
     """Their tensors that make up the parameter of a shard; none: it is drawn."""
-    found = theirs_of(plan, _owner(plan, shard), shard.global_shape)
+    found = find_theirs(plan, _owner(plan, shard), shard.global_shape)
     return [] if all(theirs.optional and theirs.name not in tensors.files for theirs in found) else found
 
 
@@ -167,14 +167,14 @@ def fill_each(fill: Callable[[Shard], None], shards: Iterable[Shard]) -> None:
         return
     coming, failed = iter(shards), False
 
-    def mine() -> Iterator[Shard]:
+    def iterate_own() -> Iterator[Shard]:
         while not failed and (shard := next(coming, None)) is not None:  # of a list, in one step of the interpreter
             yield shard
 
     def lane() -> None:
         nonlocal failed
         try:
-            for shard in mine():
+            for shard in iterate_own():
                 fill(shard)
         except BaseException:
             failed = True

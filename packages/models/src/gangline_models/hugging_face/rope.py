@@ -26,18 +26,18 @@ def read_rope(
     Raises UserError for what no part of `model/rope` is.
     """
     if not share:
-        reader.only(SHARE, 1.0)
-    said, silent = said_of_rope(reader), reader.given("rope_theta", theta, PositiveFloat)
+        reader.expect(SHARE, 1.0)
+    said, silent = take_fields(reader), reader.read_given("rope_theta", theta, PositiveFloat)
     above = reader.take(ORIGINAL, original, PositiveInt)  # transformers takes it before the one in rope_parameters
     choice = read_choice(reader, said, original=above, share=share)
     return {"rope_theta": _theta(reader, said, silent), "rope": choice}
 
 
-def said_of_rope(reader: ConfigReader) -> Mapping[str, Any]:
+def take_fields(reader: ConfigReader) -> Mapping[str, Any]:
     """`rope_parameters`, or `rope_scaling`, its older name. Raises UserError where a file has both and they differ."""
     given, old = reader.take("rope_parameters") or {}, reader.take("rope_scaling") or {}
     if given and old and given != old:
-        raise reader.refused("rope_scaling", old, f"It also has rope_parameters={given}.")
+        raise reader.explain("rope_scaling", old, f"It also has rope_parameters={given}.")
     found: Mapping[str, Any] = old or given
     return found
 
@@ -48,24 +48,24 @@ def read_layered_rope(reader: ConfigReader, theta: float, local: str | None, loc
     local: the field of older files that says the latter.
     """
     given, old = reader.take("rope_parameters") or {}, reader.take("rope_scaling") or {}
-    silent = reader.given("rope_theta", theta, PositiveFloat)
-    near = reader.given(local, local_theta, PositiveFloat) if local else local_theta
+    silent = reader.read_given("rope_theta", theta, PositiveFloat)
+    near = reader.read_given(local, local_theta, PositiveFloat) if local else local_theta
     if left := set(given) - {"full_attention", "sliding_attention"}:
-        raise reader.refused("rope_parameters", ", ".join(sorted(left)), "Its layers have a window or none.")
+        raise reader.explain("rope_parameters", ", ".join(sorted(left)), "Its layers have a window or none.")
     for kind, inner in given.items():
-        reader.checked(f"rope_parameters.{kind}", inner, dict | None)
+        reader.check(f"rope_parameters.{kind}", inner, dict | None)
     full = {**(given.get("full_attention") or {}), **old}
     sliding = given.get("sliding_attention") or {}
     if old and "rope_type" not in old and old.get("type", "default") != "default":
         why = "Where layers differ, transformers takes rope_type alone and passes over type."
-        raise reader.refused("rope_scaling", old, f"{why} Write rope_type.")
+        raise reader.explain("rope_scaling", old, f"{why} Write rope_type.")
     if not isinstance(read_choice(reader, sliding), BY_KIND["default"]):
-        raise reader.refused("rope_parameters.sliding_attention", sliding, "gangline scales layers without window.")
+        raise reader.explain("rope_parameters.sliding_attention", sliding, "gangline scales layers without window.")
     if full.get("truncate", True) is not True:
-        raise reader.refused("truncate", full["truncate"], "transformers passes over it where layers differ.")
+        raise reader.explain("truncate", full["truncate"], "transformers passes over it where layers differ.")
     if not local and "rope_theta" not in sliding and silent != near:
         why = f"It says nothing of layers with a window, where transformers takes {near}: name it in rope_parameters."
-        raise reader.refused("rope_theta", silent, why)
+        raise reader.explain("rope_theta", silent, why)
     return {
         "rope_theta": _theta(reader, full, silent),
         "rope": read_choice(reader, full),
@@ -75,8 +75,8 @@ def read_layered_rope(reader: ConfigReader, theta: float, local: str | None, loc
 
 def _theta(reader: ConfigReader, said: Mapping[str, Any], silent: float) -> float:
     if (found := said.get("rope_theta", silent)) is None:
-        raise reader.refused("rope_theta", "null", "Rotary positions need a base.")
-    return float(reader.checked("rope_theta", found, PositiveFloat))
+        raise reader.explain("rope_theta", "null", "Rotary positions need a base.")
+    return float(reader.check("rope_theta", found, PositiveFloat))
 
 
 def read_choice(
@@ -86,27 +86,27 @@ def read_choice(
 
     original: its ORIGINAL where one stands above them; share: the family rotates a share of each head.
     """
-    kind = reader.checked("rope_type", said.get("rope_type", said.get("type", "default")), str | None)
+    kind = reader.check("rope_type", said.get("rope_type", said.get("type", "default")), str | None)
     kind = "longrope" if kind == "su" else kind
     if kind not in BY_KIND:
-        raise reader.refused("rope_type", kind, f"gangline has {', '.join(BY_KIND)}.")
+        raise reader.explain("rope_type", kind, f"gangline has {', '.join(BY_KIND)}.")
     config = BY_KIND[kind]
     words = set(config.words.values()) - {LONGEST}  # that one stands beside rope_parameters
     if left := {name: value for name, value in said.items() if name not in words | PLAIN_WORDS and value is not None}:
         has = ", ".join(sorted(words)) or "none of them"
-        raise reader.refused("rope_parameters", left, f"Its rope_type is {kind}, and gangline's has {has}.")
+        raise reader.explain("rope_parameters", left, f"Its rope_type is {kind}, and gangline's has {has}.")
     if not share and said.get(SHARE, 1.0) != 1.0:
-        raise reader.refused(SHARE, said[SHARE], "gangline's model rotates whole heads.")
+        raise reader.explain(SHARE, said[SHARE], "gangline's model rotates whole heads.")
     for name in sorted(words):
         if name in config.needed and name not in said:
             raise reader.lacks(f"{name} of its rope_parameters, whose type is {kind}")
         if name in said and said[name] is None and name not in config.nullable:
-            raise reader.refused(f"rope_parameters.{name}", "null", "transformers has no meaning for that.")
+            raise reader.explain(f"rope_parameters.{name}", "null", "transformers has no meaning for that.")
     ranges = {name: stated(config)[ours] for ours, name in config.words.items()}
-    found = {name: reader.checked(name, said[name], ranges[name]) for name in words if said.get(name) is not None}
+    found = {name: reader.check(name, said[name], ranges[name]) for name in words if said.get(name) is not None}
     if ORIGINAL in words:
         chosen = original or found.get(ORIGINAL) or reader.need(LONGEST, PositiveInt)
-        found[ORIGINAL] = reader.checked(ORIGINAL, chosen, ranges[ORIGINAL])
+        found[ORIGINAL] = reader.check(ORIGINAL, chosen, ranges[ORIGINAL])
         if "factor" not in found:
             found["factor"] = reader.need(LONGEST, PositiveInt) / found[ORIGINAL]
     if LONGEST in config.words.values():

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from gangline.errors import UserError
 from gangline.plan import Plan
 from gangline.shard import itemsize
-from gangline_models.hugging_face.names import Theirs, theirs_of
+from gangline_models.hugging_face.names import Theirs, find_theirs
 from gangline_models.hugging_face.tensor_file import encode_header
 from gangline_models.hugging_face.tensors import INDEX, ONE_FILE
 
@@ -66,7 +66,7 @@ def export(
     if target.exists():
         raise UserError(f"{target} exists.", "An export overwrites nothing.", "Name another directory.")
     slots = {
-        name: [_Slot(theirs, prod(theirs.shape) * itemsize(dtype)) for theirs in theirs_of(plan, name, shape)]
+        name: [_Slot(theirs, prod(theirs.shape) * itemsize(dtype)) for theirs in find_theirs(plan, name, shape)]
         for name, shape in shapes.items()
     }
     partial = target.with_name(f".{target.name}.partial")

@@ -70,10 +70,10 @@ class GatedDelta(nn.Module):
         """What lies between the products is computed again in the backward pass: it is many times their size."""
         made = self.wqkvz(x_BtD), self.wba(x_BtD), batch.document
         if batch.cache is not None:
-            return self.w_out(self._between(*made, batch.cache))
-        return self.w_out(checkpoint(self._between, *made, use_reentrant=False, preserve_rng_state=False))
+            return self.w_out(self._mix_tokens(*made, batch.cache))
+        return self.w_out(checkpoint(self._mix_tokens, *made, use_reentrant=False, preserve_rng_state=False))
 
-    def _between(
+    def _mix_tokens(
         self, qkvz_BTF: Tensor, ba_BTF: Tensor, document_BT: Tensor | None, cache: Cache | None = None
     ) -> Tensor:
         values = self.each * self.value_dim
@@ -118,8 +118,8 @@ def delta_rule(
     wide = torch.promote_types(v_BTHC.dtype, torch.float32)
     each, L = H // q_BTKC.shape[2], min(chunk, T)
     q, k = (unit(x.to(wide)).repeat_interleave(each, dim=2) for x in (q_BTKC, k_BTKC))
-    q, k, v = (chunked(x, L) for x in (q * q.shape[-1] ** -0.5, k, v_BTHC.to(wide)))  # (B, H, chunks, L, C)
-    g, beta = (chunked(x.to(wide)[..., None], L) for x in (log_decay_BTH, beta_BTH))  # (B, H, chunks, L, 1)
+    q, k, v = (split_chunks(x, L) for x in (q * q.shape[-1] ** -0.5, k, v_BTHC.to(wide)))  # (B, H, chunks, L, C)
+    g, beta = (split_chunks(x.to(wide)[..., None], L) for x in (log_decay_BTH, beta_BTH))  # (B, H, chunks, L, 1)
     g = g.cumsum(3)
     document = torch.zeros(B, T, dtype=torch.int64, device=v.device) if document_BT is None else document_BT
     # Tokens that fill up the last chunk are behind all others, in the last one's document, and change no state.
@@ -168,7 +168,7 @@ def unit(x: Tensor) -> Tensor:
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
-def chunked(x_BTHF: Tensor, length: int) -> Tensor:
+def split_chunks(x_BTHF: Tensor, length: int) -> Tensor:
     """(B, H, chunks, L, F), filled up with zeros."""
     x_BHTF = x_BTHF.transpose(1, 2)
     return F.pad(x_BHTF, (0, 0, 0, -x_BHTF.shape[2] % length)).unflatten(2, (-1, length))

@@ -75,25 +75,25 @@ class LatentAttention(nn.Module):
         q_nope, q_rotary = q_BHTC.split((self.nope, self.rotary), dim=-1)
         r_B1TF = for_all_heads(r_BtF).unsqueeze(1)
         if self.interleaved:
-            q_rotary, r_B1TF = halved(q_rotary), halved(r_B1TF)
+            q_rotary, r_B1TF = split_pairs(q_rotary), split_pairs(r_B1TF)
         q_rotary, r_B1TF = rotate_pair(q_rotary, r_B1TF, batch.position, self.rates, self.magnitude)
         if batch.cache is None:
-            out_BHTC = self._whole(self._attended, q_nope, q_rotary, c_BtF, r_B1TF, batch)
+            out_BHTC = self._attend_heads(self._attend_padded, q_nope, q_rotary, c_BtF, r_B1TF, batch)
         elif type(self.kv.up) is not Linear or self.kv.up.bias is not None:  # an adapter's product has no weight to ask
-            keys = batch.cache.of(self, partial(KeyValues, self._attended, self.call))
-            out_BHTC = self._whole(keys.attend, q_nope, q_rotary, c_BtF, r_B1TF, batch)
+            keys = batch.cache.of(self, partial(KeyValues, self._attend_padded, self.call))
+            out_BHTC = self._attend_heads(keys.attend, q_nope, q_rotary, c_BtF, r_B1TF, batch)
         else:
             kept = batch.cache.of(self, KeptTokens)
             of_token = torch.cat((self.kv.norm(c_BtF).unsqueeze(1), r_B1TF), dim=-1)
             if kept.empty:
                 kept.begin((of_token,), batch.document)
-                out_BHTC = self._whole(self._attended, q_nope, q_rotary, c_BtF, r_B1TF, batch)
+                out_BHTC = self._attend_heads(self._attend_padded, q_nope, q_rotary, c_BtF, r_B1TF, batch)
             else:
                 (keys_B1SF,), text = kept.add((of_token,))
-                out_BHTC = self._in_latent_space(q_nope, q_rotary, keys_B1SF, text)
+                out_BHTC = self._attend_latent(q_nope, q_rotary, keys_B1SF, text)
         return self.wo(out_BHTC.transpose(1, 2).flatten(-2))
 
-    def _whole(
+    def _attend_heads(
         self,
         attention: Callable[..., Tensor],
         q_nope: Tensor,
@@ -109,7 +109,7 @@ class LatentAttention(nn.Module):
         k = torch.cat((k_nope, r_B1TF.expand(-1, k_nope.shape[1], -1, -1)), dim=-1)
         return attention(q, k, v_BHTC, batch.document, batch.position)
 
-    def _in_latent_space(self, q_nope: Tensor, q_rotary: Tensor, keys_B1SF: Tensor, text_B11S: Tensor | None) -> Tensor:
+    def _attend_latent(self, q_nope: Tensor, q_rotary: Tensor, keys_B1SF: Tensor, text_B11S: Tensor | None) -> Tensor:
         """Of one query a row and the kept [norm(c) ; r], (B, H, 1, C)."""
         weight_HCF = self.kv.up.weight.to(q_nope.dtype).unflatten(0, (-1, self.nope + self.value))
         up_k, up_v = weight_HCF.split((self.nope, self.value), dim=1)
@@ -118,7 +118,9 @@ class LatentAttention(nn.Module):
         c_BH1F = attend_one_query(q_BH1F, keys_B1SF, keys_B1SF[..., : self.latent], text_B11S, self.call, None)
         return torch.einsum("bhf,hcf->bhc", c_BH1F.squeeze(2), up_v).unsqueeze(2)
 
-    def _attended(self, q: Tensor, k: Tensor, v: Tensor, document_BT: Tensor | None, position_BT: Tensor) -> Tensor:
+    def _attend_padded(
+        self, q: Tensor, k: Tensor, v: Tensor, document_BT: Tensor | None, position_BT: Tensor
+    ) -> Tensor:
         """Kernels want all of one width: zeros behind change neither scores nor values."""
         width = max(q.shape[-1], v.shape[-1])
         if q.shape[-1] == v.shape[-1]:
@@ -127,6 +129,6 @@ class LatentAttention(nn.Module):
         return self.attention(q, k, v, document_BT, position_BT)[..., : self.value]
 
 
-def halved(x: Tensor) -> Tensor:
+def split_pairs(x: Tensor) -> Tensor:
     """(..., R) whose pairs are neighbours -> the first ones of all pairs, then the second ones."""
     return torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)

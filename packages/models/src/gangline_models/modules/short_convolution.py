@@ -28,11 +28,11 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x_BTF: Tensor, document_BT: Tensor | None, cache: Cache | None = None) -> Tensor:
         if cache is None:
-            return self.convolved(x_BTF, document_BT)
+            return self.convolve_tokens(x_BTF, document_BT)
         carried = cache.of(self, Carried)
         if carried.tensor is None:
             carried.tensor = self.tail(x_BTF, document_BT)
-            return self.convolved(x_BTF, document_BT)
+            return self.convolve_tokens(x_BTF, document_BT)
         seen_BTF = torch.cat((carried.tensor, x_BTF), dim=1)
         carried.tensor = seen_BTF[:, 1:]
         return F.silu((seen_BTF * self.weight.to(x_BTF.dtype).squeeze(1).T).sum(1, keepdim=True))
@@ -44,7 +44,7 @@ class ShortConvolution(nn.Module):
         seen = self.weight.shape[-1] - 1
         return F.pad(x_BTF, (0, 0, seen, 0))[:, x_BTF.shape[1] :]
 
-    def convolved(self, x_BTF: Tensor, document_BT: Tensor | None) -> Tensor:
+    def convolve_tokens(self, x_BTF: Tensor, document_BT: Tensor | None) -> Tensor:
         """Of all tokens."""
         taps = self.weight.to(x_BTF.dtype).squeeze(1).unbind(-1)  # the last one is of the token itself
         y = x_BTF * taps[-1]

@@ -42,7 +42,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_BTF: Tensor, weight_F: Tensor, width: int, eps: float, comm: Comm | None) -> Tensor:
         wide = x_BTF.to(torch.promote_types(x_BTF.dtype, torch.float32))
-        r_BT1 = (_over(comm, wide.square().sum(-1, keepdim=True)) / width + eps).rsqrt()
+        r_BT1 = (_reduce(comm, wide.square().sum(-1, keepdim=True)) / width + eps).rsqrt()
         ctx.save_for_backward(x_BTF, weight_F, r_BT1)
         ctx.width, ctx.comm = width, comm
         return (wide * r_BT1).to(x_BTF.dtype) * weight_F
@@ -53,9 +53,9 @@ class _Normalise(torch.autograd.Function):
         wide, grad = x_BTF.to(r_BT1.dtype), grad_BTF.to(r_BT1.dtype)
         dweight_F = (grad * wide * r_BT1).flatten(0, -2).sum(0).to(weight_F.dtype)
         grad = grad * weight_F
-        share_BT1 = _over(ctx.comm, (grad * wide).sum(-1, keepdim=True)) / ctx.width
+        share_BT1 = _reduce(ctx.comm, (grad * wide).sum(-1, keepdim=True)) / ctx.width
         return (r_BT1 * grad - wide * r_BT1**3 * share_BT1).to(x_BTF.dtype), dweight_F, None, None, None
 
 
-def _over(comm: Comm | None, x: Tensor) -> Tensor:
+def _reduce(comm: Comm | None, x: Tensor) -> Tensor:
     return x if comm is None or comm.size == 1 else comm.all_reduce(x)

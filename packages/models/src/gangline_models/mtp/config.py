@@ -34,29 +34,29 @@ class Mtp(EditConfig):
 
     def check(self, run: Run) -> list[Problem]:
         if self.depth < run.batch.sequence_length:
-            return self._files(run) or self._frozen(run)
+            return self._files(run) or self._check_frozen(run)
         what = f"mtp.depth={self.depth}: rows of {run.batch.sequence_length} tokens have none so far ahead."
         return [Problem(what, "", f"mtp.depth={run.batch.sequence_length - 1} or less.")]
 
     def _files(self, run: Run) -> list[Problem]:
         """Of the directory that the model begins with: whether it holds all modules, or none."""
-        there, lacks = self._there(run)
+        there, lacks = self._list_found(run)
         if not there or not lacks:
             return []
         what = f"model.weights={run.model.pretrained()} holds a part of what mtp.depth={self.depth} needs."
         return [Problem(what, f"It lacks {', '.join(lacks[:3])}.", "Take another mtp.depth, or mtp=off.")]
 
-    def _frozen(self, run: Run) -> list[Problem]:
+    def _check_frozen(self, run: Run) -> list[Problem]:
         """Whether an edit beside this one, such as lora, keeps from learning what has only been drawn."""
         from gangline.run.directory import holds_checkpoint
 
         others = [group for group, edit in run.edits.items() if edit is not self]
         if not others or holds_checkpoint(run):
             return []
-        from gangline_models.mtp.edit import frozen_of_modules
+        from gangline_models.mtp.edit import list_frozen
 
-        there, lacks = self._there(run)
-        frozen = [] if there and not lacks else frozen_of_modules(run)
+        there, lacks = self._list_found(run)
+        frozen = [] if there and not lacks else list_frozen(run)
         if not frozen:
             return []
         off = " or ".join(f"{group}=off" for group in others)
@@ -67,14 +67,14 @@ class Mtp(EditConfig):
         return [Problem(what, why, f"mtp=off, or {off}; or model.weights=DIR of a DeepSeek-V3 that has them.")]
 
     def notices(self, run: Run) -> list[str]:
-        from gangline_models.mtp.edit import their_names
+        from gangline_models.mtp.edit import list_their_names
 
-        if not their_names(run):
+        if not list_their_names(run):
             return ["mtp: files of this model have no place for the modules' weights: an export leaves them out."]
-        _, lacks = self._there(run)
+        _, lacks = self._list_found(run)
         return [f"model.weights={run.model.pretrained()} lacks mtp's weights: they are drawn."] if lacks else []
 
-    def _there(self, run: Run) -> tuple[list[str], list[str]]:
+    def _list_found(self, run: Run) -> tuple[list[str], list[str]]:
         """Names of the modules' tensors that the directory has, and of those that it lacks; none of no directory."""
         from gangline.run.directory import holds_checkpoint
 
@@ -82,9 +82,9 @@ class Mtp(EditConfig):
         if directory is None or holds_checkpoint(run):
             return [], []
         from gangline_models.hugging_face.tensors import tensor_names
-        from gangline_models.mtp.edit import their_names
+        from gangline_models.mtp.edit import list_their_names
 
-        held, wanted = tensor_names(directory), their_names(run)
+        held, wanted = tensor_names(directory), list_their_names(run)
         return [name for name in wanted if name in held], [name for name in wanted if name not in held]
 
 

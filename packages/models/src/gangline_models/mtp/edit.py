@@ -12,7 +12,7 @@ from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node, by_path, nodes, parameter_shapes, replaced
 from gangline.plan import Init, Name, Plan, matches
 from gangline_basics.model.decoder_nodes import DecoderNode, HeadNode
-from gangline_models.hugging_face.names import theirs_of
+from gangline_models.hugging_face.names import find_theirs
 from gangline_models.mtp.nodes import MtpHeadNode, MtpNode
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ def edit(tree: Node, plan: Plan, options: Mtp) -> tuple[Node, Plan, list[str]]:
     modules = tuple(_module(tree, plan, head, index) for index in range(options.depth))
     node = MtpHeadNode(inner=by_path(tree)[plan.head], mtp=modules, weight=options.weight)
     edited = replaced(tree, plan.head, node)
-    rules = _of_modules(plan, head, options.depth) | {"names": tuple(_names(plan, edited, options.depth))}
+    rules = _plan_modules(plan, head, options.depth) | {"names": tuple(_names(plan, edited, options.depth))}
     ties = {f"{at}.{alias}": plan.owner(of) for at, n in nodes(edited) if at for alias, of in n.ties().items()}
     rules["tied"] = tuple(ties.items())
     rules["head_blocks"] = (f"{_modules(plan)}.*.block",)
-    for kind, of_blocks in _of_blocks(tree, plan, last).items():
+    for kind, of_blocks in _plan_blocks(tree, plan, last).items():
         rules[kind] = (*rules.get(kind, ()), *of_blocks)
     return edited, plan.extended(**rules), [plan.head]
 
@@ -70,7 +70,7 @@ def _modules(plan: Plan) -> str:
     return f"{plan.head}.mtp"
 
 
-def _of_modules(plan: Plan, head: HeadNode, depth: int) -> dict[str, tuple[Any, ...]]:
+def _plan_modules(plan: Plan, head: HeadNode, depth: int) -> dict[str, tuple[Any, ...]]:
     """First weights of norms, and of the product that merges."""
     place, inits = f"{_modules(plan)}.*", list[Init]()
     for name in ("embed_norm", "hidden_norm", "head.norm"):
@@ -80,16 +80,16 @@ def _of_modules(plan: Plan, head: HeadNode, depth: int) -> dict[str, tuple[Any, 
     return {"inits": tuple(inits)}
 
 
-def _of_blocks(tree: Node, plan: Plan, last: str) -> dict[str, list[Any]]:
+def _plan_blocks(tree: Node, plan: Plan, last: str) -> dict[str, list[Any]]:
     """What the plan says of the last block, of the modules' blocks."""
     inside = _Inside(tree, plan, last)
     found: dict[str, list[Any]] = {}
     for kind in RULES:
         found[kind] = [
-            replace(rule, pattern=ours) for rule in getattr(plan, kind) for ours in inside.renamed(rule.pattern)
+            replace(rule, pattern=ours) for rule in getattr(plan, kind) for ours in inside.rename(rule.pattern)
         ]
     for kind in PATTERNS:
-        found[kind] = [ours for pattern in getattr(plan, kind) for ours in inside.renamed(pattern)]
+        found[kind] = [ours for pattern in getattr(plan, kind) for ours in inside.rename(pattern)]
     return found
 
 
@@ -101,7 +101,7 @@ class _Inside:
         self._everywhere = [*parameter_shapes(tree), *by_path(tree)]
         self._here = [name for name in self._everywhere if matches(last, name)]
 
-    def renamed(self, pattern: str) -> Iterator[str]:
+    def rename(self, pattern: str) -> Iterator[str]:
         """The pattern of ours, where it says something of the last block: of parameters, modules, or buffers."""
         number = self._last.rpartition(".")[2]
         for block in (f"{self._plan.blocks}.*", f"{self._plan.blocks}.{number}"):
@@ -128,7 +128,7 @@ def _names(plan: Plan, edited: Node, depth: int) -> Iterator[Name]:
                 yield Name(f"{ours}.{module}.{leaf}", name, optional=True)
         for rule in plan.names:
             if rule.pattern.startswith(blocks):
-                theirs = "" if begin is None else _numbered(rule.theirs, layer)
+                theirs = "" if begin is None else _number(rule.theirs, layer)
                 yield replace(rule, pattern=f"{ours}.block.{rule.pattern[len(blocks) :]}", theirs=theirs, optional=True)
 
 
@@ -139,7 +139,7 @@ def _beginning(plan: Plan) -> str | None:
     return next((theirs.removesuffix(f"{THEIRS['merge']}.weight") for theirs in found), None)
 
 
-def _numbered(theirs: str, layer: int) -> str:
+def _number(theirs: str, layer: int) -> str:
     """The name in that layer; what further stars of the pattern match counts from 0 then."""
     theirs = theirs.replace("{0}", str(layer))
     for star in range(1, theirs.count("{") + 1):
@@ -147,14 +147,14 @@ def _numbered(theirs: str, layer: int) -> str:
     return theirs
 
 
-def their_names(run: Run) -> list[str]:
+def list_their_names(run: Run) -> list[str]:
     """What a directory calls the arrays of the modules."""
     tree, plan = compose_model(run)
     mine = ((name, shape) for name, shape in parameter_shapes(tree).items() if name.startswith(f"{_modules(plan)}."))
-    return [theirs.name for name, shape in mine for theirs in theirs_of(plan, name, shape)]
+    return [theirs.name for name, shape in mine for theirs in find_theirs(plan, name, shape)]
 
 
-def frozen_of_modules(run: Run) -> list[str]:
+def list_frozen(run: Run) -> list[str]:
     """Parameters of the modules' own that are not trained; none of a model that cannot be composed."""
     try:
         tree, plan = compose_model(run)

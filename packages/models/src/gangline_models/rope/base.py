@@ -37,7 +37,7 @@ class RopeChoice(PartConfig):
         given = {ours: theirs[name] for ours, name in cls.words.items() if theirs.get(name) is not None}
         return cls(**given)
 
-    def written(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As their `rope_parameters` say it."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         said = {name: values[ours] for ours, name in self.words.items() if values[ours] is not None}

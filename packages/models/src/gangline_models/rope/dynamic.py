@@ -44,7 +44,7 @@ class DynamicRope(RopeChoice):
         length = max(length, self.original_max_position)
         return BaseScaling(self.factor * length / self.original_max_position - (self.factor - 1))
 
-    def written(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         return {"rope_type": self.kind, "factor": self.factor}
 
     def max_position(self, trained: int) -> int:

@@ -92,14 +92,14 @@ class YarnRope(RopeChoice):
     def scaling(self, length: int) -> RopeScaling:
         grown = self.attention_factor
         if grown is None:
-            grown = self._grown(1.0)
+            grown = self._compute_magnitude(1.0)
             if self.mscale and self.mscale_all_dim:
-                grown = self._grown(self.mscale) / self._grown(self.mscale_all_dim)
+                grown = self._compute_magnitude(self.mscale) / self._compute_magnitude(self.mscale_all_dim)
         return YarnScaling(
             self.factor, self.original_max_position, self.beta_fast, self.beta_slow, self.truncate, grown
         )
 
-    def _grown(self, scale: float) -> float:
+    def _compute_magnitude(self, scale: float) -> float:
         return 1.0 if self.factor <= 1 else 0.1 * scale * math.log(self.factor) + 1.0
 
     def max_position(self, trained: int) -> int:

@@ -77,14 +77,14 @@ class _Experts:
             raise UserError(what, "transformers has no default for it.")
         if name in self.of.nullable and self.config.get(name) is None:
             return absent
-        return self.reader.given(name, absent, hint)
+        return self.reader.read_given(name, absent, hint)
 
     def _refuse_windows(self) -> None:
         if (window := self.config.get("sliding_window")) is not None:
             what = f"a model of experts with sliding_window={window}."
             raise UserError(what, "gangline reads windows of models without experts only.")
         silent = self.of is DOTS and "sliding_window" not in self.config
-        if silent and self.layers > self.reader.given("max_window_layers", 62, NonNegativeInt):
+        if silent and self.layers > self.reader.read_given("max_window_layers", 62, NonNegativeInt):
             why = "transformers takes 4096, and gangline reads windows of models without experts only."
             raise UserError("a dots.llm1 whose config.json does not give sliding_window.", why)
 
@@ -144,6 +144,6 @@ class _Experts:
         if of.dense == QWEN and rest.get("head_dim") is None:
             sizes = ("hidden_size", "num_attention_heads")
             if None not in map(rest.get, sizes):
-                width, heads = (self.reader.given(name, None, PositiveInt) for name in sizes)
+                width, heads = (self.reader.read_given(name, None, PositiveInt) for name in sizes)
                 head["head_dim"] = width // heads  # not Qwen3's 128
         return {**of.rest, **rest, **head, "architectures": [of.dense]}
