@@ -41,7 +41,7 @@ def test_many_experts_of_a_token_have_the_plain_operators(monkeypatch):
     from gangline_moe.dispatch import permute_triton
 
     calls = []
-    for name in ("gathered", "gathered_gradients"):
+    for name in ("gather_rows", "gather_gradients"):
         own = getattr(permute_triton, name)
         monkeypatch.setattr(permute_triton, name, lambda *a, own=own: calls.append(a[-1].shape[1]) or own(*a))
     for k in (MOST, MOST + 1):

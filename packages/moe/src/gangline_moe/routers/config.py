@@ -117,7 +117,7 @@ PARTS = (
         group=GROUP,
         name="biased",
         config=Biased,
-        build=f"{NODE}:biased",
+        build=f"{NODE}:build_biased",
         summary="as softmax, and the gate has a bias of its own",
     ),
     Part(
@@ -131,7 +131,7 @@ PARTS = (
         group=GROUP,
         name="grouped",
         config=Grouped,
-        build=f"{NODE}:grouped",
+        build=f"{NODE}:build_grouped",
         summary="as sigmoid, out of the best groups of experts alone",
     ),
     Part(
