@@ -92,12 +92,12 @@ def base_of(offer: Offer, others: Iterable[Offer]) -> Offer | None:
     derived = next((by_class[cls] for cls in offer.part.config.__mro__[1:] if cls in by_class), None)
     if derived is not None:
         return derived
-    described = _described(offer)
-    alike = next(other for other in others if _described(other) == described)
+    described = _describe(offer)
+    alike = next(other for other in others if _describe(other) == described)
     return alike if described and alike is not offer else None
 
 
-def _described(offer: Offer) -> list[tuple[str, object, str]]:
+def _describe(offer: Offer) -> list[tuple[str, object, str]]:
     return [(option.path, option.hint, option.comment) for option in options(offer.part.config, offer.group)]
 
 

@@ -17,7 +17,7 @@ def words(text: str) -> frozenset[str]:
 
 
 CHECKED = words("""
-planner dataloader track launch health testkit ckpt-zarr finetune moe parallel-megatron-style basics
+planner dataloader track launch health testkit ckpt-zarr finetune moe parallel-megatron-style basics models
 """)
 PARTICIPLES = words("""
 begun bent born bought broken brought built caught chosen dealt done drawn driven fallen fed felt forgotten fought

@@ -101,7 +101,7 @@ class CallbackSuite(PartSuite):
     def run_on_ranks(self, run_dir: Path, *more: str, world: int = 1, without: bool = False) -> list[Lived]:
         """What each rank saw of a run."""
         own = (FEW, f"run.steps={STEPS}", f"validate.every={HALF}") if without else (*self.chosen, *self.words)
-        return pool(world).run(run_callback, run_dir, self.offer.part.name, *own, *self.beside(*more))
+        return pool(world).run(run_callback, run_dir, self.offer.part.name, *own, *self.keep_chosen(*more))
 
     def straight(self, place: Path) -> list[Lived]:
         """What one process saw of the whole run; run once and kept."""
@@ -175,7 +175,7 @@ class CallbackSuite(PartSuite):
         assert first == again, f"answers differently the second time: {first}, {again}"
 
     def test_no_collectives_on_an_error(self, tmp_path: Path) -> None:
-        words = (*self.chosen, *self.words, *self.beside("parallel=ddp"))
+        words = (*self.chosen, *self.words, *self.keep_chosen("parallel=ddp"))
         pool(2).run(end_by_error, tmp_path / "run", self.offer.part.name, *words)
 
     @needs("watches")

@@ -38,7 +38,7 @@ class GradientsSuite(PartSuite):
                 metafunc.parametrize(name, values, ids=str)
 
     def sums(self, **options: Any) -> Sums:
-        return Sums(self.offer.part.build, self.run(*self.beside("parallel=ddp")), **{"steps": HALF, **options})
+        return Sums(self.offer.part.build, self.run(*self.keep_chosen("parallel=ddp")), **{"steps": HALF, **options})
 
     def sum_buckets(self, world: int, **options: Any) -> list[list[list[Tensor]]]:
         """Rank -> step -> bucket -> what the rank gets."""
@@ -115,7 +115,7 @@ class GradientsSuite(PartSuite):
         words = (
             "run.deterministic=false",
             "batch.global_size=4",
-            *self.beside(*layout.split()),
+            *self.keep_chosen(*layout.split()),
             *self.chosen,
             *self.settings,
         )

@@ -175,7 +175,7 @@ class HealthCheckSuite(PartSuite):
             words = (
                 *self.chosen,
                 *self.settings,
-                *self.beside("parallel=ddp"),
+                *self.keep_chosen("parallel=ddp"),
                 f"run.steps={steps}",
                 "validate.every=2",
             )

@@ -183,7 +183,7 @@ class OptimizerSuite(PartSuite):
 
     def test_an_unknown_array_of_a_checkpoint_is_refused(self, world: int) -> None:
         """`leaves` gives up what it knows by name, if anything; the same on all ranks."""
-        answers = pool(world).run(given_up, self.job(world), "unheard-of")
+        answers = pool(world).run(list_leftover, self.job(world), "unheard-of")
         assert answers == [[]] * world, f"leaves over an array of a state that it never had: {answers}"
 
     def test_the_loss_falls(self) -> None:
@@ -197,7 +197,7 @@ class OptimizerSuite(PartSuite):
             close(name, now, was, 0)
 
 
-def given_up(job: Job, state: str) -> list[str]:
+def list_leftover(job: Job, state: str) -> list[str]:
     """Which arrays of such a state a fresh optimizer leaves over."""
     runtime, optimizer = start(job)
     return sorted(optimizer.leaves([f"optimizer/{state}/{name}" for name in runtime.names()]))

@@ -168,7 +168,7 @@ class StrategySuite(StrategyRuns):
     def test_traffic_is_marked(self, layout: Layout) -> None:
         """With `gangline.comm.purpose.mark_traffic`, by which parts that wrap a Comm tell gradients from other sums."""
         job = self.job(layout, PLAIN)
-        found = self.run_on_ranks(traffic.sent_in_a_step, job)
+        found = self.run_on_ranks(traffic.count_step, job)
         if job.mesh.size(*DATA_AXES) == 1:
             return
         for index, of_rank in enumerate(found):

@@ -64,7 +64,7 @@ class StrategyRuns(PartSuite):
     def train_reference(self, job: Job, width: int) -> Any:
         """The reference's record of the same; groups of microbatches as `width` data ranks would have them."""
         plain = replace(job, build="", mesh=Mesh.of({}), recompute=False)
-        key = f"{width} {replace(plain, run=_without_strategy(plain.run)).key()}"
+        key = f"{width} {replace(plain, run=_drop_strategy(plain.run)).key()}"
         if key not in _done:
             _done[key] = pool(1).run(ranks.expect, plain, width)[0]
         return _done[key]
@@ -91,7 +91,7 @@ class StrategyRuns(PartSuite):
         close("score of sample", got[0].scores, scores, relative)
 
 
-def _without_strategy(run: Any) -> Any:
+def _drop_strategy(run: Any) -> Any:
     """The run as far as the reference looks at it."""
     return replace(run, parallel=None)
 

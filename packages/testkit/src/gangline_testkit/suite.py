@@ -92,7 +92,7 @@ class PartSuite:
                 single.append(word)
         return (*(f"{group}=[{','.join(names)}]" for group, names in lists.items()), *single)
 
-    def beside(self, *settings: str) -> tuple[str, ...]:
+    def keep_chosen(self, *settings: str) -> tuple[str, ...]:
         """Settings of the suite for other parts, without those in whose group the author, or the part, chose one."""
         theirs = {word.partition("=")[0] for word in (*self.chosen, *self.settings)}
         return tuple(word for word in settings if word.partition("=")[0] not in theirs)

@@ -53,7 +53,7 @@ class CountingComm(Wrapped):
         return super()._exchange(sends, recvs, background)
 
 
-def sent_in_a_step(job: ranks.Job) -> Sent:
+def count_step(job: ranks.Job) -> Sent:
     """A step, and the norm of its gradients."""
     sent: Counter[str] = Counter()
     runtime = ranks.start(job, lambda comms: WrappedComms(comms, lambda comm: CountingComm(comm, sent)))

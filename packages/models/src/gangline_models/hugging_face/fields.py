@@ -69,10 +69,10 @@ def _complaint(hint: Any, value: Any) -> str | None:
     """
     if not is_of(hint, value):
         return f"must be {', '.join(filter(None, (describe(hint), words(hint))))}"
-    return "must be less than 2^63" if _beyond_64_bits(value) else wrong(hint, value)
+    return "must be less than 2^63" if _exceeds_64_bits(value) else wrong(hint, value)
 
 
-def _beyond_64_bits(value: Any) -> bool:
+def _exceeds_64_bits(value: Any) -> bool:
     if isinstance(value, list):
-        return any(map(_beyond_64_bits, value))
+        return any(map(_exceeds_64_bits, value))
     return isinstance(value, int) and not -(2**63) <= value < 2**63

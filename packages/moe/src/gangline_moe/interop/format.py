@@ -31,7 +31,7 @@ class MoeFormat(EditFormat):
         if words := missing(of, options, config):
             what = f"others have no {dense} with the experts of moe."
             raise UserError(what, f"They have one that was trained with {' '.join(words)}")
-        return _written(of, options, config)
+        return _write_fields(of, options, config)
 
 
 def missing(of: ExpertsArchitecture, options: MoeOptions, config: dict[str, Any]) -> list[str]:
@@ -52,7 +52,7 @@ def missing(of: ExpertsArchitecture, options: MoeOptions, config: dict[str, Any]
     return [word for word, held in holds.items() if not held]
 
 
-def _written(of: ExpertsArchitecture, options: MoeOptions, config: dict[str, Any]) -> dict[str, Any]:
+def _write_fields(of: ExpertsArchitecture, options: MoeOptions, config: dict[str, Any]) -> dict[str, Any]:
     router, hidden = options.router, options.hidden or max(1, config["intermediate_size"] // options.top_k)
     layers = range(config["num_hidden_layers"])
     kept = [block for block in layers if block < options.first or (block - options.first) % options.every]
@@ -95,7 +95,7 @@ def weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
     if found is None:
         return [Problem(f"model.weights={directory} holds a model without experts.", "", "moe=off")]
     hidden = options.hidden or max(1, (options.dense_hidden(run) or 0) // options.top_k)
-    here, there = _described(options) | {"hidden": hidden}, _described(found[0])
+    here, there = _describe(options) | {"hidden": hidden}, _describe(found[0])
     other = [f"moe.{n} is {there.get(n)} there and {v} here" for n, v in here.items() if v != there.get(n)]
     if not other:
         return []
@@ -103,7 +103,7 @@ def weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
     return [Problem(f"model.weights={directory} holds other experts.", "; ".join(other) + ".", mend)]
 
 
-def _described(options: MoeOptions) -> dict[str, Any]:
+def _describe(options: MoeOptions) -> dict[str, Any]:
     """Return what experts and router compute, without what only training sees."""
     router, own = options.router, ("experts", "top_k", "shared", "shared_gate", "first", "every", "hidden")
     names = [item.name for item in fields(router) if item.name in ("renormalise", "scale", "groups", "top_groups")]

@@ -67,7 +67,7 @@ class _Experts:
         hidden = self.field(of.width, PositiveInt)
         top_k, router = self.field("num_experts_per_tok", PositiveInt), self._router(experts)
         sizes = {"experts": experts, "top_k": top_k, "hidden": hidden, "first": first, "every": every}
-        return cls(**sizes, router=router, **self._shared(hidden)), self._rest()
+        return cls(**sizes, router=router, **self._read_shared(hidden)), self._rest()
 
     def field(self, name: str, hint: Any, of: str = "") -> Any:
         """Return a field of `silent`, or another name of it. Raises UserError for null and if a file must have it."""
@@ -105,7 +105,7 @@ class _Experts:
             raise UserError(f"a model with topk_group={top}.", f"It must be at most n_group={groups}.")
         return Grouped(**scores, groups=groups, top_groups=top)
 
-    def _shared(self, hidden: int) -> dict[str, Any]:
+    def _read_shared(self, hidden: int) -> dict[str, Any]:
         if self.of.scored:
             return {"shared": self.field("n_shared_experts", NonNegativeInt)}
         if not self.of.gated:

@@ -58,21 +58,21 @@ class ApartRuntime(WholeRuntime):
                     master.copy_(self.comm.all_reduce(master.detach().clone()) / self.comm.size)
 
     def evaluate(self, microbatches: Sequence[Batch]) -> tuple[float, int]:
-        with self._of_the_first():
+        with self._use_first_weights():
             return super().evaluate(microbatches)
 
     def score(self, batches: Sequence[Batch], each: int = 1) -> Tensor:
-        with self._of_the_first():
+        with self._use_first_weights():
             return super().score(batches, each)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None
     ) -> list[Written]:
-        with self._of_the_first():
+        with self._use_first_weights():
             return super().generate(prompts, sampling, stop=stop)
 
     @contextmanager
-    def _of_the_first(self) -> Iterator[None]:
+    def _use_first_weights(self) -> Iterator[None]:
         """Every replica has the weights of the first one, which are those of a checkpoint."""
         own = [shard.local.detach().clone() for shard in self.shards()]
         with torch.no_grad():
