@@ -112,7 +112,7 @@ def latest_of_many(folder: str, count: int) -> None:
         place = Path(directory, "checkpoints", str(CheckpointId(step)))
         place.mkdir(parents=True)
         (place / NAME).write_bytes(packed.write(registry, files, document, f"{step:08x}"))
-    run.run.dir = str(directory)
+    run.job.dir = str(directory)
     checkpointer = build(run.checkpoint, run, None)
     listing, found = _timed(checkpointer.list)
     assert len(found) == count

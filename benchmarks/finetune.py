@@ -45,7 +45,7 @@ def gangline_runtime(run: Run) -> tuple[Runtime, Step]:
     tree, plan = compose_model(run)
     mesh = Mesh.of(run.parallel.axes(1))
     precision = registry.build(run.precision, run)
-    finish = finisher(run.run.recompute, False)
+    finish = finisher(run.job.recompute, False)
     runtime = registry.build(run.parallel, Job(Composed(run, tree, plan), mesh, FakeComms(mesh, 0), precision, finish))
     draw_weights(run, runtime.shards(), plan)
     optimizer = registry.build(run.optimizer, run, runtime)

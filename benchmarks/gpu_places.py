@@ -149,7 +149,7 @@ class Trainer:
         mesh = mesh or Mesh.of({})
         comms = comms or connect(mesh, device=device, deterministic=run.deterministic)
         tree, plan = compose_model(run)
-        finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
+        finish = finisher(run.job.recompute, run.job.compile, run.job.recompute_every, plan.seams)
         precision = registry.build(run.precision, run)
         runtime = registry.build(run.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finish))
         if drawn:
@@ -225,5 +225,5 @@ def compared(
 def session(run: Run, device: torch.device) -> Session:
     """A run's session in this process, as `train` builds it in a rank."""
     mesh = Mesh.of({})
-    directory = RunDirectory.open(str(run.run.dir))
+    directory = RunDirectory.open(str(run.job.dir))
     return build_session(run, directory, mesh, connect(mesh, device=device, deterministic=run.deterministic), device)

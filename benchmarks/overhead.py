@@ -54,7 +54,7 @@ def main() -> None:
     session.reporter.trackers["losses"] = Losses(losses, data)
     for turn in range(options.turns + 1):
         first = time.process_time()
-        session.run.run.steps = (turn + 1) * options.steps
+        session.run.job.steps = (turn + 1) * options.steps
         with contextlib.redirect_stdout(io.StringIO()):
             loop(session)
         middle = time.process_time()

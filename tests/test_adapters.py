@@ -102,7 +102,7 @@ def test_explain_tells_what_adapters_send_and_hold(tp, targets):
     run = small_run("parallel=tp", *words, *SMALL, f"lora.targets={targets}", "precision=fp32")
     mesh = Mesh.of(run.parallel.axes(2))
     case, comms, precision = Case.of(run, mesh), FakeComms(mesh, 0), registry.build(run.precision, run)
-    finish = finisher(run.run.recompute, False)
+    finish = finisher(run.job.recompute, False)
     job = Job(Composed(run, case.tree, case.plan), mesh, comms, precision, finish)
     runtime = registry.build(run.parallel, job)
     comms.traffic.bytes.clear()

@@ -81,7 +81,7 @@ def trained(run_dir: Path, layout: tuple[str, ...], steps: int) -> list[list[str
 def on_a_rank(settings: list[str]) -> list[str]:
     run = compose_one(settings)
     mesh = Mesh.of(run.parallel.axes(rank.world))
-    session = build(run, RunDirectory.open(str(run.run.dir)), mesh, rank.comms(mesh), torch.device("cpu"))
+    session = build(run, RunDirectory.open(str(run.job.dir)), mesh, rank.comms(mesh), torch.device("cpu"))
     other = differing(session) if session.step else []
     train(session)
     return other

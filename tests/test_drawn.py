@@ -124,7 +124,7 @@ def on_a_rank(words: list[str]) -> None:
     torch.manual_seed(time.monotonic_ns())  # nothing may depend on it
     run = compose_one(words)
     mesh = Mesh.of(run.parallel.axes(rank.world))
-    train(build(run, RunDirectory.open(str(run.run.dir)), mesh, rank.comms(mesh), torch.device("cpu")))
+    train(build(run, RunDirectory.open(str(run.job.dir)), mesh, rank.comms(mesh), torch.device("cpu")))
 
 
 def went(place: Path, name: str, one: Drawn, layout: list[str], steps: int) -> str | None:

@@ -172,7 +172,7 @@ def test_what_lies_on_a_rank(words):
     case = Case.of(run, mesh := Mesh.of(run.parallel.axes(run.launch.processes)))
     for pp in range(case.pp):
         comms = FakeComms(mesh, mesh.rank({"pp": pp}), "meta")
-        precision, finish = registry.build(run.precision, run), finisher(run.run.recompute, False)
+        precision, finish = registry.build(run.precision, run), finisher(run.job.recompute, False)
         job = Job(Composed(run, case.tree, case.plan), mesh, comms, precision, finish)
         runtime = registry.build(run.parallel, job)
         optimizer = registry.build(run.optimizer, run, runtime)

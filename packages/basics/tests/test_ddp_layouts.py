@@ -71,7 +71,7 @@ def run_of(case: Case) -> Run:
         checkpoint=CheckpointConfig(),
         data=DataConfig(),
         launch=LaunchConfig(),
-        run=RunSection(seed=3, deterministic=case.deterministic),
+        job=RunSection(seed=3, deterministic=case.deterministic),
     )
 
 

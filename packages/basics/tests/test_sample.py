@@ -164,20 +164,20 @@ def test_the_newest_checkpoint_is_taken_or_the_one_asked_for(tmp_path, tied):
         tokens = written(drawn(run, step)[0], list(b"def "), 10, temperature=0.8, ends=frozenset({0}))
         return "def " + bytes(tokens).decode(errors="replace").replace("\0", "\n")
 
-    assert sample(run.run.dir, "def ", 10) == expected(9)
-    assert sample(run.run.dir, "def ", 10, checkpoint="step-00000005") == expected(5)
+    assert sample(run.job.dir, "def ", 10) == expected(9)
+    assert sample(run.job.dir, "def ", 10, checkpoint="step-00000005") == expected(5)
     assert expected(5) != expected(9)
 
 
 def test_only_the_weights_are_read(tmp_path):
     run = make_run(tmp_path / "run", 1)
-    before = sample(run.run.dir, "a", 10)
+    before = sample(run.job.dir, "a", 10)
     path = tmp_path / "run/checkpoints/step-00000001/__0_0.distcp"
     content = bytearray(path.read_bytes())
     at = content.index(MOMENT.numpy().tobytes())  # the optimizer's only array
     content[at] ^= 1
     path.write_bytes(content)
-    assert sample(run.run.dir, "a", 10) == before
+    assert sample(run.job.dir, "a", 10) == before
 
 
 def test_a_run_that_was_moved_away_from_its_text_still_writes(tmp_path):
@@ -272,27 +272,27 @@ def test_a_prompt_outside_the_vocabulary_is_refused(tmp_path, monkeypatch):
 
 def test_the_command_prints_the_text(tmp_path, capsys):
     run = make_run(tmp_path / "run", 1)
-    arguments = ["sample", run.run.dir, "--prompt", "def ", "--tokens", "10", "--temperature", "0.5", "--seed", "3"]
+    arguments = ["sample", run.job.dir, "--prompt", "def ", "--tokens", "10", "--temperature", "0.5", "--seed", "3"]
     assert main([*arguments, "--top-k", "40", "--device", "cpu"]) == 0
-    assert capsys.readouterr().out == sample(run.run.dir, "def ", 10, temperature=0.5, seed=3, top_k=40) + "\n"
+    assert capsys.readouterr().out == sample(run.job.dir, "def ", 10, temperature=0.5, seed=3, top_k=40) + "\n"
 
 
 def test_the_command_writes_after_several_prompts_as_json(tmp_path, capsys):
     run = make_run(tmp_path / "run", 1)
     file = tmp_path / "prompts.jsonl"
     file.write_text('"class A"\n\n{"prompt": "x"}\n')
-    words = ["sample", run.run.dir, "--prompt", "def ", "--prompts", str(file), "--tokens", "8", "--device", "cpu"]
+    words = ["sample", run.job.dir, "--prompt", "def ", "--prompts", str(file), "--tokens", "8", "--device", "cpu"]
     assert main([*words, "--top-p", "0.9", "--json"]) == 0
     texts = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [text["prompt"] for text in texts] == ["def ", "class A", "x"]
-    told = Sampler(run.run.dir).write(["def ", "class A", "x"], 8, top_p=0.9)
+    told = Sampler(run.job.dir).write(["def ", "class A", "x"], 8, top_p=0.9)
     assert [(text["text"], text["tokens"], text["why"]) for text in texts] == [(t.text, t.tokens, t.why) for t in told]
     assert main(words) == 0
     assert capsys.readouterr().out.count("---\n") == 2
 
 
 def test_a_text_ends_before_a_stop_string(tmp_path):
-    sampler = Sampler(make_run(tmp_path / "run", 1).run.dir)
+    sampler = Sampler(make_run(tmp_path / "run", 1).job.dir)
     (whole,) = sampler.write(["ab"], 12, temperature=0)
     stop = whole.text[5:7]
     (cut,) = sampler.write(["ab"], 12, temperature=0, stop=["never there", stop])
@@ -306,7 +306,7 @@ def test_stop_strings_may_name_special_tokens_and_prompts_be_tokens(tmp_path):
     made.add_special_tokens(["<x>"])
     made.save(str(tmp_path / "tokenizer.json"))
     sampler = Sampler(
-        make_run(tmp_path / "run", 1, data=TextConfig(tokenizer=str(tmp_path / "tokenizer.json"))).run.dir
+        make_run(tmp_path / "run", 1, data=TextConfig(tokenizer=str(tmp_path / "tokenizer.json"))).job.dir
     )
     assert sampler.codec.decode([0, 8]) == "a"
     assert sampler.codec.decode_special([0, 8, 1]) == "a <x> b"
@@ -337,11 +337,11 @@ class AlwaysThis(torch.nn.Module):
 
 def test_a_text_beyond_the_context_is_refused(tmp_path, capsys):
     run = make_run(tmp_path / "run", 1)
-    assert main(["sample", run.run.dir, "--prompt", "abcdef", "--tokens", str(CONTEXT - 5)]) == 2
+    assert main(["sample", run.job.dir, "--prompt", "abcdef", "--tokens", str(CONTEXT - 5)]) == 2
     assert f"Take {CONTEXT - 6} tokens at most" in capsys.readouterr().err
-    assert main(["sample", run.run.dir, "--prompt", "a" * CONTEXT]) == 2
+    assert main(["sample", run.job.dir, "--prompt", "a" * CONTEXT]) == 2
     assert "Take a shorter prompt" in capsys.readouterr().err
-    (text,) = Sampler(run.run.dir).write(["abcdef"])
+    (text,) = Sampler(run.job.dir).write(["abcdef"])
     assert len(text.tokens) <= CONTEXT - 6
 
 
@@ -357,11 +357,11 @@ def test_chats_go_through_the_template_and_end_with_its_end(tmp_path, capsys):
     run = make_run(tmp_path / "run", 1, data=data)
     file = tmp_path / "chats.jsonl"
     file.write_text(json.dumps({"messages": [{"role": "user", "content": "there"}]}) + "\n")
-    command = ["sample", run.run.dir, "--prompt", "hello", "--prompts", str(file), "--tokens", "3", "--json"]
+    command = ["sample", run.job.dir, "--prompt", "hello", "--prompts", str(file), "--tokens", "3", "--json"]
     assert main([*command, "--chat"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [text["prompt"] for text in found] == ["user : hello bot :", "user : there bot :"]
-    assert Sampler(run.run.dir).ends == frozenset({known.index("stop")})
+    assert Sampler(run.job.dir).ends == frozenset({known.index("stop")})
     assert main(command) == 2
     assert "--chat" in capsys.readouterr().err
     (tmp_path / "tokenizer_config.json").unlink()
@@ -418,11 +418,11 @@ def test_a_damaged_checkpoint_is_told_without_a_traceback(tmp_path, capsys):
     for file in (tmp_path / "run" / "checkpoints" / "step-00000002").rglob("*.distcp"):
         file.write_bytes(file.read_bytes()[:100])
     words = ["--tokens", "2", "--device", "cpu"]
-    assert main(["sample", run.run.dir, *words]) == 2
+    assert main(["sample", run.job.dir, *words]) == 2
     told = capsys.readouterr().err
     assert "is damaged" in told
     assert "--checkpoint" in told
-    assert main(["sample", run.run.dir, *words, "--checkpoint", "step-00000001"]) == 0
+    assert main(["sample", run.job.dir, *words, "--checkpoint", "step-00000001"]) == 0
 
 
 def test_what_several_processes_trained_one_samples(runs):

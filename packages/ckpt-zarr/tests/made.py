@@ -125,7 +125,7 @@ def _composed(words: tuple[str, ...]) -> Run:
 def composed(place: Path, *words: str) -> Run:
     """A small run in this directory with checkpoint=zarr; the same words are composed only once."""
     run = deepcopy(_composed(("recipe=tiny", "checkpoint=zarr", *words)))
-    run.run.dir = str(place)
+    run.job.dir = str(place)
     return run
 
 

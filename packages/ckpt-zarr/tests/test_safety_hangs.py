@@ -58,7 +58,7 @@ def be_patient(grace: float) -> None:
 
 def whole(job: kit.Job) -> set[str]:
     """The checkpoints that can be seen."""
-    return {path.parent.name for path in Path(job.run.run.dir).rglob("zarr.json")}
+    return {path.parent.name for path in Path(job.run.job.dir).rglob("zarr.json")}
 
 
 def save_with_a_stopped_writer(job: kit.Job) -> list[str]:
@@ -82,7 +82,7 @@ def test_a_writer_that_is_stopped_fails_its_save_on_all_ranks(job: kit.Job) -> N
     why = "the writer process got no further within 4 s"
     assert came == [["step-00000001", why, "step-00000003"]] * 2
     assert whole(job) == {"step-00000001", "step-00000003"}
-    left = {path.name for path in (Path(job.run.run.dir) / "checkpoints").iterdir()}
+    left = {path.name for path in (Path(job.run.job.dir) / "checkpoints").iterdir()}
     assert left == whole(job)
 
 

@@ -116,8 +116,8 @@ def test_missing_run_is_refused_before_anything_starts():
 
 def test_from_a_branch_takes_the_configuration_alone(parent, tmp_path):
     RunDirectory.create(compose_one([f"from={parent}", f"weights={parent}", f"run.dir={tmp_path}/out"])).unlock()
-    assert RunDirectory.open(tmp_path / "out").run().run.weights == str(parent)
-    assert compose_one([f"from={tmp_path}/out"]).run.weights is None
+    assert RunDirectory.open(tmp_path / "out").run().job.weights == str(parent)
+    assert compose_one([f"from={tmp_path}/out"]).job.weights is None
 
 
 def test_refused_resume_names_the_way_to_keep_weights(parent):

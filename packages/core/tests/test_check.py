@@ -164,7 +164,7 @@ def test_no_number_is_refused_twice(parts):
     places = [*default_run(**parts).parts(), *((name, cls()) for name, cls in SECTIONS.items())]
     for place, name in ((place, name) for place, config in places for name in defaults(type(config))):
         run = default_run(**parts)
-        config = dict([*run.parts(), *((section, getattr(run, section)) for section in SECTIONS)])[place]
+        config = dict([*run.parts(), *run.sections()])[place]
         if takes_numbers(hints(type(config))[name]):
             setattr(config, name, -1)
             times = said(run).count(f"{place}.{name}=-1")

@@ -39,7 +39,7 @@ def test_no_words_give_the_default_run():
 def test_parts_and_values_are_set():
     run = compose_one(["optimizer=muon", "optimizer.learning_rate=1e-2", "run.steps=1e3", "run.recompute=full"])
     assert names(run, "optimizer") == "muon"
-    assert (run.optimizer.learning_rate, run.steps, run.run.recompute) == (0.01, 1000, Recompute.full)
+    assert (run.optimizer.learning_rate, run.steps, run.job.recompute) == (0.01, 1000, Recompute.full)
 
 
 @pytest.mark.parametrize("word", ["run.deterministic=on", "run.deterministic=true", "run.deterministic=yes"])
@@ -52,7 +52,7 @@ def test_switches_are_words(word):
     [("run.name=1e5", "1e5"), ("run.name=007", "007"), ("run.name=true", "true"), ("run.name=a=b (c)", "a=b (c)")],
 )
 def test_a_name_that_looks_like_something_else_stays_a_name(word, name):
-    assert compose_one([word]).run.name == name
+    assert compose_one([word]).job.name == name
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_the_recipe_that_ships_is_the_default_run_with_a_name():
 
 def test_words_win_over_a_recipe():
     run = compose_one(["run.steps=9", "recipe=tiny"])
-    assert (run.run.name, run.steps) == ("tiny", 9)
+    assert (run.job.name, run.steps) == ("tiny", 9)
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def earlier(here) -> RunDirectory:
 def test_a_fresh_run_takes_an_earlier_ones_configuration(earlier):
     run = compose_one(["from=out", "run.steps=6"])
     assert (names(run, "optimizer"), run.optimizer.learning_rate, run.steps) == ("muon", 0.5, 6)
-    assert run.run.dir is None
+    assert run.job.dir is None
 
 
 def test_a_resumed_run_may_change_its_length_and_its_layout(earlier):
@@ -388,7 +388,7 @@ def test_a_secret_of_the_environment_is_used_and_never_written(cloud, tmp_path, 
 def test_the_environment_and_other_values_mix(monkeypatch):
     monkeypatch.setenv("SOMETHING", "there")
     run = compose_one(["run.steps=7", "run.name=${oc.env:SOMETHING}-${run.steps}", "data.path=/x/${run.name}"])
-    assert (run.run.name, run.data.path) == ("there-7", "/x/there-7")
+    assert (run.job.name, run.data.path) == ("there-7", "/x/there-7")
     content = to_dict(run)
     assert (content["run"]["name"], content["data"]["path"]) == ("${oc.env:SOMETHING}-7", "/x/${oc.env:SOMETHING}-7")
 

@@ -211,11 +211,11 @@ def test_a_live_job_keeps_its_configuration(tmp_path):
     with pytest.raises(UserError, match=r"another configuration: run\.steps is 20 there, and 30 here"):
         second.go_on(run(30))
     second.go_on(run(20))
-    assert first.run().run.steps == 20
+    assert first.run().job.steps == 20
     assert len(first.read_provenance()["starts"]) == 2
     second.put_back()
     first.put_back()
-    assert first.run().run.steps == 20, "the other node goes on with it"
+    assert first.run().job.steps == 20, "the other node goes on with it"
 
 
 def test_who_is_refused_takes_no_directory_away_from_another_node(tmp_path):

@@ -171,7 +171,7 @@ def test_reference_in_any_spacing_stays_a_reference(monkeypatch, name):
 
     monkeypatch.setenv("OWN", "secret")
     run = compose_one([f"run.name={name}"])
-    assert run.run.name == "secret"
+    assert run.job.name == "secret"
     assert to_dict(run)["run"]["name"].replace(" ", "") == "${oc.env:OWN}"
 
 

@@ -59,8 +59,8 @@ def test_the_run_is_read_back_with_the_directory_where_it_lies_now(directory, tm
     moved = tmp_path / "moved"
     directory.path.rename(moved)
     run = RunDirectory.open(moved).run()
-    assert run.run.dir == str(moved)
-    run.run.dir = str(tmp_path / "out")
+    assert run.job.dir == str(moved)
+    run.job.dir = str(tmp_path / "out")
     assert to_dict(run) == yaml.safe_load((moved / "config.yaml").read_text())
 
 
@@ -253,7 +253,7 @@ def test_facts_are_added(directory):
 
 def test_a_resumed_run_notes_its_start_and_keeps_where_it_was_to_lie(directory):
     run = directory.run()
-    run.run.steps = 9
+    run.job.steps = 9
     directory.rewrite(run, ["train", "resume=out"], {"run.steps": [5, 9]})
     assert directory.content()["run"]["steps"] == 9
     starts = directory.read_provenance()["starts"]
@@ -262,7 +262,7 @@ def test_a_resumed_run_notes_its_start_and_keeps_where_it_was_to_lie(directory):
 
 def test_a_resumed_run_that_is_refused_keeps_its_configuration_until_it_has_begun(directory):
     run, before = directory.run(), directory.config.read_text()
-    run.run.steps = 9
+    run.job.steps = 9
     directory.rewrite(run)
     directory.put_back()
     assert directory.config.read_text() == before

@@ -125,7 +125,7 @@ def test_what_comes_from_the_environment_is_looked_up_and_never_written(monkeypa
     content["run"]["steps"] = "${oc.env:STEPS}"
     content["data"]["path"] = "/data/${oc.env:NOWHERE, fallback}"
     run = from_dict(content)
-    assert (run.run.name, run.run.steps, run.data.path) == ("sh-secret", 12, "/data/fallback")
+    assert (run.job.name, run.job.steps, run.data.path) == ("sh-secret", 12, "/data/fallback")
     assert to_dict(run) == content
     assert "sh-secret" not in yaml.safe_dump(to_dict(run))
 

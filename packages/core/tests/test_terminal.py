@@ -95,7 +95,7 @@ def test_files_of_a_run_are_utf8_in_every_locale(tmp_path):
         [sys.executable, "-c", code, str(tmp_path / "a")], env={**os.environ, **locale}, check=True, timeout=240
     )
     assert "name: é" in (tmp_path / "a" / "config.yaml").read_text(encoding="utf-8")
-    assert RunDirectory.open(tmp_path / "a").run().run.name == "é"
+    assert RunDirectory.open(tmp_path / "a").run().job.name == "é"
 
 
 def test_word_that_is_no_text_is_refused():

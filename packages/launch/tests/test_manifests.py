@@ -147,7 +147,7 @@ def test_names_that_kubernetes_refuses_are_refused_before_the_submit(option, bad
     def said(value):
         config = replace(CASES["jobset"], **{option: value})
         run = default_run(parallel="ddp", launch=config)
-        run.run.dir = "/runs/one"
+        run.job.dir = "/runs/one"
         return [problem.what for problem in config.check(run)]
 
     shown = bad[0] if isinstance(bad, list) else bad

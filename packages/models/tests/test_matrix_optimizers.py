@@ -26,7 +26,7 @@ def test_filters_of_a_convolution_are_no_matrices(tmp_path: Path, optimizer: str
     RunDirectory.create(run).unlock()
     mesh = Mesh.of(run.parallel.axes(1))
     comms = rank.comms(mesh)
-    started = build(run, RunDirectory.open(run.run.dir), mesh, comms, torch.device("cpu"))
+    started = build(run, RunDirectory.open(run.job.dir), mesh, comms, torch.device("cpu"))
     shapes = {name: started.runtime.registry[f"model/{name}"].shape for name in started.runtime.names()}
     filters = [name for name, shape in shapes.items() if len(shape) == 3 and shape[1] == 1]
     kept = set(started.optimizer.registry)

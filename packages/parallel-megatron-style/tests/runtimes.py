@@ -32,7 +32,7 @@ def runtime_of(
         mesh,
         comms or rank.comms(mesh, run.deterministic),
         precision or registry.build(run.precision, run),
-        finisher(run.run.recompute, run.run.compile, run.run.recompute_every, composed.plan.seams),
+        finisher(run.job.recompute, run.job.compile, run.job.recompute_every, composed.plan.seams),
     )
     if model is not None:
         job.model = model

@@ -39,7 +39,7 @@ def counted(words: str, stage: int, every: int = 1) -> tuple[Case, Mesh, list[Fa
     points = list(mesh.along({"pp": stage}, ("dp_replicate", "dp_shard", "cp")))
     for point in points[::every]:
         comms = FakeComms(mesh, mesh.rank(point))
-        finish = finisher(run.run.recompute, False, run.run.recompute_every, plan.seams)
+        finish = finisher(run.job.recompute, False, run.job.recompute_every, plan.seams)
         precision = registry.build(run.precision, run)
         runtime = registry.build(run.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finish))
         comms.traffic.bytes.clear()  # what it takes to begin
@@ -168,7 +168,7 @@ def test_what_muon_gathers_and_hands_out(words, monkeypatch):
         points = list(mesh.along({"pp": stage}, ("dp_replicate", "dp_shard", "cp", "tp")))
         for point in points:
             comms, precision = FakeComms(mesh, mesh.rank(point)), registry.build(run.precision, run)
-            finish = finisher(run.run.recompute, False)
+            finish = finisher(run.job.recompute, False)
             runtime = registry.build(run.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finish))
             optimizer = registry.build(run.optimizer, run, runtime)
             runtime.step([microbatch(case)] * case.microbatches)

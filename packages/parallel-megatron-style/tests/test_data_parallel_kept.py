@@ -48,7 +48,7 @@ def body(tp: int, zero: int, precision: str):
     """(bytes of weights, bytes of masters beside them, what this rank has of one linear's codes and scales)."""
     run, tree, plan = made(rank.world, tp, zero, precision)
     mesh = Mesh.of(run.parallel.axes(rank.world))
-    finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
+    finish = finisher(run.job.recompute, run.job.compile, run.job.recompute_every, plan.seams)
     precision = registry.build(run.precision, run)
     runtime = registry.build(run.parallel, Job(Composed(run, tree, plan), mesh, rank.comms(mesh), precision, finish))
     initialise(runtime.shards(), plan, run.seed)

@@ -32,7 +32,7 @@ def on_a_rank(job: Job) -> tuple[list[Held], list[dict[str, Tensor]]]:
     runtime = strategy_ranks.start(job)
     batches = job.share(0, *runtime.data_coordinate)
     tokens = runtime.step(batches).tokens
-    reference = Reference(job.tree, job.plan, seed=job.run.run.seed, dtype=job.dtype)
+    reference = Reference(job.tree, job.plan, seed=job.run.job.seed, dtype=job.dtype)
     return strategy_ranks.gradients(runtime), [gradients(reference, batch, tokens) for batch in batches]
 
 

@@ -44,8 +44,8 @@ class ZarrCheckpointer(Checkpointer):
     """
 
     def __init__(self, run: Run, tiers: Sequence[Tier], store: Store | None, config: ZarrCheckpoint) -> None:
-        assert run.run.dir is not None, "a run has its directory before it has a checkpointer"
-        self._run_dir, self._steps, self.tiers, self.store = run.run.dir, run.steps, tiers, store
+        assert run.job.dir is not None, "a run has its directory before it has a checkpointer"
+        self._run_dir, self._steps, self.tiers, self.store = run.job.dir, run.steps, tiers, store
         self.memory = next((tier for tier in tiers if isinstance(tier, MemoryTier)), None)
         self.disk = next(tier for tier in tiers if tier.name == "disk")
         self.durable = next((tier for tier in tiers if tier.name == "durable"), None)
@@ -241,7 +241,7 @@ def build(config: ZarrCheckpoint, run: Run, store: Store | None) -> ZarrCheckpoi
     if store is not None:  # what an earlier one has said there is not for this one: every rank counts alike
         number = store.add(f"ckpt/made by {_rank()}", 1)
         store = PrefixedStore(store, f"ckpt/{number}")
-    tiers: list[Tier] = [*build_tiers(config, run.run.dir or "")]
+    tiers: list[Tier] = [*build_tiers(config, run.job.dir or "")]
     if config.memory_every is not None:
         tiers.insert(0, MemoryTier(run, config.memory_every, store, config.memory_copies))
     return ZarrCheckpointer(run, tiers, store, config)

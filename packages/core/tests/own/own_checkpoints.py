@@ -52,4 +52,4 @@ class ArraysCheckpointer(Checkpointer):
 
 
 def build(config, run, store):
-    return ArraysCheckpointer(run.run.dir)
+    return ArraysCheckpointer(run.job.dir)

@@ -35,7 +35,7 @@ class QuietTracker(Tracker):
     """A line of JSON for each step."""
 
     def __init__(self, config, run):
-        self.path = Path(run.run.dir, "losses.jsonl")
+        self.path = Path(run.job.dir, "losses.jsonl")
 
     def record(self, record):
         with self.path.open("a") as file:

@@ -33,7 +33,7 @@ class WatchCheck(HealthCheck):
     """The monitors that the configuration turns on, in a fixed order."""
 
     def __init__(self, config: WatchedHealth, run: Run) -> None:
-        self.config, self.run_dir = config, run.run.dir
+        self.config, self.run_dir = config, run.job.dir
         self.monitors: dict[str, Monitor] = {}
         if config.numbers.on:
             scaled = registry.build(run.precision, run).scales
@@ -49,9 +49,9 @@ class WatchCheck(HealthCheck):
         if config.saves.on:
             self._add(SavesMonitor())
         if config.repeated.on:
-            self._add(RepeatedMonitor(run.run.dir, every))
+            self._add(RepeatedMonitor(run.job.dir, every))
         if config.machine.on:
-            self._add(MachineMonitor(config.machine, run.run.dir or "."))
+            self._add(MachineMonitor(config.machine, run.job.dir or "."))
         self.failed: dict[str, str] = {}  # monitor -> what it raised here, until it is told
         self.silent: set[str] = set()  # those that raised here, until all ranks leave them out together
         self.rank, self.step = 0, 0

@@ -74,10 +74,10 @@ class ClusterLaunch(ElasticLaunch, ABC):
         except UserError as error:
             return [error.problem()]
         found = []
-        if "://" in (run.run.dir or ""):
+        if "://" in (run.job.dir or ""):
             why = "Nodes meet there, with locks and with files that are replaced whole; no object store has them."
             mend = "run.dir=/shared/..., on a file system that all nodes see. Checkpoints may go to an object store."
-            found.append(Problem(f"run.dir={run.run.dir} is no directory.", why, mend))
+            found.append(Problem(f"run.dir={run.job.dir} is no directory.", why, mend))
         if self.agents is not None:
             what = f"launch.agents={self.agents}: the scheduler starts one agent on each node."
             found.append(Problem(what, "", "Leave launch.agents out."))

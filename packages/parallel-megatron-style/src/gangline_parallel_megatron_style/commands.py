@@ -62,7 +62,7 @@ def _explain(argv: Sequence[str]) -> int:
     case = case_of(run)
     if given is not None:  # the layout is that of the run's options; its links are those of the nodes
         case = replace(case, config=replace(case.config, topology=given.topology(case.config.topology)))
-    found = explain_case(case, run.run.device != "cpu", run.precision.products())
+    found = explain_case(case, run.job.device != "cpu", run.precision.products())
     if asked.trace and (problems := list(untraceable(case.tree, case.plan))):
         raise UserError.of(problems)
     print(text(case, found, asked.gpu_memory))

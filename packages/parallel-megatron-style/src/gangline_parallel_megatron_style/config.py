@@ -104,7 +104,7 @@ class AxesConfig(ParallelConfig):
         case = Case.of(run, mesh, model)
         if topology is not None:
             case = replace(case, config=replace(case.config, topology=topology))
-        return explain_case(case, run.run.device != "cpu", run.precision.products())
+        return explain_case(case, run.job.device != "cpu", run.precision.products())
 
     def layouts(self, run: Run, world: int) -> Iterator[AxesConfig]:
         """Every size of the axes that are left open, what ZeRO cuts, and orders of the pipeline."""

@@ -56,11 +56,11 @@ def alternatives(case: Planned) -> Iterator[tuple[Planned, ParallelConfig, list[
     run = case.run
     typed = {name_of(word) for word in case.words}
     fixed = [name for name in (item.name for item in fields(run.parallel)) if f"parallel.{name}" in typed]
-    again = (run.run.recompute,) if "run.recompute" in typed else tuple(Recompute)
+    again = (run.job.recompute,) if "run.recompute" in typed else tuple(Recompute)
     for edited in _enumerate_edits(case, typed):
-        ways = [replace(run.run, recompute=recompute) for recompute in again]
+        ways = [replace(run.job, recompute=recompute) for recompute in again]
         batches = [replace(run.batch, micro_size=micro) for micro in _micro_sizes(run, typed)]
-        bases = [[replace(edited.run, batch=batch, run=way) for way in ways] for batch in batches]
+        bases = [[replace(edited.run, batch=batch, job=way) for way in ways] for batch in batches]
         for parallel in edited.run.parallel.layouts(edited.run, case.world):
             if all(getattr(parallel, name) == getattr(run.parallel, name) for name in fixed):
                 yield edited, parallel, bases
@@ -103,8 +103,8 @@ def words_of(before: Run, after: Run) -> tuple[str, ...]:
         found += [f"{group}.{name}={getattr(edit, name)}" for name in list_changes(before.edits[group], edit)]
     if after.batch.micro_size != before.batch.micro_size:
         found.append(f"batch.micro_size={after.batch.micro_size}")
-    if after.run.recompute != before.run.recompute:
-        found.append(f"run.recompute={after.run.recompute.value}")
+    if after.job.recompute != before.job.recompute:
+        found.append(f"run.recompute={after.job.recompute.value}")
     return tuple(found)
 
 

@@ -132,4 +132,4 @@ def explain(case: Planned, run: Run, cluster: Cluster) -> Explained:
 
 def kernels_of(run: Run) -> Kernels:
     """How the operations between products run: in fused kernels where the blocks are compiled."""
-    return "fused" if run.run.compile else "apart"
+    return "fused" if run.job.compile else "apart"

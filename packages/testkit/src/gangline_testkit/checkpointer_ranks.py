@@ -345,7 +345,7 @@ def save_and_die(job: Job, step: int, salt: int, victim: int | None, after: int)
     if not _watching:
         sys.addaudithook(_watch)
         _watching = True
-    _left, _made, _directory = (after if victim == rank.index else None), 0, str(job.run.run.dir)
+    _left, _made, _directory = (after if victim == rank.index else None), 0, str(job.run.job.dir)
     try:
         save(job, step, salt)
         return _made

@@ -116,7 +116,7 @@ class Trained:
 def start(job: Job, wrap: Callable[[Comms], Comms] = lambda comms: comms) -> Runtime:
     """Cut, then fill: as `gangline.train.build` does. wrap: what is put around the communication."""
     comms = wrap(rank.comms(job.mesh, job.run.deterministic))
-    section = job.run.run
+    section = job.run.job
     recompute = Recompute.full if job.recompute else section.recompute
     finish = finisher(recompute, False, section.recompute_every, job.plan.seams)
     precision = Plain(job.compute or job.dtype, job.dtype)

@@ -29,7 +29,7 @@ class ProfileCallback(Callback):
 
     def __init__(self, config: Profile, run: Run) -> None:
         self.config = config
-        self.directory = Path(str(run.run.dir)) / "profile"
+        self.directory = Path(str(run.job.dir)) / "profile"
         self._last: dict[int, int] = {}  # each chosen step -> the last of its row
         self._tracer: profile | None = None
         self._steps: tuple[int, int] = (0, 0)  # that are recorded: the first, and the newest

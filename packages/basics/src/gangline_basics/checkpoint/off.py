@@ -54,4 +54,4 @@ class NoCheckpointer(Checkpointer):
 
 def build(config: Off, run: Run, store: Store | None) -> NoCheckpointer:
     """A checkpointer for runs that are not worth keeping."""
-    return NoCheckpointer(run.run.dir or "")
+    return NoCheckpointer(run.job.dir or "")

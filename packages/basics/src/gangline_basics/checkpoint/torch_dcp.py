@@ -123,8 +123,8 @@ class DcpCheckpointer(Checkpointer):
 
 def build(config: TorchCheckpoint, run: Run, store: Store | None) -> DcpCheckpointer:
     """Checkpoints of the run in its directory."""
-    assert run.run.dir is not None, "a run has its directory before it has a checkpointer"
-    return DcpCheckpointer(run.run.dir, config.keep_last)
+    assert run.job.dir is not None, "a run has its directory before it has a checkpointer"
+    return DcpCheckpointer(run.job.dir, config.keep_last)
 
 
 def _coordinates(registry: Registry) -> bool:

@@ -45,12 +45,12 @@ def explain_replicated(
     local = LocalSizes(
         tokens=tokens, inner_tokens=tokens, itemsize=width.compute, master_itemsize=width.master, ranks={}
     )
-    sizes = ActivationSizes(local=local, gpu=run.run.device != "cpu", plan=plan)
+    sizes = ActivationSizes(local=local, gpu=run.job.device != "cpu", plan=plan)
     parts, kept, again = list[StageWork](), 0, 0
     seen: dict[tuple[Node, bool, bool], tuple[StageWork, int, int]] = {}
     for index, path in enumerate([plan.embed, *(f"{plan.blocks}.{block}" for block in range(plan.layers)), plan.head]):
         block, first = 1 <= index <= plan.layers, index == 1
-        recomputed = block and run.run.recompute is not Recompute.none and (index - 1) % run.run.recompute_every == 0
+        recomputed = block and run.job.recompute is not Recompute.none and (index - 1) % run.job.recompute_every == 0
         key = (nodes[path], recomputed, plan.is_frozen(f"{path}.weight"))
         if key not in seen or first:
             seen[key] = _part(run, nodes[path], path, plan, sizes, recomputed)
@@ -59,7 +59,7 @@ def explain_replicated(
         kept, again = kept + stays, max(again, more)
     in_head = dict[str, int]()
     for path in plan.blocks_in_head(nodes):
-        recomputed = run.run.recompute is not Recompute.none and block_number(path) % run.run.recompute_every == 0
+        recomputed = run.job.recompute is not Recompute.none and block_number(path) % run.job.recompute_every == 0
         work, in_head[path], more = _part(run, nodes[path], path, plan, sizes, recomputed)
         parts[-1], again = parts[-1].with_again(work), max(again, more)
     total, shapes = StageWork.total(parts), parameter_shapes(tree)
@@ -135,7 +135,7 @@ def _part(
         return work, 0, 0
     if not recomputed:
         return work, made, 0
-    if run.run.recompute is Recompute.full:
+    if run.job.recompute is Recompute.full:
         stays = min(made, sizes.tokens * plan.facts.get("dim", 0) * sizes.itemsize)
         return work.recomputed(), stays, made - stays
     saved = count_recomputed_attention(node, sizes)

@@ -40,7 +40,7 @@ class LocalLaunch(LaunchConfig):
     def check(self, run: Run) -> list[Problem]:
         """More ranks than GPUs."""
         problems = []
-        found, wanted = count_gpus(run.run.device), self.processes or 0
+        found, wanted = count_gpus(run.job.device), self.processes or 0
         if 0 < found < wanted:
             problems.append(
                 Problem(
@@ -98,7 +98,7 @@ class ElasticLaunch(LocalLaunch):
         if self.agents is not None and self.agents > most:
             what = f"launch.agents={self.agents}: the job has at most {most} (launch.nodes={self.nodes})."
             found.append(Problem(what, "", "launch.agents=1 on each node, or null to start all of them here."))
-        if self.agents is not None and self.agents < fewest and run.run.dir is None:
+        if self.agents is not None and self.agents < fewest and run.job.dir is None:
             found.append(
                 Problem(
                     f"launch.agents={self.agents}: the other nodes would not find this one.",
@@ -106,7 +106,7 @@ class ElasticLaunch(LocalLaunch):
                     "Give every node the same run.dir=... on a file system that they share.",
                 )
             )
-        here, ranks = count_gpus(run.run.device), self.ranks_of_node(run)
+        here, ranks = count_gpus(run.job.device), self.ranks_of_node(run)
         if 0 < here < ranks * (self.agents or most):
             what = f"{ranks * (self.agents or most)} processes on this machine: it has {here} GPUs."
             found.append(

@@ -130,7 +130,7 @@ def needs(run: Run) -> set[str]:
     torch.utils.checkpoint.
     """
     found = list_preloads(run) - usual()
-    if run.run.compile or run.run.recompute is not Recompute.none:
+    if run.job.compile or run.job.recompute is not Recompute.none:
         found.add("torch._dynamo")
     return found
 

@@ -33,8 +33,8 @@ def memory_problems(run: Run) -> list[Problem]:
     Activations and buffers are not counted, so a run that passes may still run out of memory.
     """
     local = run.launch.here and not run.launch.shares and detect() is None
-    on_cpu = run.run.device == "cpu" or not (
-        count_gpus(run.run.device) or any(Path(file).exists() for file in OTHER_GPUS)
+    on_cpu = run.job.device == "cpu" or not (
+        count_gpus(run.job.device) or any(Path(file).exists() for file in OTHER_GPUS)
     )
     if not local or not on_cpu:
         return []

@@ -247,13 +247,13 @@ def _choose(kept: Checkpointer, run: Run, wanted: str | None) -> CheckpointId:
     held = kept.list()
     if not held:
         why = "A run saves at its end, and before that as checkpoint.every says." if kept.keeps else "checkpoint=off."
-        raise UserError(f"{run.run.dir} has no checkpoint to sample from.", why)
+        raise UserError(f"{run.job.dir} has no checkpoint to sample from.", why)
     if wanted is None:
         return kept.latest() or held[-1]
     found = CheckpointId.parse(wanted)
     if found not in held:
         raise UserError(
-            f"{run.run.dir} has no checkpoint {wanted}.",
+            f"{run.job.dir} has no checkpoint {wanted}.",
             f"It has {', '.join(map(str, held))}; without --checkpoint the newest.",
         )
     return found

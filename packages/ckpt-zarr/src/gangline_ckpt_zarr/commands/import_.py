@@ -50,5 +50,5 @@ def _write(store: ObjectStore, directory: Path, trained: Run) -> None:
         shapes,
         trained,
         to_dict(trained),
-        lambda chunks: load_pretrained(directory, chunks, plan, trained.run.seed),
+        lambda chunks: load_pretrained(directory, chunks, plan, trained.seed),
     )

@@ -64,7 +64,7 @@ def write_weights(
         step=FIRST.step,
         attempt=FIRST.attempt,
         cursor=0,
-        seed=trained.run.seed,
+        seed=trained.seed,
         parts=part_versions(trained),
         model=model or fingerprint(registry),
         base=dict(base or {}),

@@ -41,7 +41,7 @@ class MemoryTier(Tier):
     store: MemoryStore
 
     def __init__(self, run: Run, every: int, job: JobStore | None, copies: int = 0) -> None:
-        self._run_dir = run.run.dir or ""
+        self._run_dir = run.job.dir or ""
         self.root = directory(self._run_dir)
         refuse_foreign() if job is None else make()
         super().__init__("memory", MemoryStore(self.root), every)

@@ -42,7 +42,7 @@ def multirun(words: Sequence[str]) -> int:
         varied = [word for word in combination if word not in words]
         print(f"train: run {number + 1} of {len(runs)}: {' '.join(varied)}", file=sys.stderr)
         code = _one(run, ["train", *combination])
-        done.append(FinishedRun(number, varied, str(run.run.dir), code))
+        done.append(FinishedRun(number, varied, str(run.job.dir), code))
         if code >= EXIT_INTERRUPTED - 2:  # 128 + n: a signal is for all of them
             break
     _table(done)
@@ -80,12 +80,13 @@ def _one(run: Run, command: list[str]) -> int:
 
 def _give_directories(runs: list[Run]) -> None:
     """Sub directories of the one directory that the runs share; a directory of their own stays."""
-    shared = {run.run.dir for run in runs}
+    shared = {run.job.dir for run in runs}
     if len(shared) == len(runs) and len(runs) > 1:
         return
-    base = Path(runs[0].run.dir) if runs[0].run.dir else fresh(runs[0].run.name)
+    first = runs[0].job
+    base = Path(first.dir) if first.dir else fresh(first.name)
     for number, run in enumerate(runs):
-        run.run = replace(run.run, dir=str(base / f"{number:02d}"))
+        run.job = replace(run.job, dir=str(base / f"{number:02d}"))
 
 
 def _table(done: list[FinishedRun]) -> None:

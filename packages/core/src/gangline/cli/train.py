@@ -225,7 +225,7 @@ def _prepare(line: CommandLine, argv: Sequence[str], job: str | None = None) -> 
     from gangline.config.resume import refuse_ended
 
     directory, run, changed = _resumed(line)
-    run.run.dir = str(directory.path)
+    run.job.dir = str(directory.path)
     check(run)
     refuse_ended(run, directory.path)
     if not run.launch.shares:

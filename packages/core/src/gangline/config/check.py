@@ -13,7 +13,6 @@ from gangline.config.fields import REQUIRED, comments_of, defaults, stated
 from gangline.config.ramp import ramp_problems
 from gangline.config.ranges import choices, listed_divisors, wrong
 from gangline.config.schema import PartConfig, Run
-from gangline.config.sections import SECTIONS
 from gangline.config.start import start_problems
 from gangline.config.suggest import near
 from gangline.config.validation import PATH as VALIDATION_SETS, check_sets, problems_of, read_sets
@@ -97,7 +96,7 @@ def world_of(run: Run) -> int:
 
 def meaningless(run: Run) -> list[Problem]:
     """Values outside of the ranges that the fields of sections and parts state (`gangline.config.ranges`)."""
-    places = [*((name, getattr(run, name)) for name in SECTIONS), *run.parts()]
+    places = [*run.sections(), *run.parts()]
     places += [(f"{VALIDATION_SETS}.{name}", config) for name, config in read_sets(run)[0].items()]
     return [problem for place, config in places for problem in _meaningless(config, place)]
 
@@ -121,7 +120,7 @@ def _meaningless(config: Any, path: str, given: Any = None) -> Iterator[Problem]
 
 def _device(run: Run) -> Iterator[Problem]:
     """A device by torch's name for it, on this machine where ranks run here."""
-    device = run.run.device
+    device = run.job.device
     if device is None:
         return
     name, _, number = device.partition(":")

@@ -67,7 +67,7 @@ def default_run(**given: Any) -> Run:
                 edits[group] = config
             else:
                 extra[group] = config
-    return Run(**sections, **parts, edits=edits, extra=extra)
+    return Run(job=sections.pop("run"), **sections, **parts, edits=edits, extra=extra)
 
 
 def _config(group: str, choice: str | bool | PartConfig) -> PartConfig:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gangline.config.answers import ItemSizes, LayoutBounds, Sidecar
 from gangline.config.edited_weights import EditedWeights
@@ -270,7 +270,7 @@ class LaunchConfig(PartConfig):
         """How many ranks the run has, on all of its nodes: what the user said, else what the strategy asks for."""
         from gangline.launch.devices import count_gpus
 
-        return self.processes or run.parallel.world(count_gpus(run.run.device) * self.most_nodes())
+        return self.processes or run.parallel.world(count_gpus(run.job.device) * self.most_nodes())
 
     def most_nodes(self) -> int:
         """On how many nodes its processes are at the most."""
@@ -306,7 +306,7 @@ class Run:
     checkpoint: CheckpointConfig
     data: DataConfig
     launch: LaunchConfig
-    run: RunSection = field(default_factory=RunSection)
+    job: RunSection = field(default_factory=RunSection)  # section `run` of a configuration
     batch: BatchSection = field(default_factory=BatchSection)
     validate: ValidateSection = field(default_factory=ValidateSection)
     track: dict[str, TrackConfig] = field(default_factory=dict)  # part name -> its configuration
@@ -318,15 +318,19 @@ class Run:
 
     @property
     def seed(self) -> int:
-        return self.run.seed
+        return self.job.seed
 
     @property
     def steps(self) -> int:
-        return self.run.steps
+        return self.job.steps
 
     @property
     def deterministic(self) -> bool:
-        return self.run.deterministic
+        return self.job.deterministic
+
+    def sections(self) -> Iterator[tuple[str, Any]]:
+        """The sections under the names that a user types: `run`, `batch` and `validate`."""
+        yield from {"run": self.job, "batch": self.batch, "validate": self.validate}.items()
 
     def parts(self) -> Iterator[tuple[str, PartConfig]]:
         """Every chosen part's configuration under the group or path where a user finds it ("track.jsonl")."""

@@ -35,7 +35,7 @@ def to_dict(run: Run) -> dict[str, Any]:
     """Plain and complete: dicts, lists, strings, numbers, booleans and None."""
     parts: dict[str, Any] = {}
     content: dict[str, Any] = {"parts": parts}
-    content.update({name: plain(getattr(run, name)) for name in SECTIONS})
+    content.update({name: plain(section) for name, section in run.sections()})
     for group in SINGLE:
         parts[group], content[group] = _part(group, getattr(run, group), parts)
     for group in LISTS:
@@ -93,7 +93,7 @@ def from_dict(content: Mapping[str, Any]) -> Run:
     problems += [Problem(f"{name}: there is no such section.", near(name, [*SECTIONS, *GROUPS])) for name in values]
     if problems:
         raise UserError.of(problems)
-    return Run(**given, edits=edits, extra=extra, references=references)
+    return Run(job=given.pop("run"), **given, edits=edits, extra=extra, references=references)
 
 
 def _configure(

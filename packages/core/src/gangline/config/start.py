@@ -17,9 +17,9 @@ def start_of(run: Run) -> tuple[RunDirectory, CheckpointId | None] | None:
     RUN_DIR, RUN_DIR/step-00000020 and RUN_DIR/checkpoints/step-00000020 are understood. None if the run begins with
     weights of its own. Raises UserError if there is no such run.
     """
-    if run.run.weights is None:
+    if run.job.weights is None:
         return None
-    path = Path(run.run.weights).expanduser()
+    path = Path(run.job.weights).expanduser()
     id = CheckpointId.parse(path.name)
     if id is not None:
         path = path.parent.parent if path.parent.name == "checkpoints" else path.parent
@@ -28,21 +28,21 @@ def start_of(run: Run) -> tuple[RunDirectory, CheckpointId | None] | None:
 
 def start_problems(run: Run) -> list[Problem]:
     """Return why a new run cannot begin with the weights and optimizer state that it names."""
-    directory = run.run.dir
-    if run.run.weights is None or (directory is not None and RunDirectory(directory).config.exists()):
+    directory = run.job.dir
+    if run.job.weights is None or (directory is not None and RunDirectory(directory).config.exists()):
         return []  # a run that is resumed has begun
     try:
         start = start_of(run)
         assert start is not None
         theirs = start[0].content().get("parts", {}).get("optimizer")
     except UserError as error:
-        return [Problem(f"weights={run.run.weights}: {error.what}", *error.details[:2])]
+        return [Problem(f"weights={run.job.weights}: {error.what}", *error.details[:2])]
     ours = installed().part_of(run.optimizer).part.name
     if theirs == ours:
         return []
     return [
         Problem(
-            f"weights={run.run.weights} was trained with optimizer={theirs}, and this run has optimizer={ours}.",
+            f"weights={run.job.weights} was trained with optimizer={theirs}, and this run has optimizer={ours}.",
             "The optimizer state of one means nothing to the other.",
             f"Choose optimizer={theirs}. To begin with the weights alone:  gangline export {start[0].path} DIR, then "
             "train model.weights=DIR",

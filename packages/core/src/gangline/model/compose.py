@@ -33,8 +33,8 @@ def compose_model(run: Run) -> tuple[Node, Plan]:
     that wrap one node give it parts of one name; and where nothing is left to train.
     """
     tree, plan = build(run.model, run)
-    if run.run.loss_chunk is not None:
-        tree, plan = _in_chunks(tree, plan, run.run.loss_chunk)
+    if run.job.loss_chunk is not None:
+        tree, plan = _in_chunks(tree, plan, run.job.loss_chunk)
     claims: dict[str, str] = {}
     for group, options in sorted(run.edits.items(), key=lambda item: (item[1].wraps, item[0])):
         edit: Edit = load(installed().part_of(options).part.build)

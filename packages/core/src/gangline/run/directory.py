@@ -62,7 +62,7 @@ class RunDirectory:
         Raises UserError where it cannot be written, already holds a run, or another `train` is at it.
         """
         refuse_secrets(to_dict(run))
-        directory = cls(run.run.dir or fresh(run.run.name))
+        directory = cls(run.job.dir or fresh(run.job.name))
         directory._made = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
         try:
             directory.path.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ class RunDirectory:
     def run(self) -> Run:
         """The run that config.yaml describes; `run.dir` is where the directory lies now."""
         run = from_dict(self._content())
-        run.run.dir = str(self.path)
+        run.job.dir = str(self.path)
         return run
 
     def content(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class RunDirectory:
 
         Raises UserError where the directory cannot be written or holds another run.
         """
-        directory = cls(run.run.dir or fresh(run.run.name))
+        directory = cls(run.job.dir or fresh(run.job.name))
         refuse_secrets(to_dict(run))
         directory._made = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
         try:
@@ -313,11 +313,11 @@ def holds_checkpoint(run: Run) -> bool:
 
     A checkpoint of the run that is kept elsewhere is not seen.
     """
-    if run.run.weights is not None:
+    if run.job.weights is not None:
         return True
-    if run.run.dir is None:
+    if run.job.dir is None:
         return False
-    folder = RunDirectory(run.run.dir).checkpoints
+    folder = RunDirectory(run.job.dir).checkpoints
     return folder.is_dir() and any(CheckpointId.parse(entry.name) for entry in folder.iterdir())
 
 

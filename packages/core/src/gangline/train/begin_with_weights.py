@@ -45,12 +45,12 @@ def begin_with_weights(s: Session) -> bool:
         continues = _continues(s, id)
         if bad := load(s, id, same_run=False, same_data=continues):
             others = ", ".join(str(other) for other in s.checkpointer.list() if other != id)
-            raise UserError(f"weights={s.run.run.weights}: {bad}.", f"Others there: {others or 'none'}.")
+            raise UserError(f"weights={s.run.job.weights}: {bad}.", f"Others there: {others or 'none'}.")
     if not continues:
         s.cursor = 0
     if s.step >= s.run.steps:
         raise UserError(
-            f"weights={s.run.run.weights}: checkpoint {id} has done {s.step} steps, and run.steps={s.run.steps}.",
+            f"weights={s.run.job.weights}: checkpoint {id} has done {s.step} steps, and run.steps={s.run.steps}.",
             "Steps continue to count where the other run stood.",
             f"run.steps={2 * s.step}",
         )
@@ -78,7 +78,7 @@ def _chosen(s: Session, directory: RunDirectory, wanted: CheckpointId | None) ->
     id = None if name is None else CheckpointId.parse(name)
     if id is None:
         raise UserError(
-            f"weights={s.run.run.weights}: {directory.path} holds no checkpoint.",
+            f"weights={s.run.job.weights}: {directory.path} holds no checkpoint.",
             "",
             f"To start with its configuration (new weights):  train from={directory.path}",
         )

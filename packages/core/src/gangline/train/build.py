@@ -44,7 +44,7 @@ LARGE = 100e6  # parameters: building such a model takes seconds
 
 def device_of(run: Run) -> torch.device:
     """The device this rank computes on: what the run names, else its GPU, else the CPU."""
-    name = run.run.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    name = run.job.device or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index)
@@ -167,10 +167,10 @@ def assemble(composed: Composed, directory: RunDirectory, mesh: Mesh, comms: Com
     """Every part, built; nothing is restored, and callbacks know nothing of the others yet."""
     run, tree, plan = composed.run, composed.tree, composed.plan
     precision: Precision = registry.build(run.precision, run)
-    finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
+    finish = finisher(run.job.recompute, run.job.compile, run.job.recompute_every, plan.seams)
     runtime: Runtime = registry.build(run.parallel, Job(composed, mesh, comms, precision, finish))
     checkpointer: Checkpointer = registry.build(run.checkpoint, run, comms.store)
-    if checkpointer.latest() is None and run.run.weights is None:  # else the weights come from there
+    if checkpointer.latest() is None and run.job.weights is None:  # else the weights come from there
         check_pretrained_names(run, tree, plan)
         draw_weights(run, runtime.shards(), plan)
     optimizer = registry.build(run.optimizer, run, runtime)

@@ -61,7 +61,7 @@ def loop(s: Session) -> Ending:
         record.verdicts = [verdict.to_dict() for verdict in found.verdicts]
         stays = order.action < Action.ROLL_BACK
         saves = stays and s.checkpointer.keeps
-        saves = saves and (agreed.due or bool(agreed.signal and s.run.run.save_on_signal))
+        saves = saves and (agreed.due or bool(agreed.signal and s.run.job.save_on_signal))
         if stays and s.run.validate.every and s.step % s.run.validate.every == 0:
             with clock("validate"), s.phase("validate"):
                 validate(s, record)

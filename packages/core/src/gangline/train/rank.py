@@ -62,14 +62,14 @@ def work(run_dir: str) -> int:
     session = build(run, directory, mesh, comms, device)
     code = train(session)
     comms.close()  # not after a failure: it would wait for work of peers that never comes, before anybody is told
-    shows = comms.rank == 0 and code == 0 and bool(session.saved) and run.run.sample
+    shows = comms.rank == 0 and code == 0 and bool(session.saved) and run.job.sample
     show = registry.capability(run.data, "sample") if shows else None
     del session, comms  # the sample loads the whole model onto the same device
     if show:
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        show(run_dir, run.run.sample)
+        show(run_dir, run.job.sample)
     return code
 
 

@@ -94,7 +94,7 @@ class Reporter:
 
     def begin(self, run: Run, directory: str, step: int, attempt: int, world: int) -> None:
         start = Start(
-            run.run.name, directory, step, run.steps, attempt, self.parameters, world, self.describe, to_dict(run)
+            run.job.name, directory, step, run.steps, attempt, self.parameters, world, self.describe, to_dict(run)
         )
         self._each("begin", start)
 

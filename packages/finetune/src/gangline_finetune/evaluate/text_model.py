@@ -45,7 +45,7 @@ class TextModel(ABC):
         self.writer, self.batch, self.likelihoods_alone = writer, batch, likelihoods_alone
         self.codec: Any = writer.codec
         if self.codec.encode("a") is None:
-            raise UserError(f"the data of {writer.run.run.dir} is not text.", "Its model cannot be asked in words.")
+            raise UserError(f"the data of {writer.run.job.dir} is not text.", "Its model cannot be asked in words.")
         self.max_length = writer.context
         self.path: str | None = getattr(self.codec, "path", None)
         self._special = {} if self.path is None else special_tokens(Path(self.path).expanduser().parent)

@@ -65,7 +65,7 @@ class LoraConfig(EditConfig):
             why = "Its products would be rounded to other 8 bits first."
             mend = "precision=bf16, or lora.base=bf16"
             return [Problem(f"{what} is not had with products in {products}.", why, mend)]
-        if self.base == "8bit" and run.run.compile:
+        if self.base == "8bit" and run.job.compile:
             why = "The compiler does not know matrices that are kept as codes."
             return [Problem(f"{what} is not had with run.compile=true.", why, "run.compile=false, or lora.base=bf16")]
         return []

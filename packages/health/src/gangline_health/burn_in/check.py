@@ -37,7 +37,7 @@ class BurnInCheck(HealthCheck):
 
     def __init__(self, config: BurnInHealth, run: Run) -> None:
         self.config = config
-        self.run_dir = None if run.run.dir is None else Path(run.run.dir)
+        self.run_dir = None if run.job.dir is None else Path(run.job.dir)
 
     def attach(
         self, runtime: Runtime, optimizer: Optimizer, comms: Comms, store: Store | None, device: torch.device

@@ -38,7 +38,7 @@ class ChaosCheck(HealthCheck):
     """Finds nothing: other checks have to."""
 
     def __init__(self, config: ChaosHealth, run: Run) -> None:
-        self.config, self.run_dir = config, run.run.dir
+        self.config, self.run_dir = config, run.job.dir
         self.faults = plan(config.faults, config.seconds, config.seed, list(config.kinds), list(config.at))
         self.done: FaultsDone | None = None
         self.first, self.full_until = 0.0, 0

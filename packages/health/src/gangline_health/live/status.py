@@ -71,7 +71,7 @@ class RunFollower:
         self.status = Status(run_dir)
         try:
             run = RunDirectory.open(str(run_dir)).run()
-            self.status.name, self.status.steps = run.run.name, run.run.steps
+            self.status.name, self.status.steps = run.job.name, run.job.steps
         except (UserError, OSError, ValueError):  # of parts that are not installed here
             self.status.name = run_dir.name
         self._records = Follower(run_dir / "metrics.jsonl")

@@ -42,7 +42,7 @@ class KubernetesLaunch(ClusterLaunch):
     job_restarts: NonNegativeInt = 3  # how often the whole JobSet may be started again
 
     def gpus(self, run: Run) -> int:
-        if run.run.device is not None and run.run.device.split(":")[0] == "cpu":
+        if run.job.device is not None and run.job.device.split(":")[0] == "cpu":
             return 0
         return 8 if self.gpus_per_node is None else self.gpus_per_node
 
@@ -57,14 +57,14 @@ class KubernetesLaunch(ClusterLaunch):
             what = "launch=kubernetes needs launch.volume=CLAIM:/mount."
             why = "The pods meet in the run directory, and checkpoints outlive them there."
             found.append(Problem(what, why, "A PersistentVolumeClaim that many nodes may write (ReadWriteMany)."))
-        elif run.run.dir is None or self.map_to_pod(run.run.dir) is None:
-            what = f"run.dir={run.run.dir} does not lie on launch.volume={self.volume}."
-            real = "" if run.run.dir is None else f"Without links: {os.path.realpath(run.run.dir)}"
+        elif run.job.dir is None or self.map_to_pod(run.job.dir) is None:
+            what = f"run.dir={run.job.dir} does not lie on launch.volume={self.volume}."
+            real = "" if run.job.dir is None else f"Without links: {os.path.realpath(run.job.dir)}"
             why = f"{real}; the volume: {os.path.realpath(mount)}." if real else ""
             found.append(Problem(what, why, f"run.dir={mount}/my-run, with the volume mounted here too."))
-        if run.run.dir is not None and not run.run.dir.isprintable():
+        if run.job.dir is not None and not run.job.dir.isprintable():
             found.append(
-                Problem(f"run.dir={run.run.dir!r} has a control character in it.", "", "A directory without one.")
+                Problem(f"run.dir={run.job.dir!r} has a control character in it.", "", "A directory without one.")
             )
         found += self._check_names()
         found += self._check_devices()

@@ -65,13 +65,13 @@ class SlurmLaunch(ClusterLaunch):
     most_running: PositiveInt | None = None  # runs of a sweep at the same time; null: all
 
     def gpus(self, run: Run) -> int:
-        if run.run.device is not None and run.run.device.split(":")[0] == "cpu":
+        if run.job.device is not None and run.job.device.split(":")[0] == "cpu":
             return 0
         return (commands.gpus_of(self.partition) or 0) if self.gpus_per_node is None else self.gpus_per_node
 
     def refuse_unknown_gpus(self, run: Run) -> None:
         """Before a submit. Raises UserError where Slurm did not say how many GPUs a node has."""
-        asks = self.gpus_per_node is None and (run.run.device or "").split(":")[0] != "cpu"
+        asks = self.gpus_per_node is None and (run.job.device or "").split(":")[0] != "cpu"
         if (
             asks and commands.gpus_of(self.partition) is None and shutil.which("sinfo")
         ):  # else sbatch is not here either
@@ -126,19 +126,19 @@ class SlurmLaunch(ClusterLaunch):
     def _check_text(self, run: Run) -> list[Problem]:
         """A line of the script is one option; sbatch removes backslashes, and a % in a path is a pattern of Slurm's."""
         found = []
-        if "%" in (run.run.dir or ""):
+        if "%" in (run.job.dir or ""):
             why = "Slurm puts numbers in the place of % in the names of files that nodes write."
-            found.append(Problem(f"run.dir={run.run.dir} has a % in it.", why, "A directory without one."))
+            found.append(Problem(f"run.dir={run.job.dir} has a % in it.", why, "A directory without one."))
         texts = {f"launch.{each.name}": getattr(self, each.name) for each in fields(self) if each.name != "setup"}
-        texts |= {"run.dir": run.run.dir, "run.name": run.run.name}
+        texts |= {"run.dir": run.job.dir, "run.name": run.job.name}
         for name, value in texts.items():
             for text in value if isinstance(value, list) else [value]:
                 if isinstance(text, str) and (odd := NOT_IN_A_LINE.search(text)):
                     what = f"{name}={text!r} has {odd[0]!r} in it."
                     why = "Each line of the script is one option, of which sbatch removes backslashes."
                     found.append(Problem(what, why, "A text without it."))
-        if key := STATE.search(run.run.name):
-            what = f"run.name={run.run.name} has {key[0].strip()!r} in it."
+        if key := STATE.search(run.job.name):
+            what = f"run.name={run.job.name} has {key[0].strip()!r} in it."
             found.append(Problem(what, "scontrol prints the state of a job so.", "A name without it."))
         return found
 

@@ -139,7 +139,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
     names = dict.fromkeys(each.name for run in runs for each in fields(run.parallel))
     if not found:
         found += [f"parallel.{name}" for name in names if len({repr(getattr(run.parallel, name)) for run in runs}) > 1]
-    return [*found, *(["run.device"] if len({run.run.device for run in runs}) > 1 else [])]
+    return [*found, *(["run.device"] if len({run.job.device for run in runs}) > 1 else [])]
 
 
 def unknown(error: SlurmAway, directories: Sequence[RunDirectory]) -> int:

@@ -23,7 +23,7 @@ def render(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int = 0) -> str:
     lines = ["#!/bin/bash", *(f"#SBATCH {word}" for word in options(config, run, run_dir, tasks))]
     lines += [
         "",
-        f"# {run.run.name}, by gangline {version(DISTRIBUTION)}. Slurm starts one agent a node; the agents meet in",
+        f"# {run.job.name}, by gangline {version(DISTRIBUTION)}. Slurm starts one agent a node; the agents meet in",
         "# the run directory, start the ranks, and go on with the nodes that are left when one is lost.",
         f"run_dir={shlex.quote(str(run_dir))}",
     ]
@@ -82,7 +82,7 @@ def options(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int) -> list[st
     nodes = str(most) if int(fewest) == config.most_nodes() else f"{int(fewest) + config.spares}-{most}"
     output = "launch/slurm-%A_%a.out" if tasks else "launch/slurm-%j.out"
     given = {
-        "job-name": f"gangline-{run.run.name}",
+        "job-name": f"gangline-{run.job.name}",
         "partition": config.partition,
         "account": config.account,
         "qos": config.qos,

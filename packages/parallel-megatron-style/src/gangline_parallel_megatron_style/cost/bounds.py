@@ -186,7 +186,7 @@ def _count_or_none(
     network = topology or config.topology
     key = (
         *(mesh.size("tp"), mesh.size("cp"), micro, config.sequence_parallel, config.context),
-        *(run.batch.sequence_length, run.run.recompute, run.run.recompute_every, run.run.device, run.precision.sizes()),
+        *(run.batch.sequence_length, run.job.recompute, run.job.recompute_every, run.job.device, run.precision.sizes()),
         network.domains,
         mesh.sizes[1:] + (config.schedule, config.overlap) if model[1].folds else (),
     )
@@ -212,7 +212,7 @@ def _count(config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], n
     hides = config.overlaps(plan, mesh)  # then folds' transfers lie beside other microbatches
     parts = (traffic.tensor, traffic.context, *(() if hides else (traffic.folds,)))
     sent = [transfer(case, one) for part in parts for one in part(case, 0) if one.waits and one.when in ("F", "B")]
-    gpu = run.run.device != "cpu"
+    gpu = run.job.device != "cpu"
     numbers = [sum(array.size for array in case.list_arrays(kind)) for kind in set(case.model.kinds)]
     local = activations.sizes_of(case, gpu)
     return Whole(

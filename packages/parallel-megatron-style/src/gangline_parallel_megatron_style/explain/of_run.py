@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def explain_run(run: Run) -> Explained:
     """The numbers of a run. Raises UserError for what does not fit, but not for what this machine lacks."""
-    return explain_case(case_of(run), run.run.device != "cpu", run.precision.products())
+    return explain_case(case_of(run), run.job.device != "cpu", run.precision.products())
 
 
 def case_of(run: Run) -> Case:

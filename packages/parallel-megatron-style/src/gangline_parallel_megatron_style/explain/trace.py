@@ -112,7 +112,7 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
     mesh = case.mesh
     fake = FakeComms(mesh, mesh.rank({"pp": pipeline_rank}), "meta")
     comms = WrappedComms(fake, Holding)
-    finish = finisher(run.run.recompute, False, run.run.recompute_every, case.plan.seams)
+    finish = finisher(run.job.recompute, False, run.job.recompute_every, case.plan.seams)
     precision = registry.build(run.precision, run)
 
     def gpu_kernels(block: nn.Module, path: str) -> None:

@@ -131,5 +131,5 @@ def _restore_shape(y_NF: Tensor, x: Tensor) -> Tensor:
 
 def build(config: Fp8, run: Run) -> Fp8Precision:
     """The precision `fp8`. Raises UserError where the GPU cannot multiply float8 matrices of this scaling."""
-    refuse(config.scaling, run.run.device)
+    refuse(config.scaling, run.job.device)
     return Fp8Precision(RECIPES[config.scaling])

@@ -60,7 +60,7 @@ class SmallStep:
     def __init__(self, model: SmallModel, device: torch.device) -> None:
         run, mesh = run_of(model, device.type), Mesh.of({})
         composed, comms = Composed.of(run), connect(mesh, device=device)
-        finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, composed.plan.seams)
+        finish = finisher(run.job.recompute, run.job.compile, run.job.recompute_every, composed.plan.seams)
         job = Job(composed, mesh, comms, registry.build(run.precision, run), finish)
         self.runtime: Runtime = registry.build(run.parallel, job)
         for shard in self.runtime.shards():

@@ -35,7 +35,7 @@ class FilesCheckpointer(Checkpointer):
     """
 
     def __init__(self, config: Files, run: Run, store: Store | None) -> None:
-        self._run_dir, self.store = run.run.dir or ".", store
+        self._run_dir, self.store = run.job.dir or ".", store
         self.directory = Path(self._run_dir, "checkpoints")
         self.turn, self.keep_last = 0, config.keep_last
 

@@ -14,7 +14,7 @@ class LinesTracker(Tracker):
     """RUN_DIR/lines.txt: step, loss."""
 
     def __init__(self, config: Lines, run: Run) -> None:
-        self.path = Path(run.run.dir or ".") / "lines.txt"
+        self.path = Path(run.job.dir or ".") / "lines.txt"
 
         self.last = 0
 

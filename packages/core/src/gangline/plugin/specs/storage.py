@@ -30,8 +30,8 @@ def gangline_checkpointers() -> Iterable[Part]:
         def build(config, run, store):
             from gangline_basics.checkpoint.torch_dcp import DcpCheckpointer
 
-            checkpointer = DcpCheckpointer(run.run.dir, config.keep_last)
-            checkpointer.directory = Path(config.folder) / Path(run.run.dir).name
+            checkpointer = DcpCheckpointer(run.job.dir, config.keep_last)
+            checkpointer.directory = Path(config.folder) / Path(run.job.dir).name
             checkpointer.directory.mkdir(parents=True, exist_ok=True)
             return checkpointer
 
