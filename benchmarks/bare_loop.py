@@ -10,7 +10,7 @@ import torch
 from gangline.config.schema import Run
 from gangline.data.base import DataSource
 from gangline.data.expand import expand
-from gangline.data.sample_reader import KeptMemory, stacked
+from gangline.data.sample_reader import KeptMemory, stack_samples
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.model.init import initialise
@@ -47,7 +47,7 @@ class BareLoop:
         for _ in range(steps):
             numbers = list(range(self.step * size, (self.step + 1) * size))
             samples = [self.source.sample(i) for i in numbers]
-            batch = expand(stacked(samples, numbers, self.memory), self.step, torch.device("cpu"))
+            batch = expand(stack_samples(samples, numbers, self.memory), self.step, torch.device("cpu"))
             loss = self.model(batch) / int(batch.loss_mask.sum())
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)

@@ -77,7 +77,7 @@ def read_by(meta: Meta, wanted: Registry, rank: int) -> tuple[int, int]:
     """(chunks, files) that a rank of another layout reads."""
     chunks, writers = 0, set()
     for name in wanted:
-        for box, _ in wanted.of_rank(name, rank):
+        for box, _ in wanted.list_rank_boxes(name, rank):
             for writer, stored in meeting(meta.registry, name, box):
                 run = meta.files.get_rank_file(writer).by_box[name, stored.offset]
                 chunks += sum(count for _, count in run.meeting(box))

@@ -102,7 +102,7 @@ def state_of(gib: float, world: int, rank: int, dim: int = 0, fill: bool = True)
     """The state of a rank; unless filled, its memory has been touched."""
     registry, shards = registry_of(gib, world, dim), []
     for name, layout in registry.layouts.items():
-        for box, primary in registry.of_rank(name, rank):
+        for box, primary in registry.list_rank_boxes(name, rank):
             local = values(name, layout.shape, box) if fill else torch.zeros(box.shape).add_(-1)
             shards.append(Shard(name, layout.shape, torch.float32, box.offset, local, primary))
     return State(registry, shards, rank)

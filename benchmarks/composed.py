@@ -42,7 +42,7 @@ from gangline.config.schema import Run
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed, compose_model
-from gangline.model.init import initialise, whole_model
+from gangline.model.init import initialise, make_whole_model
 from gangline.model.linear import Linear
 from gangline.plugin.registry import build
 from gangline.runtime import Job
@@ -101,7 +101,7 @@ class TorchStage(nn.Module):
     def __init__(self, run: Run, stage: int) -> None:
         super().__init__()
         tree, plan = compose_model(run)
-        model = whole_model(tree, plan, seed=run.seed)
+        model = make_whole_model(tree, plan, seed=run.seed)
         for path, module in list(model.named_modules()):
             if isinstance(module, Linear):
                 linear = nn.Linear(module.weight.shape[1], module.weight.shape[0], bias=False)

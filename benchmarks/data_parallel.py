@@ -28,7 +28,7 @@ from gangline.config.schema import ParallelConfig
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed, compose_model
-from gangline.model.init import initialise, whole_model
+from gangline.model.init import initialise, make_whole_model
 from gangline.plugin.registry import build
 from gangline.runtime import Job
 from gangline.train.recompute_and_compile import finisher
@@ -84,7 +84,7 @@ def ours(config: DecoderConfig, name: str, bucket_mb: float) -> Step:
         runtime.clip(CLIP)
         if result.finite:
             optimizer.step(RATE)
-            runtime.applied()
+            runtime.finish_update()
         return result.loss_sum / result.tokens
 
     return step
@@ -93,7 +93,7 @@ def ours(config: DecoderConfig, name: str, bucket_mb: float) -> Step:
 def theirs(config: DecoderConfig, wrap: Callable[[nn.Module], nn.Module]) -> Step:
     """A step of a plain loop around torch's wrapper; gives this rank's mean loss, which nobody reduces."""
     tree, plan = compose_model(default_run(model=config))
-    model = wrap(whole_model(tree, plan, seed=0))
+    model = wrap(make_whole_model(tree, plan, seed=0))
     parameters = list(model.parameters())
     decayed, plain = [p for p in parameters if p.dim() >= 2], [p for p in parameters if p.dim() < 2]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]

@@ -24,7 +24,7 @@ from gangline.batch import Batch
 from gangline.config import Run
 from gangline.config.compose import compose_one
 from gangline.data.expand import expand
-from gangline.data.sample_reader import KeptMemory, stacked
+from gangline.data.sample_reader import KeptMemory, stack_samples
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed, compose_model
 from gangline.model.first_weights import draw_weights
@@ -53,7 +53,7 @@ def gangline_runtime(run: Run) -> tuple[Runtime, Step]:
     def update() -> None:
         runtime.clip(1.0)
         optimizer.step(1e-4)
-        runtime.applied()
+        runtime.finish_update()
 
     return runtime, update
 
@@ -169,7 +169,7 @@ def sft_ours(folder: Path, length: int, rows: int) -> Iterator[tuple[float, int]
     while True:
         begin, numbers = time.process_time(), range(at, at + rows)
         samples = [source.sample(number) for number in numbers]
-        runtime.step([expand(stacked(samples, numbers, KeptMemory(CPU)), 0, CPU)])
+        runtime.step([expand(stack_samples(samples, numbers, KeptMemory(CPU)), 0, CPU)])
         update()
         seconds, at = time.process_time() - begin, at + rows
         pieces = (source.rows[source.order.row(number)] for number in numbers)

@@ -17,7 +17,7 @@ from torch import Tensor
 from gangline import draws
 from gangline.model.calls import AttentionCall
 from gangline.model.compose import compose_model
-from gangline.model.init import whole_model
+from gangline.model.init import make_whole_model
 from gangline_basics.model.attention import plain
 from gangline_basics.optimizer.muon import orthogonalise
 from gangline_moe.products import PlainProducts
@@ -230,7 +230,7 @@ def captured(place: Place) -> str:
     """A block's forward and backward pass as a graph of a stream: nothing in it waits for the host."""
     place.needs_cuda("a graph of a stream")
     tree, plan = compose_model(small(BF16))
-    model = whole_model(tree, plan, seed=1, device=place.device, dtype=torch.bfloat16)
+    model = make_whole_model(tree, plan, seed=1, device=place.device, dtype=torch.bfloat16)
     block = model.get_submodule("blocks.0")
     batch = make_full_batch(torch.zeros(2, 32, dtype=torch.int64)).to(place.device)
     x = torch.randn(2, 32, 64, device=place.device, dtype=torch.bfloat16, requires_grad=True)

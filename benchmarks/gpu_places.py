@@ -182,7 +182,7 @@ class Trainer:
         result = self.runtime.step(self.ready.pop((number, kind), []) or self.microbatches(number, kind))
         norm = self.runtime.clip(1.0)
         self.optimizer.step(1e-3)
-        self.runtime.applied()
+        self.runtime.finish_update()
         return result.loss_sum / result.tokens, norm
 
     def steps(self, count: int = 3, kind: str = "ragged") -> tuple[list[float], list[float]]:

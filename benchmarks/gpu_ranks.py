@@ -11,7 +11,7 @@ from gpu_places import CPU, Trainer, small, trained as trained_alone
 from torch import Tensor
 
 from gangline.comm.base import Comm, Pending, Reduction, Splits, Transfers
-from gangline.comm.named import named_group
+from gangline.comm.named import make_group
 from gangline.comm.solo import Done
 from gangline.comm.transport import TorchComm
 from gangline.comm.wrap import Wrapped, WrappedComms
@@ -82,7 +82,7 @@ def nccl_alone(device: str) -> str:
     torch.cuda.set_device(here)
     limit = timedelta(seconds=60)
     dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
-    comm = TorchComm("dp_shard", [0], 0, named_group((0,), limit, "dp_shard"))
+    comm = TorchComm("dp_shard", [0], 0, make_group((0,), limit, "dp_shard"))
     kinds: dict[str, Callable[..., Pending[Tensor]]] = {
         "all_reduce": lambda x, later: comm._all_reduce(x.clone(), "sum", later),
         "all_gather": lambda x, later: comm._all_gather(x, None, later),

@@ -62,8 +62,8 @@ def main() -> None:
 def steps(run_dir: Path, pairs: int) -> tuple[Ratios, Ratios, float]:
     """On each rank: pairs of steps, with the checks and without, in an order that changes; where they are asked."""
     at = Asked()
-    training.each, verdicts.before_update = at.timed(training.each), at.timed(verdicts.before_update)
-    verdicts.after_step, verdicts.judged = at.timed(verdicts.after_step), at.timed(verdicts.judged)
+    training.call_each, verdicts.before_update = at.timed(training.call_each), at.timed(verdicts.before_update)
+    verdicts.after_step, verdicts.judge = at.timed(verdicts.after_step), at.timed(verdicts.judge)
     s = session(run_dir, *MODEL, f"run.steps={2 * pairs + 4}")
     kept = dict(s.health)
     verdicts.before_run(s)
@@ -120,14 +120,14 @@ def one_step(s) -> None:
     """A step of the training loop, up to its order."""
     clock = Clock()
     clock.pulse.step(s.step + 1)
-    training.each(s, "before_step", s.step + 1)
+    training.call_each(s, "before_step", s.step + 1)
     record, own_loss, before = training.step(s, clock)
     mine = verdicts.after_step(s, record)
     seconds, phases = record.step_seconds, clock.pulse.rows()
     agreed = training.agree(s.comms.world, s.device, seconds, training.stop_requested(), mine, False, phases, own_loss)
     record.rank_seconds, record.rank_phases = agreed.rank_seconds, agreed.rank_phases
     record.rank_losses = agreed.rank_losses
-    verdicts.judged(s, [*before, *agreed.verdicts], agreed.now, record)
+    verdicts.judge(s, [*before, *agreed.verdicts], agreed.now, record)
 
 
 def interval(values: list[float], times: int = 2000) -> tuple[float, float]:

@@ -69,7 +69,7 @@ class Repeating:
     def gathered(self, name: str, pieces: Sequence[Tensor]) -> Tensor:
         registry, array = self.runtime.registry, f"model/{name}"
         shape = registry[array].shape
-        boxes = [[box for box, _ in registry.of_rank(array, other)] for other in self.comm.ranks]
+        boxes = [[box for box, _ in registry.list_rank_boxes(array, other)] for other in self.comm.ranks]
         if all([box.shape for box in held] == [shape] for held in boxes):
             return pieces[0]  # every rank has all of it
         longest = max(sum(box.size for box in held) for held in boxes)

@@ -30,7 +30,7 @@ from torch.distributed.tensor.parallel import (
 
 from gangline.batch import Batch
 from gangline.mesh import Mesh
-from gangline.model.init import whole_model
+from gangline.model.init import make_whole_model
 from gangline.model.linear import Embedding, Linear
 from gangline.model.seams import calls
 from gangline_basics.model.config import DecoderConfig
@@ -57,7 +57,7 @@ def batch_of(step: int, rows: int, length: int) -> Batch:
 def ours(config: DecoderConfig, sequence_parallel: bool) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
     """The model with its parts, and (batch) -> loss sum after its backward pass."""
     tree, plan = plan_decoder(config)
-    model = whole_model(tree, plan, seed=0)
+    model = make_whole_model(tree, plan, seed=0)
     comm = rank.comms(Mesh.of({"tp": rank.world}), False).axis("tp")
     first_rows = {}
     for name, parameter in list(model.named_parameters()):
@@ -107,7 +107,7 @@ class TorchHead(nn.Module):
 def theirs(config: DecoderConfig, sequence_parallel: bool) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
     """The same decoder with `torch.nn` layers, cut as torch's tutorial on tensor parallelism cuts its own."""
     tree, plan = plan_decoder(config)
-    model = whole_model(tree, plan, seed=0)
+    model = make_whole_model(tree, plan, seed=0)
     for path, module in list(model.named_modules()):
         if isinstance(module, Linear):
             linear = nn.Linear(module.weight.shape[1], module.weight.shape[0], bias=False)

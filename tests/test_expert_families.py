@@ -14,7 +14,7 @@ from gangline import UserError
 from gangline.config.compose import compose_one
 from gangline.model.compose import compose_model
 from gangline.model.flops import parameter_count
-from gangline.model.seams import recomputed
+from gangline.model.seams import list_recomputed
 from gangline.runtime import Sampling
 from gangline_basics.sampling.sampler import generate
 from gangline_models.hugging_face.config import model_config_from
@@ -31,7 +31,7 @@ class TestFamilies(FamilySuite):
     def test_greedy_tokens_are_theirs(self, family, saved):
         model, directory = saved(family)
         run = run_of(directory)
-        assert recomputed(compose_model(run)[0]) == []
+        assert list_recomputed(compose_model(run)[0]) == []
         wide = copy.deepcopy(model).double()
         wide.set_experts_implementation("eager")  # their grouped product takes no float64
         starts = torch.randint(2, 97, (2, 9), generator=torch.Generator().manual_seed(11))

@@ -17,7 +17,7 @@ from gangline.config.serial import from_dict
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.flops import parameter_count
-from gangline.model.tree import Node, nodes, parameter_shapes, replaced
+from gangline.model.tree import Node, nodes, parameter_shapes, replace_node
 from gangline_basics.explain.activations import count_angles
 from gangline_basics.model.decoder_nodes import AttentionNode
 from gangline_models.delta_nodes import GatedAttentionNode
@@ -65,7 +65,7 @@ def without_sinks(case: Case) -> Case:
     """On a CPU they too are scores that are kept."""
     for path, node in nodes(case.tree):
         if isinstance(node, AttentionNode) and node.sinks:
-            case = replace(case, tree=replaced(case.tree, path, replace(node, sinks=None)))
+            case = replace(case, tree=replace_node(case.tree, path, replace(node, sinks=None)))
     return case
 
 

@@ -11,7 +11,7 @@ from gangline.config.defaults import default_run
 from gangline.config.fields import REQUIRED, Option, defaults, options
 from gangline.config.ranges import states_all, wrong
 from gangline.config.sections import SECTIONS
-from gangline.config.values import typed
+from gangline.config.values import convert
 from gangline.plugin.hooks import GROUPS, LISTS
 from gangline.plugin.registry import installed
 
@@ -42,7 +42,7 @@ def test_every_number_states_a_range():
 def test_every_default_is_in_its_range():
     found = [option for _, option in every_option() if option.default != REQUIRED]
     outside = {
-        option.path: option.default for option in found if wrong(option.stated, typed(option.hint, option.default))
+        option.path: option.default for option in found if wrong(option.stated, convert(option.hint, option.default))
     }
     assert len(found) > 250
     assert outside == {}

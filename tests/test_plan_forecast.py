@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from gangline.cli.main import main
-from gangline.model.tree import Node, replaced
+from gangline.model.tree import Node, replace_node
 from gangline_basics.cluster.file import SHIPPED, Quantity, load_cluster
 from gangline_planner.assumed import complete_words, explain
 from gangline_planner.choose import choose_plan
@@ -280,7 +280,7 @@ def test_a_node_that_says_nothing_is_named():
     case, cluster = complete_words(["parallel=single", "launch.processes=1"]), load_cluster("h100_ib")
     assert explain(case, case.run, cluster).unknown == ()
     tree, rules = case.model
-    tree = replaced(tree, "blocks.0.feed_forward", Silent())
+    tree = replace_node(tree, "blocks.0.feed_forward", Silent())
     found = explain(replace(case, model=(tree, rules)), case.run, cluster)
     assert found.unknown == ("blocks.0.feed_forward",)
     said = text(forecast(found, cluster), case.run, [])

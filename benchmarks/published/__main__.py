@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangline.cli import guarded
+from gangline.cli import run_guarded
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # Python puts this folder there, which is a package
 
@@ -30,4 +30,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("benchmarks/published", main, sys.argv[1:]))
+    sys.exit(run_guarded("benchmarks/published", main, sys.argv[1:]))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from gangline.model.local_sizes import LocalSizes
-from gangline.model.tree import Node, Shape, by_path, replaced
+from gangline.model.tree import Node, Shape, map_paths, replace_node
 from gangline.plan import Cut, Plan
 from gangline_basics.model.decoder_nodes import AttentionNode
 from published.nodes import NOWHERE
@@ -77,7 +77,7 @@ class MambaNode(Node):
 
 def as_hybrid(tree: Node, plan: Plan, hybrid: Hybrid) -> tuple[Node, Plan]:
     """Put the mixers of a hybrid into a decoder whose blocks have experts."""
-    at, known = f"{plan.blocks}.*.attention", by_path(tree)
+    at, known = f"{plan.blocks}.*.attention", map_paths(tree)
     cuts = [Cut.colwise(f"{at}.w_in"), Cut.rowwise(f"{at}.w_out")]
     cuts += [Cut.colwise(f"{at}.beside.*.{name}") for name in ("wq", "wk", "wv")] + [Cut.rowwise(f"{at}.beside.*.wo")]
     for index in range(plan.layers):
@@ -93,9 +93,9 @@ def as_hybrid(tree: Node, plan: Plan, hybrid: Hybrid) -> tuple[Node, Plan]:
             latent=hybrid.latent,
             beside=(attention,) if index >= plan.layers - hybrid.attention else (),
         )
-        block = replaced(block, "attention", mixer)
+        block = replace_node(block, "attention", mixer)
         if hybrid.latent:
             narrow = replace(layer, experts=replace(layer.experts, dim=hybrid.latent))
-            block = replaced(block, "feed_forward", narrow)
-        tree = replaced(tree, f"{plan.blocks}.{index}", block)
-    return tree, plan.extended(cuts=tuple(cuts))
+            block = replace_node(block, "feed_forward", narrow)
+        tree = replace_node(tree, f"{plan.blocks}.{index}", block)
+    return tree, plan.extend(cuts=tuple(cuts))

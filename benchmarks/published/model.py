@@ -8,7 +8,7 @@ from typing import Any
 
 from gangline.config import Run
 from gangline.model.compose import compose_model
-from gangline.model.tree import Node, by_path, replaced
+from gangline.model.tree import Node, map_paths, replace_node
 from gangline.plan import Cut, Plan
 from gangline.plugin.registry import installed
 from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode
@@ -68,15 +68,15 @@ def modules_of(run: Run, shapes: Shapes) -> tuple[Node, Plan]:
     tree, plan = compose_model(run)
     if shapes.latent:  # tp shards heads; the latents of keys and values are replicated
         at = f"{plan.blocks}.*.attention"
-        plan = plan.extended(cuts=(Cut.colwise(f"{at}.wq_b"), Cut.colwise(f"{at}.wkv_b"), Cut.rowwise(f"{at}.wo")))
-    nodes = by_path(tree)
+        plan = plan.extend(cuts=(Cut.colwise(f"{at}.wq_b"), Cut.colwise(f"{at}.wkv_b"), Cut.rowwise(f"{at}.wo")))
+    nodes = map_paths(tree)
     made: dict[Node, Node] = {}
     for path in (f"{plan.blocks}.{index}" for index in range(plan.layers)):
         block = nodes[path]
         if block not in made:
             made[block] = _block(block, shapes)
         if made[block] is not block:
-            tree = replaced(tree, path, made[block])
+            tree = replace_node(tree, path, made[block])
     return as_hybrid(tree, plan, shapes.hybrid) if shapes.hybrid else (tree, plan)
 
 
@@ -84,7 +84,7 @@ def _block(block: Node, shapes: Shapes) -> Node:
     attention, feed_forward = (getattr(block, name, None) for name in ("attention", "feed_forward"))
     if shapes.latent and isinstance(attention, AttentionNode):
         latent = LatentAttentionNode(dim=attention.dim, heads=attention.heads, **LATENT)
-        block = replaced(block, "attention", latent)
+        block = replace_node(block, "attention", latent)
     if shapes.gelu and isinstance(feed_forward, FeedForwardNode):
-        block = replaced(block, "feed_forward", GeluNode(dim=feed_forward.dim, hidden=feed_forward.hidden))
+        block = replace_node(block, "feed_forward", GeluNode(dim=feed_forward.dim, hidden=feed_forward.hidden))
     return block

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gangline.model.linear_nodes import LINEAR, fitted
+from gangline.model.linear_nodes import LINEAR, fit_linears
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct, MatrixProduct, Product
 from gangline.model.tree import Node, Shape
@@ -24,7 +24,7 @@ class GeluNode(Node):
     w_down: Node = LINEAR
 
     def __post_init__(self) -> None:
-        fitted(self, {"w_up": (self.dim, self.hidden), "w_down": (self.hidden, self.dim)})
+        fit_linears(self, {"w_up": (self.dim, self.hidden), "w_down": (self.hidden, self.dim)})
 
     def activation_bytes(self, sizes: LocalSizes) -> int:
         inner = 2 * sizes.inner_tokens * (self.hidden // sizes.size("tp"))

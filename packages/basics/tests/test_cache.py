@@ -11,9 +11,9 @@ import torch
 from gangline.config.defaults import default_run
 from gangline.model.calls import AttentionCall
 from gangline.model.compose import compose_model
-from gangline.model.init import whole_model
-from gangline.model.seams import recomputed
-from gangline.model.tree import nodes, replaced
+from gangline.model.init import make_whole_model
+from gangline.model.seams import list_recomputed
+from gangline.model.tree import nodes, replace_node
 from gangline.runtime import Sampling
 from gangline_basics.model.config import Tiny
 from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode
@@ -26,7 +26,7 @@ SHAPE = {"dim": 24, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "hidd
 def model_of(dtype: torch.dtype = torch.float64, **options):
     run = default_run(model=Tiny(**(SHAPE | options)))
     tree, plan = compose_model(run)
-    return tree, whole_model(tree, plan, seed=3, dtype=dtype)
+    return tree, make_whole_model(tree, plan, seed=3, dtype=dtype)
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -59,7 +59,7 @@ APART = (1, 13, 4)  # prompts of other lengths: one token, and longer than a win
 )
 def test_tokens_are_those_of_a_model_that_keeps_nothing(options, lengths):
     tree, model = model_of(**options)
-    assert recomputed(tree) == []
+    assert list_recomputed(tree) == []
     for how in (Sampling(tokens=33), Sampling(tokens=33, temperature=1.0, seed=2)):
         kept = generate(model, prompts(*lengths), how, cached=True)
         assert kept == generate(model, prompts(*lengths), how, cached=False)
@@ -86,10 +86,12 @@ def test_a_node_that_says_nothing_of_its_own_module_is_named():
     tree, _ = model_of()
     for path, kind in (("blocks.1.feed_forward", SilentNode), ("blocks.2.attention", OwnAttentionNode)):
         node = dict(nodes(tree))[path]
-        silent = replaced(tree, path, kind(**{item.name: getattr(node, item.name) for item in fields(node)}))
-        assert recomputed(silent) == [f"{path} ({kind.__name__})"]
-    everything = replaced(tree, "blocks.0.attention", replace(dict(nodes(tree))["blocks.0.attention"], causal=False))
-    assert recomputed(everything) == ["blocks.0.attention (AttentionNode)"]
+        silent = replace_node(tree, path, kind(**{item.name: getattr(node, item.name) for item in fields(node)}))
+        assert list_recomputed(silent) == [f"{path} ({kind.__name__})"]
+    everything = replace_node(
+        tree, "blocks.0.attention", replace(dict(nodes(tree))["blocks.0.attention"], causal=False)
+    )
+    assert list_recomputed(everything) == ["blocks.0.attention (AttentionNode)"]
 
 
 def test_several_tokens_at_a_time_and_more_than_there_is_room_for_are_refused():

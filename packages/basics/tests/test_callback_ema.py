@@ -9,7 +9,7 @@ from gangline.config.check import check
 from gangline.errors import UserError
 from gangline.plugin.registry import build
 from gangline.run.directory import RunDirectory
-from gangline.train.callbacks import each
+from gangline.train.callbacks import call_each
 from gangline.train.loop import step
 from gangline.train.report import Clock
 from gangline_basics.sampling.command import main as sample_command
@@ -39,7 +39,7 @@ def test_an_average_is_that_of_the_weights_after_each_applied_step(tmp_path):
         record, *_ = step(s, Clock())
         before = held(s)
         applied = number != 2
-        each(s, "after_step", record, applied)
+        call_each(s, "after_step", record, applied)
         if not applied:
             same_bits(held(s), before)
             continue

@@ -11,7 +11,7 @@ import pytest
 
 from gangline.config.check import check
 from gangline.errors import UserError
-from gangline.train.callbacks import each
+from gangline.train.callbacks import call_each
 from gangline.train.loop import step
 from gangline.train.report import Clock
 from gangline_testkit.runs import small_run
@@ -57,8 +57,8 @@ def test_what_was_begun_is_written_where_a_run_goes_back_or_breaks(tmp_path):
     mine = s.callbacks["profile"]
     profile = tmp_path / "out" / "profile"
     for _ in range(3):
-        each(s, "before_step", s.step + 1)
-        each(s, "after_step", step(s, Clock())[0], True)
+        call_each(s, "before_step", s.step + 1)
+        call_each(s, "after_step", step(s, Clock())[0], True)
     mine.before_step(1)  # back at the beginning
     assert [path.name[:25] for path in profile.iterdir()] == ["steps-00000002-00000003.r"], "what was taken"
     assert {"ProfilerStep#2", "ProfilerStep#3"} == {key for key in ranges(next(profile.iterdir())) if "Step#" in key}

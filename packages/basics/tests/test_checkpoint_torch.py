@@ -112,7 +112,7 @@ def shards_of(registry: Registry, of_rank: int, step: int | None) -> list[Shard]
     found = []
     for name, shape in SHAPES.items():
         whole = value(name, step) if step is not None else torch.full_like(value(name, 0), 1)
-        for box, primary in registry.of_rank(name, of_rank):
+        for box, primary in registry.list_rank_boxes(name, of_rank):
             found.append(Shard(name, shape, whole.dtype, box.offset, whole[box.slices].clone(), primary))
     return found
 

@@ -170,5 +170,8 @@ def test_tiers_without_looking_at_every_group_are_those_of_all_groups(data):
     mesh, network = Mesh.of(sizes), Topology(gpus_per_node=data.draw(st.sampled_from([2, 3, 8])), nodes_per_rack=2)
     network.nodes_per_datacentre = data.draw(st.sampled_from([None, 3, 4]))
     others = [axis for axis in mesh.axes if axis not in axes]
-    groups = [[mesh.rank({**start, **point}) for point in mesh.along({}, axes)] for start in mesh.along({}, others)]
+    groups = [
+        [mesh.rank({**start, **point}) for point in mesh.iterate_along({}, axes)]
+        for start in mesh.iterate_along({}, others)
+    ]
     assert network.tier(mesh, *axes) == network.slowest(groups)

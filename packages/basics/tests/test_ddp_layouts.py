@@ -131,7 +131,7 @@ def train(case: Case) -> Outcome:
         outcome.finite.append(result.finite)
         if result.finite:
             optimizer.step(1e-2)
-            runtime.applied()
+            runtime.finish_update()
     outcome.weights = {shard.name: shard.local.clone() for shard in runtime.shards()}
     outcome.evaluation = runtime.evaluate(batches(100))
     return outcome

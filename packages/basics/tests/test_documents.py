@@ -14,7 +14,7 @@ from torch.nn.attention import varlen
 from gangline.batch import Batch
 from gangline.config.sections import Recompute
 from gangline.model.calls import AttentionCall
-from gangline.model.init import whole_model
+from gangline.model.init import make_whole_model
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.model import documents
 from gangline_basics.model.attention import PlainAttention
@@ -28,7 +28,7 @@ CONFIG = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, hea
 
 @pytest.fixture(scope="module")
 def model():
-    return whole_model(*plan_decoder(CONFIG), seed=0, dtype=torch.float64)
+    return make_whole_model(*plan_decoder(CONFIG), seed=0, dtype=torch.float64)
 
 
 def alone(batch: Batch) -> list[Batch]:
@@ -129,7 +129,7 @@ def test_heads_may_lie_in_memory_as_they_like():
 
 def test_heads_of_width_two_see_documents_apart(random_batch):
     """Rotary positions leave them in memory as channels_last."""
-    narrow = whole_model(*plan_decoder(replace(CONFIG, head_dim=2)), seed=0, dtype=torch.float64)
+    narrow = make_whole_model(*plan_decoder(replace(CONFIG, head_dim=2)), seed=0, dtype=torch.float64)
     batch = random_batch(2, 24, 61, documents=3)
     torch.testing.assert_close(narrow(batch), sum(narrow(part) for part in alone(batch)), rtol=1e-12, atol=0)
 
@@ -180,7 +180,7 @@ def test_a_compiled_block_sees_documents_apart(model, random_batch, monkeypatch,
     batch = random_batch(2, 24, 61, documents=3)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     torch.compiler.reset()
-    compiled = whole_model(*plan_decoder(CONFIG), seed=0, dtype=torch.float64)
+    compiled = make_whole_model(*plan_decoder(CONFIG), seed=0, dtype=torch.float64)
     finisher(Recompute.none, compile=True)(compiled.blocks[0], "blocks.0")  # each block takes seconds
     torch.testing.assert_close(compiled.logits(batch), model.logits(batch), rtol=1e-10, atol=1e-12)
     weights = [*compiled.parameters()], [*model.parameters()]

@@ -9,9 +9,9 @@ import torch
 
 from gangline.config.defaults import default_run
 from gangline.model.compose import compose_model
-from gangline.model.init import whole_model
+from gangline.model.init import make_whole_model
 from gangline.model.linear_nodes import LinearNode
-from gangline.model.tree import by_path, parameter_shapes, replaced
+from gangline.model.tree import map_paths, parameter_shapes, replace_node
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.kept import EightBitLinear
 from gangline_basics.model.kept_node import keep_in_8_bits, keep_in_bf16
@@ -23,24 +23,24 @@ def unlike(hidden: int):
     """(tree, plan): all is frozen, and the feed-forward of block 1 has another width."""
     tree, plan = compose_model(default_run(model=MODEL))
     path = "blocks.1.feed_forward"
-    node = by_path(tree)[path]
+    node = map_paths(tree)[path]
     plain = {item.name: getattr(node, item.name) for item in fields(node)}
     plain = {name: LinearNode(bias=it.bias) if isinstance(it, LinearNode) else it for name, it in plain.items()}
-    tree = replaced(tree, path, type(node)(**plain | {"hidden": hidden}))
-    return tree, plan.extended(frozen=("*",))
+    tree = replace_node(tree, path, type(node)(**plain | {"hidden": hidden}))
+    return tree, plan.extend(frozen=("*",))
 
 
 @pytest.mark.parametrize(("hidden", "block"), [(48, 16), (24, 0)])
 def test_blocks_of_unlike_widths_are_each_kept_in_their_own_blocks(hidden, block):
     """The outputs of 24 features no block divides: that matrix is kept in bfloat16."""
     tree, plan = unlike(hidden)
-    wanted = dict(whole_model(tree, plan, seed=1).named_parameters())
+    wanted = dict(make_whole_model(tree, plan, seed=1).named_parameters())
     tree, plan, paths = keep_in_8_bits(tree, plan)
     name = "blocks.{}.feed_forward.w_down.weight"
-    assert [plan.kept_of(name.format(number)).block for number in range(3)] == [64, block, 64]
+    assert [plan.find_kept(name.format(number)).block for number in range(3)] == [64, block, 64]
     assert ("blocks.1.feed_forward.w_down" in paths) == bool(block)
     assert plan.dtype_of(name.format(1)) == ("int8" if block else "bfloat16")
-    model = whole_model(tree, plan, seed=1)
+    model = make_whole_model(tree, plan, seed=1)
     coded = {path: module for path, module in model.named_modules() if isinstance(module, EightBitLinear)}
     assert set(coded) == set(paths)
     for path, module in coded.items():
@@ -56,7 +56,7 @@ def test_blocks_of_unlike_widths_are_each_kept_in_their_own_blocks(hidden, block
 def test_what_is_trained_in_one_block_is_not_kept_in_fewer_bits_there():
     """A rule for all blocks would round what the optimizer steps."""
     tree, plan = compose_model(default_run(model=MODEL))
-    plan = plan.extended(frozen=("*",), trained=("blocks.1.feed_forward",))
+    plan = plan.extend(frozen=("*",), trained=("blocks.1.feed_forward",))
     for kept in (keep_in_bf16(tree, plan), keep_in_8_bits(tree, plan)[1]):
         for name in parameter_shapes(tree):
             if not plan.is_frozen(name):

@@ -11,7 +11,7 @@ from gangline.mesh import Mesh
 from gangline.model.calls import LossCall
 from gangline.model.compose import compose_model
 from gangline.model.forward_context import Frame, frame
-from gangline.model.init import whole_model
+from gangline.model.init import make_whole_model
 from gangline_basics.model.config import Tiny
 from gangline_basics.model.loss import CrossEntropy
 from gangline_testkit.inputs import make_full_batch
@@ -76,7 +76,7 @@ def test_a_run_says_how_many_tokens():
             batch={"sequence_length": 16, "global_size": 2},
         )
         tree, plan = compose_model(run)
-        model = whole_model(tree, plan, seed=1, dtype=torch.float64)
+        model = make_whole_model(tree, plan, seed=1, dtype=torch.float64)
         with Largest() as largest:
             model(make_full_batch(torch.arange(32).view(2, 16))).backward()
         losses.append([p.grad for p in model.parameters()])

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from gangline.model.build import construct
-from gangline.model.init import whole_model
+from gangline.model.init import make_whole_model
 from gangline.model.linear import Linear
 from gangline.model.linear_nodes import LinearNode
-from gangline.model.tree import Node, nodes, parameter_shapes, replaced
+from gangline.model.tree import Node, nodes, parameter_shapes, replace_node
 from gangline_basics.model.attention import attention
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.decoder_nodes import FeedForwardNode, NormNode
@@ -28,7 +28,7 @@ SMALL = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, head
 
 def built(config: DecoderConfig = SMALL, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
     tree, plan = plan_decoder(config)
-    return whole_model(tree, plan, seed=seed, dtype=dtype)
+    return make_whole_model(tree, plan, seed=seed, dtype=dtype)
 
 
 def test_the_stages_one_after_another_are_the_model(random_batch):
@@ -64,7 +64,7 @@ def test_no_token_sees_a_later_one(random_batch):
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_tied_head_and_the_embedding_are_one_parameter(tied, random_batch):
     tree, plan = plan_decoder(replace(SMALL, tied=tied))
-    model = whole_model(tree, plan, seed=0)
+    model = make_whole_model(tree, plan, seed=0)
     assert (model.head.weight is model.embed.weight) == tied
     assert {name: tuple(p.shape) for name, p in model.named_parameters()} == parameter_shapes(tree)
     model(random_batch(2, 5, 61)).backward()
@@ -226,7 +226,7 @@ class TestTree:
     def test_replaces_one_node_and_nothing_else(self):
         tree, _ = plan_decoder(SMALL)
         other = FeedForwardNode(dim=24, hidden=8)
-        changed = replaced(tree, "blocks.1.feed_forward", other)
+        changed = replace_node(tree, "blocks.1.feed_forward", other)
         inside = {f"blocks.1.feed_forward.{name}" for name in ("w_gate", "w_up", "w_down")}
         assert {path for path, node in nodes(changed) if dict(nodes(tree))[path] != node} == {
             "",
@@ -235,28 +235,28 @@ class TestTree:
             *inside,
         }
         assert dict(nodes(changed))["blocks.1.feed_forward"] is other
-        assert replaced(tree, "", other) is other
+        assert replace_node(tree, "", other) is other
 
     @pytest.mark.parametrize("path", ["blocks.7", "blocks.1.nothing", "blocks", "embed.weight"])
     def test_refuses_a_path_that_is_not_there(self, path):
         with pytest.raises(LookupError, match="no node"):
-            replaced(plan_decoder(SMALL)[0], path, FeedForwardNode(dim=24, hidden=8))
+            replace_node(plan_decoder(SMALL)[0], path, FeedForwardNode(dim=24, hidden=8))
 
     def test_linears_are_nodes_of_the_size_that_the_node_around_them_says(self):
         tree, _ = plan_decoder(SMALL)
         node = dict(nodes(tree))["blocks.1.feed_forward"]
         assert replace(node, hidden=8).w_down == LinearNode(in_features=8, out_features=24)
-        biased = replaced(tree, "blocks.1.attention.wq", LinearNode(bias=True))
+        biased = replace_node(tree, "blocks.1.attention.wq", LinearNode(bias=True))
         shapes = parameter_shapes(biased)
         assert shapes["blocks.1.attention.wq.bias"] == shapes["blocks.1.attention.wq.weight"][:1]
-        foreign = replaced(tree, "blocks.1.attention.wo", ScaleNode(by=0.5))
+        foreign = replace_node(tree, "blocks.1.attention.wo", ScaleNode(by=0.5))
         attention = dict(nodes(foreign))["blocks.1.attention"]
         assert replace(attention, q_norm=None).wo == ScaleNode(by=0.5)
 
     def test_a_foreign_node_names_its_module(self, random_batch):
         tree, plan = plan_decoder(SMALL)
-        changed = replaced(tree, "blocks.1.feed_forward", ScaleNode(by=0.5))
-        model = whole_model(changed, plan, seed=0, dtype=torch.float64)
+        changed = replace_node(tree, "blocks.1.feed_forward", ScaleNode(by=0.5))
+        model = make_whole_model(changed, plan, seed=0, dtype=torch.float64)
         assert isinstance(model.blocks[1].feed_forward, Scale)
         x = torch.randn(1, 4, 24).double()
         batch = random_batch(1, 4, 61)

@@ -152,7 +152,10 @@ def test_scales_lie_beside_their_blocks():
     scales = Registry(mesh, {"scales": scales_layout("x", registry["codes"], 8)})
     assert scales["scales"].shape == (3, 3)
     for rank in range(4):
-        (codes, primary), (found, same) = *registry.of_rank("codes", rank), *scales.of_rank("scales", rank)
+        (codes, primary), (found, same) = (
+            *registry.list_rank_boxes("codes", rank),
+            *scales.list_rank_boxes("scales", rank),
+        )
         (row, column), (height, width) = codes.offset, codes.shape
         assert (found, same) == (Box((row, column // 8), (height, -(-width // 8))), primary)
     with pytest.raises(UserError, match=r"optimizer\.block=32: x is cut at 16 of 20, inside a block"):

@@ -7,7 +7,7 @@ import torch
 
 from gangline.config.compose import compose
 from gangline.mesh import Mesh
-from gangline.plan import chosen, is_mapped
+from gangline.plan import choose_by_pattern, is_mapped
 from gangline.runtime import MatrixId, ParamShard, ShardedParam
 from gangline.shard import Box, Division, Layout, Registry, Shard
 from gangline_basics.optimizer.adamw import AdamwOptimizer
@@ -304,7 +304,7 @@ def test_muon_by_name_is_muon_at_that_rate():
 def test_the_most_specific_pattern_counts():
     values = {"blocks": 1.0, "blocks.*.wq": 2.0, "blocks.0.wq": 3.0, "blocks.*.wq.bias": 4.0}
     assert [
-        chosen(values, name, 0.0)
+        choose_by_pattern(values, name, 0.0)
         for name in (
             "embed.weight",
             "blocks.1.wk.weight",

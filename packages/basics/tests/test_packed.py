@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from gangline.config.defaults import default_run
 from gangline.model.compose import compose_model
-from gangline.model.init import whole_model
+from gangline.model.init import make_whole_model
 from gangline.runtime import Sampling
 from gangline_basics.model import packed as packing
 from gangline_basics.model.columns import lay_out_by_columns
@@ -26,7 +26,7 @@ def small_ones_too(monkeypatch):
 
 def model_of(dtype: torch.dtype = torch.float32, **options):
     tree, plan = compose_model(default_run(model=Tiny(**(SHAPE | options))))
-    return whole_model(tree, plan, seed=3, dtype=dtype)
+    return make_whole_model(tree, plan, seed=3, dtype=dtype)
 
 
 def prompts(*lengths: int) -> list[list[int]]:

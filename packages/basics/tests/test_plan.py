@@ -14,7 +14,7 @@ from gangline.errors import UserError
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
 from gangline.model.flops import parameter_count
-from gangline.model.tree import parameter_shapes, replaced
+from gangline.model.tree import parameter_shapes, replace_node
 from gangline.plan import Cut, Init, Name, Plan, Seam, matches
 from gangline.plugin import registry
 from gangline.plugin.parts import Part
@@ -52,7 +52,7 @@ class TestEveryPart:
     def test_its_plan_says_all_and_nothing_too_much(self, part):
         tree, plan = plan_decoder(part.config())
         names = parameter_shapes(tree)
-        assert plan.unmatched(names) == []
+        assert plan.find_unmatched(names) == []
         for name in names:
             assert plan.init(name)
             assert [rule for rule in plan.names if rule.translate(name)], name
@@ -137,7 +137,7 @@ class TestRules:
         plan = Plan("e", "b", "h", 1, inits=(Init("b.*.w", "normal", 1.0), Init("b", "constant")))
         assert plan.init("b.0.w.weight").distribution == "normal"
         assert plan.init("b.0.x.weight").distribution == "constant"
-        assert plan.extended(inits=(Init("b.0.w", "uniform"),)).init("b.0.w.weight").distribution == "uniform"
+        assert plan.extend(inits=(Init("b.0.w", "uniform"),)).init("b.0.w.weight").distribution == "uniform"
         with pytest.raises(LookupError, match=r"c\.weight"):
             plan.init("c.weight")
 
@@ -159,7 +159,7 @@ class TestRules:
         assert plan.cuts_of("b.0.up.small.weight", 2) == {}
         assert list(plan.cuts_of("b.0.up.side.weight", 2)) == ["lane"]
         assert list(plan.cuts_of("b.0.up.weight", 2)) == ["tp", "lane"]
-        assert plan.extended(cuts=(Cut.rowwise("b.*.up.small"),)).cuts_of("b.0.up.small", 2).keys() == {"tp"}
+        assert plan.extend(cuts=(Cut.rowwise("b.*.up.small"),)).cuts_of("b.0.up.small", 2).keys() == {"tp"}
 
     def test_a_tied_parameter_is_cut_as_the_one_it_is_kept_under(self):
         plan = Plan("e", "b", "h", 1, cuts=(Cut("e.w", 0), Cut.whole("h.w")), tied=(("h.w", "e.w"),))
@@ -177,7 +177,7 @@ class TestRules:
 
     def test_patterns_that_match_nothing_are_found(self):
         plan = Plan("e", "b", "h", 1, cuts=(Cut("b.*.q", 0),), inits=(Init("b", "normal"), Init("x", "normal")))
-        assert plan.unmatched(["b.0.k.weight"]) == ["b.*.q", "x"]
+        assert plan.find_unmatched(["b.0.k.weight"]) == ["b.*.q", "x"]
 
     def test_ties(self):
         plan = plan_decoder(DecoderConfig(tied=True))[1]
@@ -202,8 +202,8 @@ class Other(Widen):
 def widen(tree, plan, options):
     for path in options.at:
         if path.endswith("feed_forward"):
-            tree = replaced(tree, path, FeedForwardNode(dim=plan.facts["dim"], hidden=options.hidden))
-    return tree, plan.extended(master_dtype=(type(options).__name__,)), list(options.at)
+            tree = replace_node(tree, path, FeedForwardNode(dim=plan.facts["dim"], hidden=options.hidden))
+    return tree, plan.extend(master_dtype=(type(options).__name__,)), list(options.at)
 
 
 class TestEdits:

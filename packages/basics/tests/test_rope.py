@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gangline.model.init import whole_model
+from gangline.model.init import make_whole_model
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
 from gangline_basics.model.recall import Recall
@@ -62,7 +62,7 @@ def test_scaling_reaches_the_model(random_batch):
     config = DecoderConfig(vocab_size=31, dim=16, layers=1, heads=2, hidden=16, rope_original_max_position=64)
     batch = random_batch(1, 32, 31)
     plain, scaled = (
-        whole_model(*plan_decoder(replace(config, rope_scaling_factor=factor)), seed=0).logits(batch)
+        make_whole_model(*plan_decoder(replace(config, rope_scaling_factor=factor)), seed=0).logits(batch)
         for factor in (None, 8.0)
     )
     assert not torch.equal(plain, scaled)

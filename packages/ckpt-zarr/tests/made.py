@@ -52,7 +52,7 @@ def staged(registry: Registry, values: Values = whole, write_id: str = WRITE_ID)
                 name, layout.shape, getattr(torch, layout.dtype), box.offset, values(name, layout)[box.slices], primary
             )
             for name, layout in registry.layouts.items()
-            for box, primary in registry.of_rank(name, rank)
+            for box, primary in registry.list_rank_boxes(name, rank)
             if box.size
         ]
         file = files.get_rank_file(rank)

@@ -94,7 +94,7 @@ def loaded(directory: str, names: Sequence[str] | None, token: str) -> tuple[int
                     box.offset,
                     torch.zeros(box.shape, dtype=getattr(torch, layout.dtype)),
                 )
-                for box, _ in found.of_rank(name, rank.index)
+                for box, _ in found.list_rank_boxes(name, rank.index)
             ]
     store = Far(Path(directory))
     tier = StoreTier("far", store)

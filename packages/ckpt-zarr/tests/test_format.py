@@ -114,7 +114,7 @@ def test_what_zarr_json_says_comes_back(registry: Registry) -> None:
     for rank in range(registry.mesh.world):
         assert meta.files.get_rank_file(rank) == files.get_rank_file(rank)
         for name in registry:
-            assert meta.registry.of_rank(name, rank) == registry.of_rank(name, rank)
+            assert meta.registry.list_rank_boxes(name, rank) == registry.list_rank_boxes(name, rank)
     kept = references(content, meta)["refs"]
     assert len(kept) == 1 + len(json.loads(content)["consolidated_metadata"]["metadata"]) + sum(
         run.count for rank in range(registry.mesh.world) for run in files.get_rank_file(rank).runs

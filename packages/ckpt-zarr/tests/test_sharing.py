@@ -73,7 +73,7 @@ def test_all_that_share_a_part_know_the_same(wanted: Registry, together: int, sl
             assert len(part.ranks) <= together
             assert part.box.overlap(part.whole) == part.box or not part.box.shape
             covered[part.name, part.whole] += part.box.size
-        held = {(name, box) for name in wanted for box, _ in wanted.of_rank(name, rank) if box.size}
+        held = {(name, box) for name in wanted for box, _ in wanted.list_rank_boxes(name, rank) if box.size}
         assert covered == {(name, box): box.size for name, box in held}
         assert [part.step for part in found] == sorted(part.step for part in found)
         for other in {other for part in found for other in part.ranks}:

@@ -62,7 +62,7 @@ def load(job: kit.Job, variables: dict[str, str], names: tuple[str, ...] | None)
     os.environ.update(variables)
     checkpointer, found, shards = kit.opened(job), registry(), []
     for name, layout in found.layouts.items():
-        for box, primary in found.of_rank(name, rank.index) if names is None or name in names else ():
+        for box, primary in found.list_rank_boxes(name, rank.index) if names is None or name in names else ():
             dtype = getattr(torch, layout.dtype)
             shards.append(Shard(name, layout.shape, dtype, box.offset, torch.zeros(box.shape, dtype=dtype), primary))
     id = CheckpointId.parse(STEP)

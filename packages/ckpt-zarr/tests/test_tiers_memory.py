@@ -20,7 +20,7 @@ from stepping import REGISTRY, Job
 from gangline.checkpoint.base import SaveFailed, SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
-from gangline.launch.guard import born, space
+from gangline.launch.guard import read_birth, space
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline_ckpt_zarr.checkpointer import build
@@ -122,7 +122,10 @@ def test_memory_of_killed_runs_is_listed_and_removed_after_hours(
     """That of a run that lives stays, of the run that starts, of the last hours and of other process ids."""
     monkeypatch.setattr(places, "ROOT", tmp_path)
     child = subprocess.Popen(["sleep", "1000"])
-    dead, live = f"{space()}-{child.pid}-{born(child.pid)}-a", f"{space()}-{os.getpid()}-{born(os.getpid())}-b"
+    dead, live = (
+        f"{space()}-{child.pid}-{read_birth(child.pid)}-a",
+        f"{space()}-{os.getpid()}-{read_birth(os.getpid())}-b",
+    )
     child.kill()
     child.wait()
     old = time.time() - ABANDONED_SECONDS - 60

@@ -10,7 +10,7 @@ from gangline.errors import UserError
 from gangline.health import Action, Verdict
 from gangline.mesh import Mesh
 from gangline.pulse.layout import ROWS
-from gangline.train.agree import WORK, Gathered, agree, rank_mfu, same_data
+from gangline.train.agree import WORK, Gathered, agree, check_same_data, rank_mfu
 from gangline_testkit import rank
 from gangline_testkit.pool import pool
 
@@ -73,7 +73,7 @@ class Opened(DataSource):
 def opened(late: int | None) -> str:
     world = rank.comms(Mesh.of({"dp_replicate": rank.world})).world
     try:
-        same_data(world, CPU, {"train": Opened(4 if rank.index == late else 3), "validation": Opened(1)})
+        check_same_data(world, CPU, {"train": Opened(4 if rank.index == late else 3), "validation": Opened(1)})
     except UserError as error:
         return str(error)
     return ""

@@ -154,9 +154,9 @@ def test_a_line_that_cannot_be_written_is_an_error(tmp_path):
 
 def test_what_a_killed_run_does_once_more_has_not_happened_yet():
     cut, stop = Attempt(1, "a", order="note", step=3, rate=0.5), Attempt(1, "a", order="restart", step=3)
-    assert list(attempts.happened([cut, stop], 1, 3)) == [stop]
-    assert list(attempts.happened([cut, stop], 1, 4)) == [cut, stop]
-    assert list(attempts.happened([cut, stop], 2, 3)) == [cut, stop]
+    assert list(attempts.iterate_happened([cut, stop], 1, 3)) == [stop]
+    assert list(attempts.iterate_happened([cut, stop], 1, 4)) == [cut, stop]
+    assert list(attempts.iterate_happened([cut, stop], 2, 3)) == [cut, stop]
 
 
 def test_lines_say_what_they_have_to_and_come_back_as_they_were(tmp_path):

@@ -9,7 +9,7 @@ from gangline.batch import Batch
 from gangline.data.base import DataSource
 from gangline.data.expand import count, expand
 from gangline.data.reader import ReadPlace
-from gangline.data.sample_reader import KeptMemory, stacked
+from gangline.data.sample_reader import KeptMemory, stack_samples
 from gangline.train.batches import Batches
 from gangline_basics.parallel.microbatch import count_on_host
 
@@ -44,7 +44,7 @@ def taken(global_size, micro, index, width, cursor, step):
 
 
 def made(samples, numbers=(7, 8)) -> Batch:
-    return expand(stacked(samples, numbers, KeptMemory(CPU)), 0, CPU)
+    return expand(stack_samples(samples, numbers, KeptMemory(CPU)), 0, CPU)
 
 
 def test_a_batch_that_leaves_the_host_is_counted_on_its_way():
@@ -137,7 +137,7 @@ def test_documents_positions_and_masks_follow_from_ends(data):
     """Also where a document ends with the sequence: its last target is of another document."""
     B, T = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 6))
     ends = sorted(data.draw(st.sets(st.integers(1, B * T))))
-    stored = stacked([{"tokens": np.zeros(T + 1, np.uint16)}] * B, range(B), KeptMemory(CPU))
+    stored = stack_samples([{"tokens": np.zeros(T + 1, np.uint16)}] * B, range(B), KeptMemory(CPU))
     stored.ends = torch.tensor(ends, dtype=torch.int32)
     stored.counted = data.draw(st.sampled_from([None, 0, 1, B]))
     batch = expand(stored, 0, CPU)

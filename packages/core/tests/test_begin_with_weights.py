@@ -9,7 +9,7 @@ import pytest
 
 from gangline.config.check import problems
 from gangline.config.compose import compose_one
-from gangline.config.resume import continued
+from gangline.config.resume import continue_run
 from gangline.errors import UserError
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
@@ -123,9 +123,9 @@ def test_from_a_branch_takes_the_configuration_alone(parent, tmp_path):
 def test_refused_resume_names_the_way_to_keep_weights(parent):
     content = RunDirectory.open(parent).content()
     with pytest.raises(UserError) as caught:
-        continued("a", content, ["optimizer.learning_rate=0.5"])
+        continue_run("a", content, ["optimizer.learning_rate=0.5"])
     assert "train from=a weights=a optimizer.learning_rate=0.5" in str(caught.value)
     assert "(new weights):  train from=a optimizer.learning_rate=0.5" in str(caught.value)
     with pytest.raises(UserError) as caught:
-        continued("a", content, ["optimizer=lion"])
+        continue_run("a", content, ["optimizer=lion"])
     assert "weights=a" not in str(caught.value)

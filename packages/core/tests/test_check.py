@@ -10,7 +10,7 @@ from gangline.config.check import check, world_of
 from gangline.config.defaults import default_run
 from gangline.config.fields import defaults, hints
 from gangline.config.sections import SECTIONS
-from gangline.config.values import Misfit, typed
+from gangline.config.values import Misfit, convert
 from gangline.errors import Problem, UserError
 from gangline.plugin.registry import installed
 from gangline_basics.launch import memory
@@ -150,7 +150,7 @@ def said(run) -> str:
 
 def takes_numbers(hint) -> bool:
     try:
-        return isinstance(typed(hint, -1), int | float)
+        return isinstance(convert(hint, -1), int | float)
     except Misfit:
         return False
 

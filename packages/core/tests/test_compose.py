@@ -13,7 +13,7 @@ import yaml
 from gangline.config import Recompute
 from gangline.config.compose import compose, compose_one
 from gangline.config.defaults import default_run
-from gangline.config.resume import continued
+from gangline.config.resume import continue_run
 from gangline.config.serial import from_dict, to_dict
 from gangline.errors import UserError
 from gangline.plugin.registry import installed
@@ -190,20 +190,20 @@ def test_a_resumed_run_may_change_its_length_and_its_layout(earlier):
         "checkpoint.every=3",
         "precision=bf16",
     ]
-    run, changed = continued("out", earlier.content(), words)
+    run, changed = continue_run("out", earlier.content(), words)
     assert (run.steps, names(run, "parallel"), run.optimizer.learning_rate) == (8, "ddp", 0.5)
     assert changed["run.steps"] == [4, 8]
     assert changed["parallel"] == ["single", "ddp"]
 
 
 def test_a_resumed_run_finds_its_data_where_it_lies_now(earlier):
-    run, changed = continued("out", earlier.content(), ["data.path=[texts,/more]"])
+    run, changed = continue_run("out", earlier.content(), ["data.path=[texts,/more]"])
     assert changed == {"data.path": [None, [os.path.abspath("texts"), "/more"]]}
     assert run.data.path == ["texts", "/more"]
 
 
 def test_a_resumed_run_may_be_told_what_it_is(earlier):
-    assert continued("out", earlier.content(), ["optimizer=muon", "run.seed=0"])[1] == {}
+    assert continue_run("out", earlier.content(), ["optimizer=muon", "run.seed=0"])[1] == {}
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_resumed_run_may_be_told_what_it_is(earlier):
 )
 def test_a_resumed_run_stays_the_run_it_is(earlier, word):
     with pytest.raises(UserError) as caught:
-        continued("out", earlier.content(), [word])
+        continue_run("out", earlier.content(), [word])
     message = str(caught.value)
     assert message.startswith(f"a run that is resumed keeps its {word.partition('=')[0]}")
     assert "These may change: run.steps" in message

@@ -8,7 +8,7 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 from gangline.model.flops import flops_per_token, parameter_count
-from gangline.model.init import whole_model
+from gangline.model.init import make_whole_model
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
 from gangline_basics.model.presets import PRESETS
@@ -36,7 +36,7 @@ def test_torch_counts_the_same(kv_heads, frozen, random_batch):
     config = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=kv_heads, hidden=48)
     tree, plan = plan_decoder(config)
     plan = replace(plan, frozen=frozen)
-    model, batch = whole_model(tree, plan, seed=0), random_batch(2, 16, 64, documents=2)
+    model, batch = make_whole_model(tree, plan, seed=0), random_batch(2, 16, 64, documents=2)
     with FlopCounterMode(display=False) as counter:
         model(batch).backward()
     kernels = counter.get_flop_counts()["Global"]

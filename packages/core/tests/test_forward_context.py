@@ -11,13 +11,13 @@ from gangline.model import forward_context
 from gangline.model.forward_context import (
     Collected,
     Frame,
-    at,
     draw,
     emit_loss,
     emit_metric,
-    for_all_heads,
+    emit_under,
     frame,
-    over_sequence,
+    gather_heads,
+    sum_over_sequence,
 )
 from gangline.model.weight_grads import deferring, is_deferring
 
@@ -46,8 +46,8 @@ def test_in_a_bare_module_they_change_nothing(hidden):
     term = torch.tensor(3.0)
     assert emit_loss(hidden, term) is hidden
     assert emit_metric("x", term) is None
-    assert over_sequence(hidden) is hidden
-    assert for_all_heads(hidden) is hidden
+    assert sum_over_sequence(hidden) is hidden
+    assert gather_heads(hidden) is hidden
 
 
 def step(module, hidden, *, recompute: bool, microbatches: int = 1):
@@ -56,7 +56,7 @@ def step(module, hidden, *, recompute: bool, microbatches: int = 1):
     module.weight.grad = None
     for number in range(microbatches):
         surroundings = Frame(microbatch=number, seed=1, step=2, coefficient=1 / 8, collected=collected)
-        with frame(surroundings), at("blocks.3"):
+        with frame(surroundings), emit_under("blocks.3"):
             out = checkpoint(module, hidden, use_reentrant=False) if recompute else module(hidden)
             (out.sum() / 8).backward()
     return module.weight.grad, collected
@@ -67,7 +67,7 @@ def test_a_term_reaches_the_objective_with_its_coefficient(hidden, recompute):
     module = Noisy(4)
     gradient, collected = step(module, hidden, recompute=recompute)
     weight = module.weight.detach().clone().requires_grad_()
-    with frame(Frame(seed=1, step=2)), at("blocks.3"):
+    with frame(Frame(seed=1, step=2)), emit_under("blocks.3"):
         out = hidden * weight * (draw(hidden, "drop") < 0.7)
     expected = (out.sum() + (out**2).sum() * 0.1) / 8
     expected.backward()
@@ -104,7 +104,7 @@ def test_a_coefficient_that_is_known_only_later_is_the_one_that_counts(hidden):
 def test_frames_and_paths_end_where_they_end(hidden):
     collected = Collected()
     with frame(Frame(collected=collected)):
-        with at("blocks.0"), at("blocks.0.router"):
+        with emit_under("blocks.0"), emit_under("blocks.0.router"):
             emit_metric("x", torch.tensor(1.0), "max")
         emit_metric("y", torch.tensor(2.0))
     emit_metric("z", torch.tensor(3.0))
@@ -148,7 +148,7 @@ class TestDraw:
             self.keyed(like, position=torch.full((2, 3), 9)),
             self.keyed(like, first_feature=4),
         ]
-        with at("blocks.1"):
+        with emit_under("blocks.1"):
             drawn.append(self.keyed(like))
         for i, one in enumerate(drawn):
             assert not any(torch.equal(one, other) for other in drawn[:i])
@@ -163,7 +163,7 @@ class TestDraw:
 
 def test_over_sequence_is_what_the_frame_gives(hidden):
     with frame(Frame(over_sequence=lambda x: x * 2)):
-        assert torch.equal(over_sequence(hidden), hidden * 2)
+        assert torch.equal(sum_over_sequence(hidden), hidden * 2)
 
 
 def test_a_weight_gradient_is_computed_now_or_deferred():
@@ -199,7 +199,7 @@ def test_nobody_gives_way_but_to_somebody():
 
 def test_surroundings_are_swapped():
     frame = forward_context.Frame(microbatch=3)
-    with forward_context.frame(frame), forward_context.at("blocks.1"):
+    with forward_context.frame(frame), forward_context.emit_under("blocks.1"):
         left = forward_context.swap()
         assert left == (frame, "blocks.1")
         assert forward_context.swap(left) == (None, "")

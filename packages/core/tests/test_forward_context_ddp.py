@@ -169,7 +169,7 @@ def train(case: Case) -> dict:
         )
         metrics.append(result.metrics)
         gradients = {named.name: named.pieces[0].tensor.grad.clone() for named in runtime.parameters()}
-        runtime.applied()
+        runtime.finish_update()
     told = [block.told for block in model.blocks]
     buffers = {shard.name: shard.local.clone() for shard in runtime.shards() if "seen" in shard.name}
     bound = [(comm.size, comm.axis) for block in model.blocks for comm in block.part.bound]

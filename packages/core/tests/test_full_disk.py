@@ -23,7 +23,7 @@ def test_failure_that_cannot_be_written_is_known_to_its_process(tmp_path, capsys
     logs.write_text("no file can be made here")
     with open(FULL, "w") as log:
         error = failures.RankFailure(0, "user", 2, "no room", ["Make room."]).error()
-        assert worker._failed(error, 0, logs, 1, log) == 2
+        assert worker._record_failure(error, 0, logs, 1, log) == 2
         os.dup2(os.open(os.devnull, os.O_WRONLY), log.fileno())
     assert capsys.readouterr().err == "train: no room\n  Make room.\n"
     assert failures.first(logs, 1).what == "no room"

@@ -85,7 +85,7 @@ def test_starts_without_a_new_step_are_counted(first):
 def test_a_rank_that_was_stopped_as_it_wrote_does_not_wind_the_generation_back(first, monkeypatch):
     """A new start does not wait for ever: the rank finds the lock gone when it goes on."""
     monkeypatch.setattr(generation, "HELD_SECONDS", 0.01)
-    kept = generation._kept
+    kept = generation._recover
     begun = []
 
     def stalls(*args):
@@ -95,7 +95,7 @@ def test_a_rank_that_was_stopped_as_it_wrote_does_not_wind_the_generation_back(f
             begun.append(advance(first))  # while the rank was stopped
         return now
 
-    monkeypatch.setattr(generation, "_kept", stalls)
+    monkeypatch.setattr(generation, "_recover", stalls)
     with hold(first, step=7):
         pass
     assert progress(first).generation == 2

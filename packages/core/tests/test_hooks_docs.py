@@ -117,7 +117,7 @@ def test_one_run_made_of_all_examples_trains(runs, documented):
     )
     records = runs.records("out")
     assert [record["step"] for record in records] == [1, 2, 3], printed
-    assert all("zero_gradients" in record["metrics"] for record in records)  # parallel=watched
+    assert all("loss_spread" in record["metrics"] for record in records)  # parallel=watched
     assert [record["metrics"]["streak/length"] for record in records] == [1, 2, 3]  # callback=[streak]
     assert "\nmine 3 " in printed  # track=[mine]
     assert printed.startswith("hello, run\n")  # greeting=plain

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from gangline import draws
 from gangline.draws import BLOCK_ROWS, fill, uniforms
-from gangline.model.init import initialise, shards_of, whole_model
+from gangline.model.init import initialise, make_whole_model, shards_of
 from gangline.shard import Shard
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.plan import plan_decoder
@@ -120,7 +120,7 @@ CONFIG = DecoderConfig(vocab_size=150, dim=24, layers=2, heads=4, kv_heads=2, hi
 
 def test_a_model_in_pieces_has_the_weights_of_the_whole():
     tree, plan = plan_decoder(CONFIG)
-    model = whole_model(tree, plan, seed=3)
+    model = make_whole_model(tree, plan, seed=3)
     for shard in shards_of(model, plan):
         dim = len(shard.global_shape) - 1
         half = shard.global_shape[dim] // 2
@@ -132,7 +132,7 @@ def test_a_model_in_pieces_has_the_weights_of_the_whole():
 
 def test_weights_are_drawn_as_the_plan_says():
     tree, plan = plan_decoder(CONFIG)
-    parameters = dict(whole_model(tree, plan, seed=0).named_parameters())
+    parameters = dict(make_whole_model(tree, plan, seed=0).named_parameters())
     residual = 0.02 / math.sqrt(2 * 2)
     for name, parameter in parameters.items():
         if name.endswith("norm.weight"):

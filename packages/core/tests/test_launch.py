@@ -25,7 +25,7 @@ from gangline.config.sections import Recompute
 from gangline.errors import PeerFailed, UserError
 from gangline.launch import changed_data, guard
 from gangline.launch.devices import count_gpus
-from gangline.launch.failures import lost_peer
+from gangline.launch.failures import is_lost_peer
 from gangline.launch.output import Copied
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
@@ -227,7 +227,7 @@ def test_search_for_changed_data_ends_in_time(run_dir, monkeypatch):
     monkeypatch.setattr(changed_data, "SECONDS", 0.2)
     monkeypatch.setattr(changed_data, "_search", lambda run_dir, stop: time.sleep(2))
     before = time.monotonic()
-    assert changed_data.changed_data(run_dir) == ""
+    assert changed_data.describe_changed_data(run_dir) == ""
     assert time.monotonic() - before < 1
 
 
@@ -318,12 +318,12 @@ def test_ranks_do_not_outlive_the_server_that_forked_them(run_dir):
     ],
 )
 def test_what_counts_as_a_lost_peer(error, lost):
-    assert lost_peer(error) is lost
+    assert is_lost_peer(error) is lost
     outer = KeyError("later")
     outer.__context__ = error
-    assert lost_peer(outer) is lost
+    assert is_lost_peer(outer) is lost
     error.__cause__ = error
-    assert lost_peer(error) is lost, "it has an end"
+    assert is_lost_peer(error) is lost, "it has an end"
 
 
 def test_the_end_of_a_process_is_seen_also_where_the_kernel_does_not_tell(monkeypatch):

@@ -54,13 +54,13 @@ def test_leftover_optimizer_array_that_the_optimizer_leaves_is_noted(with_old, m
 
 
 def test_array_of_filled_from_is_not_left_over(with_old, monkeypatch):
-    filled = AdamwOptimizer.filled_from
+    filled = AdamwOptimizer.select_filled
 
-    def filled_from(self, state):
+    def select_filled(self, state):
         shards = list(filled(self, state))
         return [*shards, replace(shards[0], name=OLD)]
 
-    monkeypatch.setattr(AdamwOptimizer, "filled_from", filled_from)
+    monkeypatch.setattr(AdamwOptimizer, "select_filled", select_filled)
     assert resumed(with_old).step == 2
 
 

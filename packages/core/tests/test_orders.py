@@ -52,8 +52,8 @@ class Scripted(HealthCheck):
             yield Verdict("spike", f"step {record.step}", 1.0, f"loss {record.loss}", self.at[record.step])
 
     def respond(self, agreed: Agreed, record) -> Order | None:
-        done = sum(len(agreed.ordered("spike", action)) for action in Action)
-        return self.order if self.order and agreed.of("spike") and done < self.budget else None
+        done = sum(len(agreed.list_orders("spike", action)) for action in Action)
+        return self.order if self.order and agreed.select("spike") and done < self.budget else None
 
 
 class Asked(Scripted):

@@ -12,8 +12,8 @@ from hypothesis import example, given, strategies as st
 
 from gangline.config.compose import compose_one
 from gangline.config.preflight import parse
-from gangline.config.programs import untrusted
-from gangline.config.resume import continued
+from gangline.config.programs import explain_distrust
+from gangline.config.resume import continue_run
 from gangline.config.values import override
 from gangline.errors import UserError, printable
 from gangline.plugin.registry import installed
@@ -124,20 +124,20 @@ def test_resume_runs_the_programs_of_an_own_directory_alone(notify):
     directory = RunDirectory.create(compose_one(["track=[notify]", word, "run.dir=out"]))
     directory.unlock()
     out = directory.path
-    run, changed = continued(str(out), directory.content(), ["run.steps=500"])
+    run, changed = continue_run(str(out), directory.content(), ["run.steps=500"])
     assert (run.track["notify"].command, list(changed)) == ("notify-send hi", ["run.steps"])
     for path in (out, out / "config.yaml"):
         mode = path.stat().st_mode
         path.chmod(0o777)
         with pytest.raises(UserError) as caught:
-            continued(str(out), directory.content(), [])
+            continue_run(str(out), directory.content(), [])
         assert f"chmod go-w {path}" in str(caught.value)
         assert f"type it too:  '{word}'" in str(caught.value)
-        assert continued(str(out), directory.content(), [word])[1] == {}
+        assert continue_run(str(out), directory.content(), [word])[1] == {}
         path.chmod(mode)
     if os.geteuid() == 0:
         os.chown(out / "config.yaml", 65534, -1)
-        assert untrusted(out) == f"{out / 'config.yaml'} belongs to another user."
+        assert explain_distrust(out) == f"{out / 'config.yaml'} belongs to another user."
 
 
 TEXTS = st.text(alphabet="ab1 ,:=$'\"\\[]{}()~*#-\n.", max_size=8)

@@ -103,7 +103,7 @@ def test_rows_are_where_the_time_went_and_add_up():
             row = mine.begin(mine.group("tp", (0, 1)), 2, 8)
             before = mine.wait(row)
             time.sleep(0.05)
-            mine.done(row, before)
+            mine.finish(row, before)
         forward = time.perf_counter() - forward
         with mine.phase("backward"):
             time.sleep(0.03)
@@ -182,6 +182,6 @@ def _seconds(mine: Pulse) -> float:
 
 def test_processes_are_known_by_when_they_began():
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-    assert guard.born(child.pid) == guard.born(child.pid) is not None
+    assert guard.read_birth(child.pid) == guard.read_birth(child.pid) is not None
     child.communicate(b"")
-    assert guard.born(child.pid) is None
+    assert guard.read_birth(child.pid) is None

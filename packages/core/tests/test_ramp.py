@@ -88,10 +88,10 @@ def test_a_stage_that_cannot_be_is_refused(words: tuple[str, ...], said: str) ->
 
 
 def test_a_ramp_that_changes_is_another_run(tmp_path: Path) -> None:
-    from gangline.config.resume import continued
+    from gangline.config.resume import continue_run
     from gangline.config.serial import to_dict
 
     (run,) = compose([*RAMP, "batch.micro_size=4", f"run.dir={tmp_path}"])
     with pytest.raises(UserError, match=r"keeps its batch\.ramp"):
-        continued(str(tmp_path), to_dict(run), ["batch.ramp.4=30"])
-    assert continued(str(tmp_path), to_dict(run), ["batch.micro_size=2"])[0].batch.ramp == {4: 18, 8: 50}
+        continue_run(str(tmp_path), to_dict(run), ["batch.ramp.4=30"])
+    assert continue_run(str(tmp_path), to_dict(run), ["batch.micro_size=2"])[0].batch.ramp == {4: 18, 8: 50}

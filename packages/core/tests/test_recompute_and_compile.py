@@ -8,7 +8,7 @@ from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
 from gangline.model import forward_context
 from gangline.model.compose import compose_model
-from gangline.model.init import whole_model
+from gangline.model.init import make_whole_model
 from gangline.train.recompute_and_compile import finisher
 from gangline_testkit.inputs import microbatch
 
@@ -92,7 +92,7 @@ def test_selective_recomputes_the_attention_alone(put):
         return lambda *inputs: calls.append(under) or attention(*inputs)
 
     for recompute in (Recompute.none, Recompute.selective):
-        model = whole_model(tree, plan, seed=0)
+        model = make_whole_model(tree, plan, seed=0)
         for block in model.blocks:
             block.attention.attention = put(counted(block.attention.attention, recompute))
         for index, block in enumerate(model.blocks):

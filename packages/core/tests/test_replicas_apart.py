@@ -50,10 +50,10 @@ def test_the_first_replica_along_these_axes_is_primary():
     registry = Registry.of(mesh, layouts, {"dp_replicate"})
     writers = set()
     for name in registry:
-        for box, holders in registry.held(name):
+        for box, holders in registry.iterate_held(name):
             assert len(holders) == 6
             assert mesh.coordinate(holders[0])["dp_replicate"] == 0
-            assert (box, True) in registry.of_rank(name, holders[0])
+            assert (box, True) in registry.list_rank_boxes(name, holders[0])
             writers.add(holders[0])
         assert Places(mesh, registry[name]).writers == 2
     assert len(writers) == 4

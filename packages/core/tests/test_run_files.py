@@ -84,13 +84,13 @@ def test_links_that_appear_later_are_not_followed(run_dir):
 READERS = {
     "config.yaml": RunDirectory.open,
     "provenance.json": lambda run_dir: RunDirectory(run_dir).read_provenance(),
-    "parts.json": lambda run_dir: RunDirectory(run_dir).changed_parts(),
+    "parts.json": lambda run_dir: RunDirectory(run_dir).list_changed_parts(),
     "attempts.jsonl": attempts.read,
     "events.jsonl": read_events,
     "ending.json": read_ending,
     "metrics.jsonl": lambda run_dir: read_records(run_dir / "metrics.jsonl"),
     ".generation": generation.progress,
-    ".step": generation.most_steps,
+    ".step": generation.read_most_steps,
 }
 
 

@@ -278,7 +278,7 @@ def test_other_versions_of_parts_are_told(directory):
     parts["optimizer"]["version"] = "0.0.1"
     directory.parts.write_text(json.dumps(parts))
     basics = "gangline-basics"
-    (said,) = directory.changed_parts()
+    (said,) = directory.list_changed_parts()
     assert said == f"optimizer=adamw: {basics} 0.0.1 when the run began, {basics} {version} now"
 
 

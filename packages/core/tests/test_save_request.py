@@ -9,7 +9,7 @@ import pytest
 
 from gangline.checkpoint.base import SaveRequest
 from gangline.config.schema import LaunchConfig
-from gangline.train.save import asked
+from gangline.train.save import make_request
 from gangline.train.session import Session
 from gangline_basics.launch.config import LocalLaunch
 
@@ -19,12 +19,12 @@ def session(launch: LaunchConfig) -> Session:
 
 
 def test_a_rank_that_asked_for_nothing_saves_with_the_others() -> None:
-    assert asked(session(LocalLaunch()), None, stops=False) == SaveRequest(7)
+    assert make_request(session(LocalLaunch()), None, stops=False) == SaveRequest(7)
 
 
 def test_what_a_checkpointer_asked_for_reaches_its_save() -> None:
     mine = SaveRequest(7, tiers=("near",))
-    assert asked(session(LocalLaunch()), mine, stops=False) is mine
+    assert make_request(session(LocalLaunch()), mine, stops=False) is mine
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_the_save_of_a_run_that_a_signal_ends_is_the_last_and_has_a_deadline(
 ) -> None:
     monkeypatch.setattr("gangline.launch.signals._watched", watched)
     mine = SaveRequest(7, tiers=("near",))
-    assert asked(session(launch), mine, stops=True) == SaveRequest(7, last=True, deadline_seconds=seconds)
+    assert make_request(session(launch), mine, stops=True) == SaveRequest(7, last=True, deadline_seconds=seconds)

@@ -16,9 +16,9 @@ from gangline.config.defaults import default_run
 from gangline.model import forward_context
 from gangline.model.calls import AttentionCall, LossCall
 from gangline.model.forward_context import Collected, Frame
-from gangline.model.init import whole_model
+from gangline.model.init import make_whole_model
 from gangline.model.seams import call_at, calls
-from gangline.model.tree import Node, replaced
+from gangline.model.tree import Node, replace_node
 from gangline_basics.model.attention import plain
 from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.decoder_nodes import AttentionNode
@@ -131,7 +131,7 @@ def test_options_of_the_model_reach_its_seams():
     windows = {f"blocks.{i}.attention": AttentionCall(window=w, **rest) for i, w in enumerate((5, None, 5))}
     assert calls(tree, plan, "attention") == windows
     assert calls(tree, plan, "loss") == {"head": LossCall(z=1e-4)}
-    model = whole_model(tree, plan, seed=0, dtype=torch.float64)
+    model = make_whole_model(tree, plan, seed=0, dtype=torch.float64)
     assert [block.attention.attention.computes for block in model.blocks] == list(windows.values())
     assert model.head.loss.computes == LossCall(z=1e-4)
     assert model.blocks[0].attention.sinks.weight.tolist() == [0.0] * 4
@@ -174,7 +174,7 @@ class Mixer(Node):
 
 def edited(path: str, change):
     tree, plan = plan_decoder(SMALL)
-    return replaced(tree, path, change(tree.blocks[1].attention)), plan
+    return replace_node(tree, path, change(tree.blocks[1].attention)), plan
 
 
 def as_class(cls):

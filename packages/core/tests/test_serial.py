@@ -16,7 +16,7 @@ from gangline.config import Recompute
 from gangline.config.defaults import default_run
 from gangline.config.sections import SECTIONS
 from gangline.config.serial import fill, from_dict, to_dict
-from gangline.config.values import Misfit, describe, plain, typed
+from gangline.config.values import Misfit, convert, describe, plain
 from gangline.errors import UserError
 from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import installed
@@ -223,7 +223,7 @@ MISFITS: list[tuple[Any, Any, str]] = [
 
 @pytest.mark.parametrize(("hint", "value", "wanted"), FITS, ids=str)
 def test_a_value_that_fits(hint, value, wanted):
-    found = typed(hint, value)
+    found = convert(hint, value)
     assert found == wanted
     assert type(found) is type(wanted)
 
@@ -231,7 +231,7 @@ def test_a_value_that_fits(hint, value, wanted):
 @pytest.mark.parametrize(("hint", "value", "message"), MISFITS, ids=str)
 def test_a_value_that_does_not_fit(hint, value, message):
     with pytest.raises(Misfit, match=message):
-        typed(hint, value)
+        convert(hint, value)
 
 
 def test_plain_opens_up_what_yaml_cannot_hold():

@@ -73,7 +73,7 @@ def test_primary_boxes_tile_and_each_has_one_primary(registry):
     for name in registry:
         written = np.zeros(registry[name].shape, dtype=int)
         for rank in range(registry.mesh.world):
-            for box, primary in registry.of_rank(name, rank):
+            for box, primary in registry.list_rank_boxes(name, rank):
                 assert all(length > 0 for length in box.shape)
                 written[box.slices] += primary
         assert (written == 1).all()
@@ -89,11 +89,11 @@ def test_holders_are_who_of_rank_says(registry):
     for name in registry:
         held = {}
         for rank in range(registry.mesh.world):
-            for box, primary in registry.of_rank(name, rank):
+            for box, primary in registry.list_rank_boxes(name, rank):
                 ranks = held.setdefault(box, [])
                 ranks.insert(0, rank) if primary else ranks.append(rank)
         assert {box: registry.holders(name, box) for box in registry.boxes(name)} == held
-        assert dict(registry.held(name)) == {box: registry.holders(name, box) for box in registry.boxes(name)}
+        assert dict(registry.iterate_held(name)) == {box: registry.holders(name, box) for box in registry.boxes(name)}
 
 
 @settings(deadline=None)
@@ -115,14 +115,14 @@ def test_what_one_layout_writes_any_other_reads(data):
     array = np.arange(prod(shape)).reshape(shape)
     stored = {}
     for rank in range(writer_mesh.world):
-        stored |= {box: array[box.slices] for box, primary in writer.of_rank("a", rank) if primary}
+        stored |= {box: array[box.slices] for box, primary in writer.list_rank_boxes("a", rank) if primary}
     reader = Registry.of(reader_mesh, {"a": data.draw(layouts(reader_mesh, shape))})
     for rank in range(reader_mesh.world):
-        for box, _ in reader.of_rank("a", rank):
+        for box, _ in reader.list_rank_boxes("a", rank):
             local = np.full(box.shape, -1)
             for have, values in stored.items():
                 if (both := box.overlap(have)) is not None:
-                    local[both.within(box)] = values[both.within(have)]
+                    local[both.slices_within(box)] = values[both.slices_within(have)]
             assert (local == array[box.slices]).all()
 
 
@@ -132,7 +132,9 @@ def test_replicas_share_the_writing(sizes, width):
         Mesh.of({"dp_replicate": width}), {f"model/{i}": Layout((size,)) for i, size in enumerate(sizes)}
     )
     load = [
-        sum(registry[name].nbytes for name in registry for _, primary in registry.of_rank(name, rank) if primary)
+        sum(
+            registry[name].nbytes for name in registry for _, primary in registry.list_rank_boxes(name, rank) if primary
+        )
         for rank in range(width)
     ]
     assert sum(load) == registry.nbytes
@@ -150,7 +152,7 @@ def test_a_fold_and_what_is_beside_it_are_two_digits_of_one_axis():
     mesh = Mesh.of({"dp_shard": 8})
     on_fold, beside = Division(("dp_shard",), ((0, 3, 6),)), Division(("dp_shard",), ((0, 1, 2, 3, 4),), 1, every=2)
     registry = Registry.of(mesh, {"x": Layout((6, 4), divisions=(on_fold, beside))})
-    assert [registry.of_rank("x", rank)[0][0].offset for rank in range(8)] == [
+    assert [registry.list_rank_boxes("x", rank)[0][0].offset for rank in range(8)] == [
         (3 * (rank % 2), rank // 2) for rank in range(8)
     ]
     shared = Registry.of(mesh, {"x": Layout((6, 4), divisions=(Division(("dp_shard",), ((0, 3, 6),), every=4),))})
@@ -199,7 +201,7 @@ def test_a_registry_of_16384_ranks_answers_at_once():
     registry = Registry.of(
         mesh, {f"model/{i}": Layout((16_384, 128), "float32", (columns, rows), (("pp", i % 16),)) for i in range(1000)}
     )
-    (box, primary), *more = registry.of_rank("model/17", mesh.rank({"pp": 1, "dp_shard": 3, "tp": 5}))
+    (box, primary), *more = registry.list_rank_boxes("model/17", mesh.rank({"pp": 1, "dp_shard": 3, "tp": 5}))
     assert (box, primary, more) == (Box((5 * 2048 + 48, 0), (16, 128)), True, [])
     assert registry.holders("model/17", box) == [mesh.rank({"pp": 1, "dp_shard": 3, "tp": 5})]
-    assert registry.of_rank("model/17", 0) == []
+    assert registry.list_rank_boxes("model/17", 0) == []

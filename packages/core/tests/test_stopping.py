@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.launch.failures import how_it_ended
+from gangline.launch.failures import describe_end
 from gangline.launch.signals import (
     ANSWER,
     SAME_REQUEST_SECONDS,
@@ -21,8 +21,8 @@ from gangline.launch.signals import (
     HandedOn,
     Requests,
     answer_signal,
-    asked_by,
     exit_code,
+    find_asker,
     hand_on,
     stop_signals,
 )
@@ -116,7 +116,7 @@ def test_what_is_handed_on_is_the_same_request_and_says_which(asked, monkeypatch
     monkeypatch.setattr("gangline.launch.signals.time.monotonic", lambda: next(clock))
     requests = Requests()
     assert [requests.take(signum) for signum in (asked, hand_on(asked), hand_on(asked), hand_on(asked))] == [1, 0, 0, 2]
-    assert asked_by(asked) == asked_by(hand_on(asked)) == asked
+    assert find_asker(asked) == find_asker(hand_on(asked)) == asked
     assert exit_code(-hand_on(asked)) == exit_code(-asked) == 128 + asked
 
 
@@ -146,8 +146,8 @@ def test_stop_signals_leave_out_signals_ignored_from_the_start(ignored):
 
 
 def test_a_signal_without_a_name_is_told_by_its_number():
-    assert how_it_ended(-HandedOn.SIGTERM) == f"it was killed by signal {HandedOn.SIGTERM:d}"
-    assert how_it_ended(-signal.SIGTERM) == "it was killed by SIGTERM"
+    assert describe_end(-HandedOn.SIGTERM) == f"it was killed by signal {HandedOn.SIGTERM:d}"
+    assert describe_end(-signal.SIGTERM) == "it was killed by SIGTERM"
 
 
 def test_ctrl_c_ends_the_ranks_at_a_step_boundary(running):

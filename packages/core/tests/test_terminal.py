@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from gangline.cli import guarded
+from gangline.cli import run_guarded
 from gangline.cli.main import main
 from gangline.cli.terminal import TerminalStream
 from gangline.cli.train import read
@@ -57,7 +57,7 @@ def test_command_escapes_prints_and_errors_on_a_terminal(monkeypatch):
         print(TITLE)
         raise UserError("\x1b[31mred", TITLE)
 
-    assert guarded("train", body, []) == 2
+    assert run_guarded("train", body, []) == 2
     assert sys.stdout is stream
     assert stream.getvalue() == "\\x1b]0;pwn\\x07\ntrain: \\x1b[31mred\n  \\x1b]0;pwn\\x07\n"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gangline.config.check import check
-from gangline.config.paths import rooted
+from gangline.config.paths import root_paths
 from gangline.config.serial import from_dict, to_dict
 from gangline.config.validation import validation_sets
 from gangline.errors import UserError
@@ -45,7 +45,7 @@ def test_a_set_is_the_runs_data_with_other_options(corpora):
     assert list(validation_sets(run)) == ["b"]
     config = validation_sets(run)["b"]
     assert (config.path, config.documents, config.validation_fraction) == ("b", True, 1.0)
-    written = rooted(run)
+    written = root_paths(run)
     assert written["validate"]["sets"]["b"] == {"path": os.path.abspath("b"), "validation_fraction": 1}
     assert to_dict(from_dict(written))["validate"] == written["validate"]
 

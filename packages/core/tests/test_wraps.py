@@ -16,10 +16,10 @@ from gangline.model import compose
 from gangline.model.buffers import listeners
 from gangline.model.build import Wrapper, construct, model_of
 from gangline.model.compose import compose_model
-from gangline.model.init import whole_model
+from gangline.model.init import make_whole_model
 from gangline.model.linear import Linear
 from gangline.model.linear_nodes import LinearNode
-from gangline.model.tree import Node, WrapNode, by_path, nodes, parameter_shapes, replaced
+from gangline.model.tree import Node, WrapNode, map_paths, nodes, parameter_shapes, replace_node
 from gangline.plan import Init, Plan
 from gangline.plugin import registry
 from gangline.plugin.parts import Part
@@ -77,19 +77,19 @@ class Narrow(EditConfig):
 def adapt(tree, plan, options):
     path = "blocks.0.feed_forward.w_down"
     linear = next(node for at, node in nodes(tree) if at == path and isinstance(node, LinearNode))
-    tree = replaced(tree, path, BesideNode(inner=by_path(tree)[path], by=options.by, beside=replace(linear)))
-    plan = plan.extended(inits=(Init(f"{path}.beside", "constant", 0.0),), frozen=("*",), trained=(f"{path}.beside",))
+    tree = replace_node(tree, path, BesideNode(inner=map_paths(tree)[path], by=options.by, beside=replace(linear)))
+    plan = plan.extend(inits=(Init(f"{path}.beside", "constant", 0.0),), frozen=("*",), trained=(f"{path}.beside",))
     return tree, plan, [path]
 
 
 def double(tree, plan, options):
     path = "blocks.0.feed_forward.w_down"
-    return replaced(tree, path, TwiceNode(inner=by_path(tree)[path])), plan, [path]
+    return replace_node(tree, path, TwiceNode(inner=map_paths(tree)[path])), plan, [path]
 
 
 def narrow(tree, plan, options):
     path = "blocks.0.feed_forward"
-    return replaced(tree, path, FeedForwardNode(dim=plan.facts["dim"], hidden=8)), plan, [path]
+    return replace_node(tree, path, FeedForwardNode(dim=plan.facts["dim"], hidden=8)), plan, [path]
 
 
 def freeze(tree, plan, options):
@@ -124,7 +124,7 @@ def test_what_wraps_keeps_names_and_runs_behind_what_replaces(composed):
     shapes = parameter_shapes(tree)
     assert shapes[f"{path}.weight"] == shapes[f"{path}.beside.weight"] == (192, 8)
     assert [type(node).__name__ for at, node in nodes(tree) if at == path] == ["TwiceNode", "BesideNode", "LinearNode"]
-    model = whole_model(tree, plan, seed=0)
+    model = make_whole_model(tree, plan, seed=0)
     assert {name: tuple(p.shape) for name, p in model.named_parameters()} == shapes
     module = model.get_submodule(path)
     assert isinstance(module, Linear)
@@ -132,16 +132,16 @@ def test_what_wraps_keeps_names_and_runs_behind_what_replaces(composed):
     x = torch.randn(5, 8)
     torch.testing.assert_close(module(x), 2 * 3 * torch.nn.functional.linear(x, module.weight))
     outer, _ = composed(a=Double(), b=Adapt())
-    assert type(by_path(outer)[path]).__name__ == "BesideNode"
+    assert type(map_paths(outer)[path]).__name__ == "BesideNode"
 
 
 def test_a_node_inside_of_what_wraps_can_be_replaced(composed):
     tree, _ = composed(adapt=Adapt())
     path = "blocks.0.feed_forward.w_down"
-    changed = replaced(tree, f"{path}.beside", LinearNode(in_features=512, out_features=192, bias=True))
+    changed = replace_node(tree, f"{path}.beside", LinearNode(in_features=512, out_features=192, bias=True))
     assert parameter_shapes(changed)[f"{path}.beside.bias"] == (192,)
     with pytest.raises(LookupError, match="no node"):
-        replaced(tree, f"{path}.nothing", LinearNode())
+        replace_node(tree, f"{path}.nothing", LinearNode())
 
 
 def test_two_that_add_parts_of_one_name_are_refused(composed):
@@ -154,7 +154,7 @@ def test_the_most_specific_pattern_decides_what_is_trained(composed):
     names = ("embed.weight", "blocks.0.a.weight", "blocks.1.a.weight", "head.norm.weight")
     assert {name for name in names if plan.is_frozen(name)} == {"embed.weight", "blocks.1.a.weight"}
     assert replace(plan, tied=(("head.norm.weight", "embed.weight"),)).is_frozen("head.norm.weight")
-    assert plan.unmatched(["blocks.0.b.weight"]) == ["blocks.1.a.weight", "blocks.*.a", "head.norm"]
+    assert plan.find_unmatched(["blocks.0.b.weight"]) == ["blocks.1.a.weight", "blocks.*.a", "head.norm"]
     tree, plan = composed(adapt=Adapt())
     trained = [name for name, parameter in model_of(tree, plan).named_parameters() if parameter.requires_grad]
     assert trained == ["blocks.0.feed_forward.w_down.beside.weight"]

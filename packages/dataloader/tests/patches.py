@@ -11,7 +11,7 @@ from gangline.config import EditConfig, Run
 from gangline.config.check import world_of
 from gangline.mesh import Mesh
 from gangline.model.linear_nodes import EmbeddingNode
-from gangline.model.tree import nodes, replaced
+from gangline.model.tree import nodes, replace_node
 from gangline.plan import Init
 
 
@@ -48,9 +48,9 @@ class PatchConfig(EditConfig):
 def edit(tree: Any, plan: Any, options: PatchConfig) -> tuple[Any, Any, list[str]]:
     found = {path: node for path, node in nodes(tree) if type(node) is EmbeddingNode}
     for path, node in found.items():
-        tree = replaced(tree, path, PatchNode(vocab_size=node.vocab_size, dim=node.dim, patch=options.patch))
+        tree = replace_node(tree, path, PatchNode(vocab_size=node.vocab_size, dim=node.dim, patch=options.patch))
     inits = tuple(Init(f"{path}.patches", "normal", 0.02) for path in found)
-    return tree, plan.extended(inits=inits), list(found)
+    return tree, plan.extend(inits=inits), list(found)
 
 
 @hookimpl

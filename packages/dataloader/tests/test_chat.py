@@ -377,7 +377,7 @@ def test_a_store_keeps_its_template_and_its_tokenizer_is_the_runs(chats, tokeniz
         assert template is not None
         assert codec.encode("dögs") == TokenizerCodec(str(tokenizer), None, "replace").encode("dögs")
         assert (template.source, template.special) == (wanted.source, wanted.special)
-        assert set(run.data.exported(run)) >= {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+        assert set(run.data.export_files(run)) >= {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
         assert run.data.notices(run) == []
     assert {path.name for path in (folder / "validation").iterdir()} >= {"chat_template.jinja"}
     other = tmp_path / "other"

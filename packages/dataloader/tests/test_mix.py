@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gangline.config.check import problems
-from gangline.config.paths import rooted
+from gangline.config.paths import root_paths
 from gangline.errors import UserError
 from gangline_dataloader.sources import build
 from gangline_dataloader.store.fields import add_checksum
@@ -162,6 +162,6 @@ def test_relative_paths_are_meant_from_where_the_run_was_started(stores, monkeyp
     monkeypatch.chdir(tmp_path)
     relative = {name: Path(os.path.relpath(path)) for name, path in stores.items()}
     run = run_of(relative, f"validate.sets.one={{sources: {{code: {relative['code']}}}}}")
-    written = rooted(run)
+    written = root_paths(run)
     assert written["data"]["sources"] == {name: str(path) for name, path in stores.items()}
     assert written["validate"]["sets"]["one"]["sources"] == {"code": str(stores["code"])}

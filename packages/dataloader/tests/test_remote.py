@@ -17,7 +17,7 @@ import pytest
 import xxhash
 
 from gangline.config.check import problems
-from gangline.config.resume import continued
+from gangline.config.resume import continue_run
 from gangline.config.serial import to_dict
 from gangline.errors import UserError
 from gangline_dataloader import commands
@@ -351,7 +351,7 @@ def test_what_may_not_be_read_is_not_asked_for_again(server, texts, make_store, 
 def test_where_shards_are_kept_and_waited_for_may_change_when_a_run_goes_on(data):
     here = {"cache": "/scratch", "cache_bytes": 7, "deadline": 5.0} | ({"prefetch": 3} if data == "dali" else {})
     words = [f"data.{name}={value}" for name, value in here.items()]
-    run, changed = continued("out", to_dict(small_run(f"data={data}")), words)
+    run, changed = continue_run("out", to_dict(small_run(f"data={data}")), words)
     assert {name: getattr(run.data, name) for name in here} == here
     assert {f"data.{name}" for name in here} == set(changed)
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from gangline.data import read_ahead
 from gangline.data.expand import expand
 from gangline.data.reader import ReadPlace
-from gangline.data.sample_reader import KeptMemory, SampleReader, stacked
+from gangline.data.sample_reader import KeptMemory, SampleReader, stack_samples
 from gangline.errors import UserError
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, WeightStage
 from gangline_dataloader.order.single import SingleOrder
@@ -75,7 +75,7 @@ def assert_same(given_, wanted):
 
 
 def samples(source, numbers):
-    return stacked([source.sample(i) for i in numbers], numbers, KeptMemory(CPU))
+    return stack_samples([source.sample(i) for i in numbers], numbers, KeptMemory(CPU))
 
 
 @settings(deadline=None, max_examples=60)

@@ -250,7 +250,7 @@ def test_a_signal_is_seen_while_the_first_model_is_asked(runs, monkeypatch, caps
         portions.append(len(samples))
         return numpy.zeros((len(samples), each))
 
-    monkeypatch.setattr(asking, "scored", scored)
+    monkeypatch.setattr(asking, "score_samples", scored)
     monkeypatch.setattr(asking, "sources_of", lambda s: {"train": of})
     monkeypatch.setattr(asking, "SECONDS", 0.0)
     monkeypatch.setattr(asking, "stop_requested", lambda: "SIGTERM" if len(portions) == 2 else None)

@@ -18,7 +18,10 @@ def test_adapters_of_a_block_do_not_drop_the_same_features():
     kept: dict[tuple[int, ...], list[torch.Tensor]] = {}
     for name, module in model.named_modules():
         if isinstance(module, DroppedLowRank):
-            with forward_context.frame(forward_context.Frame()), forward_context.at(".".join(name.split(".")[:2])):
+            with (
+                forward_context.frame(forward_context.Frame()),
+                forward_context.emit_under(".".join(name.split(".")[:2])),
+            ):
                 found = module.drop_inputs(torch.ones(1, 16, module.in_features)) > 0
                 again = module.drop_inputs(torch.ones(1, 16, module.in_features)) > 0
             assert torch.equal(found, again)

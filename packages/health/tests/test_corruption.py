@@ -38,14 +38,14 @@ WORDS = ("health=[on]", "health.on.corruption.every=2", "parallel=ddp", "run.ste
 def run(run_dir: Path, bad: int | None, *settings: str) -> tuple[int | str, list[attempts.Attempt]]:
     """A run of which one rank's weight has another bit after its fifth step."""
     s = session(run_dir, *WORDS, *settings)
-    applied = s.runtime.applied
+    applied = s.runtime.finish_update
 
     def flips() -> None:
         applied()
         if s.comms.rank == bad and s.step == 4 and s.attempt == 1:
             words(next(iter(s.runtime.shards())).local)[3] ^= 1 << 20
 
-    s.runtime.applied = flips  # type: ignore[method-assign]
+    s.runtime.finish_update = flips  # type: ignore[method-assign]
     try:
         code: int | str = train(s)
     except RestartWanted:

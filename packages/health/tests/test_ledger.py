@@ -275,14 +275,14 @@ def test_spans_are_cut_without_gap_or_overlap(drawn: list[tuple[float, float, st
 def test_a_real_run_that_died_and_went_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     s = session(out, "run.steps=8", "parallel=single")
-    taken = s.runtime.applied
+    taken = s.runtime.finish_update
 
     def dies() -> None:
         taken()
         if s.step == 4:
             raise KeyboardInterrupt
 
-    s.runtime.applied = dies  # type: ignore[method-assign]
+    s.runtime.finish_update = dies  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         train(s)
     assert train(session(out, "run.steps=8", "parallel=single")) == 0

@@ -26,7 +26,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from gangline import UserError
 from gangline.config.check import check
-from gangline.launch.guard import born
+from gangline.launch.guard import read_birth
 from gangline.run.directory import RunDirectory
 from gangline.run.events import read_events
 from gangline_health.commands import watch
@@ -252,7 +252,7 @@ def test_a_command_that_hangs_leaves_no_process(tmp_path: Path, end: str) -> Non
     assert "no answer within" in why
     assert time.monotonic() - began < 300.0
     child = int(told.read_text())
-    while born(child) is not None:
+    while read_birth(child) is not None:
         assert time.monotonic() - began < 400.0
         time.sleep(0.05)
     assert send("true", WARNS, until=lambda: 0.0) == "the job was over before its turn came"

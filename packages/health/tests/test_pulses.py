@@ -88,7 +88,7 @@ def test_ranks_that_a_launcher_has_no_longer_are_not_found(tmp_path):
 
 def test_it_can_be_read_as_soon_as_it_says_whose_it_is_and_not_before(tmp_path, monkeypatch):
     """A watcher looks at any moment; who it took for process 0 would never be seen to be stopped."""
-    real, early = guard.born, []
+    real, early = guard.read_birth, []
 
     def looked_at(pid: int) -> int | None:
         for file in find(tmp_path):

@@ -104,7 +104,7 @@ SINCE = 48
 def with_a_fault(run_dir: Path, bad: int | None, what: str) -> int:
     """A run of which one rank reads noise in place of text, or has the sign of some weights wrong; the exit code."""
     s = session(run_dir, *REAL)
-    take, applied = s.batches.take, s.runtime.applied
+    take, applied = s.batches.take, s.runtime.finish_update
     draw = torch.Generator().manual_seed(0)
 
     def reads(cursor: int, step: int, size: int | None = None):
@@ -123,7 +123,7 @@ def with_a_fault(run_dir: Path, bad: int | None, what: str) -> int:
     if s.comms.rank == bad and what == "data":
         s.batches.take = reads  # type: ignore[method-assign]
     if s.comms.rank == bad and what == "weights":
-        s.runtime.applied = turns  # type: ignore[method-assign]
+        s.runtime.finish_update = turns  # type: ignore[method-assign]
     return train(s)
 
 

@@ -68,7 +68,7 @@ def ours(run: Run, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(torch.nan)
-    load_pretrained(run.model.pretrained(), shards_of(model, plan), plan)
+    load_pretrained(run.model.weights_directory(), shards_of(model, plan), plan)
     return model
 
 

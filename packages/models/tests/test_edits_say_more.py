@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from gangline import Part, hookimpl
 from gangline_basics.model.decoder_nodes import FeedForwardNode
-from gangline.model.tree import (nodes, replaced)
+from gangline.model.tree import (nodes, replace_node)
 from gangline.config.schema import EditConfig, PartConfig
 from gangline_models.hugging_face.contract import EditFormat
 
@@ -32,7 +32,7 @@ class Echo(EditConfig):
     mute: bool = False
     colour: Colour = None
 
-    def resolved(self, run):
+    def resolve(self, run):
         return replace(self, by=self.by or 4 * run.batch.global_size)
 
     def summary(self, metrics):
@@ -58,7 +58,7 @@ class EchoFormat(EditFormat):
 def edit(tree, plan, options):
     found = [(path, node) for path, node in nodes(tree) if isinstance(node, FeedForwardNode)]
     for path, node in found:
-        tree = replaced(tree, path, replace(node, hidden=options.by))
+        tree = replace_node(tree, path, replace(node, hidden=options.by))
     return tree, plan, [path for path, _ in found]
 
 

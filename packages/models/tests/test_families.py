@@ -167,7 +167,7 @@ def test_a_published_shape_is_a_model(name):
     run = default_run(model=config)
     assert config.check(run) == []
     tree, plan = compose_model(run)
-    assert plan.unmatched(parameter_shapes(tree)) == []
+    assert plan.find_unmatched(parameter_shapes(tree)) == []
     written = config_json_of(run, name, "bfloat16")
     assert written["hidden_size" if written["model_type"] != "gpt2" else "n_embd"]
 

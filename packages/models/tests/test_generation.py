@@ -9,7 +9,7 @@ from test_families import ours, run_of
 
 from gangline.model.compose import compose_model
 from gangline.model.linear import Linear
-from gangline.model.seams import recomputed
+from gangline.model.seams import list_recomputed
 from gangline.runtime import Sampling
 from gangline_basics.sampling.sampler import generate
 from gangline_models.modules.latent import LatentUp
@@ -41,7 +41,7 @@ def prompts(vocab_size: int, *lengths: int) -> list[list[int]]:
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_tokens_are_theirs(name, pair):
     model, run, mine = pair(name)
-    assert recomputed(compose_model(run)[0]) == []
+    assert list_recomputed(compose_model(run)[0]) == []
     starts = prompts(model.config.vocab_size, START, START)
     how = Sampling(tokens=LENGTH - START)
     cached = [one.tokens for one in generate(mine, starts, how, cached=True)]

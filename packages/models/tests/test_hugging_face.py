@@ -23,7 +23,7 @@ from gangline.config.defaults import default_run
 from gangline.errors import UserError
 from gangline.model.adapter import Adapter
 from gangline.model.build import construct, materialise
-from gangline.model.init import shards_of, whole_model
+from gangline.model.init import make_whole_model, shards_of
 from gangline.model.tree import parameter_shapes
 from gangline.plan import Name, Plan
 from gangline.shard import Shard
@@ -57,7 +57,7 @@ CASES = {
 def randomised(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     """Our model with random weights everywhere, the norms too, large enough that every part of it counts."""
     tree, plan = plan_decoder(replace(config, init_std=0.15))
-    model = whole_model(tree, plan, seed=0, dtype=dtype)
+    model = make_whole_model(tree, plan, seed=0, dtype=dtype)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

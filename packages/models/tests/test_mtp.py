@@ -22,7 +22,7 @@ from gangline.config.check import check
 from gangline.config.compose import compose, compose_one
 from gangline.model.compose import compose_model
 from gangline.model.forward_context import Collected, Frame, frame
-from gangline.model.init import whole_model
+from gangline.model.init import make_whole_model
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.parallel.prepare import finish_head
 from gangline_models.hugging_face.config import read_edited_config
@@ -71,8 +71,8 @@ def cross_entropies(model: torch.nn.Module, batch: Batch) -> list[Tensor]:
 @pytest.mark.parametrize("kind", ["ragged", "documents"])
 def test_its_loss_is_that_of_the_paper(kind):
     run = small_run("mtp=on", "mtp.depth=2", "mtp.weight=0.5")
-    model = whole_model(*compose_model(run), seed=3, dtype=torch.float64)
-    plain = whole_model(*compose_model(replace(run, edits={})), seed=3, dtype=torch.float64)
+    model = make_whole_model(*compose_model(run), seed=3, dtype=torch.float64)
+    plain = make_whole_model(*compose_model(replace(run, edits={})), seed=3, dtype=torch.float64)
     batch = microbatch([3, 8, 9], 0, 12, 61, kind)
     collected = Collected()
     with frame(Frame(loss_mask=batch.loss_mask, collected=collected)):
@@ -100,7 +100,7 @@ def test_blocks_of_modules_are_recomputed_and_compiled(recompute: str, compiled:
     run, batch, got = small_run("mtp=on", "mtp.depth=2"), microbatch([3, 8, 9], 0, 12, 61, "documents"), []
     tree, plan = compose_model(run)
     for finish in (finisher(Recompute.none, False), finisher(Recompute(recompute), compiled, seams=plan.seams)):
-        model, counted, collected = whole_model(tree, plan, seed=3, dtype=torch.float64), list[str](), Collected()
+        model, counted, collected = make_whole_model(tree, plan, seed=3, dtype=torch.float64), list[str](), Collected()
         assert plan.blocks_in_head(dict(model.named_modules())) == ["head.mtp.0.block", "head.mtp.1.block"]
         finish_head(model, plan, finish)
         for module in model.head.mtp:
@@ -126,10 +126,10 @@ def test_the_token_behind_next_is_of_the_same_document():
         sample=torch.tensor([0]),
         document=torch.tensor([[0, 0, 0, 1, 1, 1]]),
     )
-    targets, counts = batch.ahead(1)
+    targets, counts = batch.shift_targets(1)
     assert targets[0, :5].tolist() == [3, 4, 5, 6, 7]
     assert counts.tolist() == [[True, False, False, True, True, False]]
-    assert batch.ahead(9)[1].tolist() == [[False] * 6]
+    assert batch.shift_targets(9)[1].tolist() == [[False] * 6]
 
 
 TRAINED = ("mtp=on", "mtp.depth=2", "run.steps=12", "optimizer.learning_rate=0.01", "model.tied=true", "checkpoint=off")
@@ -153,8 +153,8 @@ def test_it_falls_and_is_told_apart(tmp_path: Path):
 
 def test_evaluation_and_logits_are_those_without_it():
     run = small_run("mtp=on")
-    model = whole_model(*compose_model(run), seed=3, dtype=torch.float64).eval()
-    plain = whole_model(*compose_model(replace(run, edits={})), seed=3, dtype=torch.float64).eval()
+    model = make_whole_model(*compose_model(run), seed=3, dtype=torch.float64).eval()
+    plain = make_whole_model(*compose_model(replace(run, edits={})), seed=3, dtype=torch.float64).eval()
     batch = microbatch([3, 8], 0, 12, 61, "whole")
     assert model(batch).equal(plain(batch))
     assert model.logits(batch).equal(plain.logits(batch))
@@ -175,7 +175,7 @@ LATENT = (
 
 def test_weights_go_out_in_deepseeks_names_and_come_back(tmp_path: Path):
     run = deepseek("mtp.depth=2")
-    model = whole_model(*compose_model(run), seed=3, dtype=torch.float32)
+    model = make_whole_model(*compose_model(run), seed=3, dtype=torch.float32)
     directory = write(run, model, tmp_path / "out")
     names = set(load_file(directory / "model.safetensors"))
     for layer in (2, 3):
@@ -199,7 +199,7 @@ def deepseek(*settings: str):
 
 def test_what_a_directory_lacks_is_drawn_or_refused(tmp_path: Path):
     run = deepseek("mtp.depth=2")
-    directory = write(run, whole_model(*compose_model(run), seed=3, dtype=torch.float32), tmp_path / "out")
+    directory = write(run, make_whole_model(*compose_model(run), seed=3, dtype=torch.float32), tmp_path / "out")
     file = directory / "model.safetensors"
     tensors = load_file(file)
     save_file({n: t for n, t in tensors.items() if "layers.3" not in n and "layers.2" not in n}, file, {"format": "pt"})
@@ -222,7 +222,7 @@ def test_what_a_directory_lacks_is_drawn_or_refused(tmp_path: Path):
 def test_files_that_are_not_of_the_weights_bring_no_modules(tmp_path: Path):
     """Such as those that an older download left behind."""
     run = deepseek()
-    directory = write(run, whole_model(*compose_model(run), seed=3, dtype=torch.float32), tmp_path / "out")
+    directory = write(run, make_whole_model(*compose_model(run), seed=3, dtype=torch.float32), tmp_path / "out")
     tensors = load_file(directory / "model.safetensors")
     save_file(tensors, directory / "model-00001-of-00002.safetensors", {"format": "pt"})
     own = {name: tensor for name, tensor in tensors.items() if "layers.2." not in name}
@@ -235,7 +235,7 @@ def test_files_that_are_not_of_the_weights_bring_no_modules(tmp_path: Path):
 def test_an_export_of_another_family_is_without(tmp_path: Path):
     (run,) = compose(["recipe=tiny", "mtp=on", "model.dim=24", "model.layers=1"])
     assert "an export leaves them out" in "".join(run.edits["mtp"].notices(run))
-    model = whole_model(*compose_model(run), seed=3, dtype=torch.float32)
+    model = make_whole_model(*compose_model(run), seed=3, dtype=torch.float32)
     directory = write(run, model, tmp_path / "out")
     assert not any("layers.1." in name or "mtp" in name for name in load_file(directory / "model.safetensors"))
     assert "num_nextn_predict_layers" not in json.loads((directory / "config.json").read_text())

@@ -86,7 +86,7 @@ def changes(run_dir: Path, *chosen: str) -> dict[str, float]:
     for step in range(5):
         s.runtime.step(s.batches.take(8 * step, step))
         s.optimizer.step(2**-7)
-        s.runtime.applied()
+        s.runtime.finish_update()
     after = outputs(model, batch)
     return {name: float((after[name] - out).square().mean().sqrt()) for name, out in before.items()}
 

@@ -14,7 +14,7 @@ from gangline.cli.train import main as train
 from gangline.config.check import problems
 from gangline.config.compose import compose_one
 from gangline.errors import UserError
-from gangline.model.pretrained import pretrained_of
+from gangline.model.pretrained import find_pretrained
 from gangline_models.hugging_face.commands import export_run
 from gangline_models.hugging_face.config import config_json_of, model_config_from
 from gangline_models.hugging_face.pretrained import HuggingFace
@@ -58,7 +58,7 @@ class Variant(DecoderConfig):
 
 @dataclass
 class Own(ModelConfig):
-    def pretrained(self):
+    def weights_directory(self):
         return "somewhere"
 
 
@@ -111,7 +111,7 @@ def gangline_models():
 def test_who_derives_from_the_decoder_reads_weights_as_it_does(tmp_path):
     (tmp_path / "stranger_models.py").write_text(STRANGERS)
     with as_installed("gangline-strangers", "stranger_models", path=tmp_path):
-        assert isinstance(pretrained_of(compose_one(["model=variant"]).model), HuggingFace)
+        assert isinstance(find_pretrained(compose_one(["model=variant"]).model), HuggingFace)
         (problem,) = problems(compose_one(["model=own"]))
     assert "model=own begins with the weights in somewhere, and nothing reads them" in problem.what
     assert "capability 'pretrained'" in problem.why

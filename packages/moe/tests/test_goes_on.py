@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.config.resume import continued
+from gangline.config.resume import continue_run
 from gangline.config.serial import to_dict
 from gangline.errors import UserError
 from gangline_testkit import RealRuns
@@ -13,11 +13,11 @@ from gangline_testkit.runs import small_run
 
 def test_the_ranks_of_experts_may_change_and_their_number_may_not():
     content = to_dict(small_run("moe=on", "moe.ep=2"))
-    run, changed = continued("runs/x", content, ["moe.ep=4", "moe.ep_out_of=[dp_shard,tp]", "moe.ranks_per_node=2"])
+    run, changed = continue_run("runs/x", content, ["moe.ep=4", "moe.ep_out_of=[dp_shard,tp]", "moe.ranks_per_node=2"])
     assert run.edits["moe"].ep == 4
     assert sorted(changed) == ["moe.ep", "moe.ep_out_of", "moe.ranks_per_node"]
     with pytest.raises(UserError, match=r"keeps its moe.experts \(8 -> 16\).*\n.*\n.*moe.ep, moe.ep_out_of"):
-        continued("runs/x", content, ["moe.experts=16"])
+        continue_run("runs/x", content, ["moe.experts=16"])
 
 
 @pytest.mark.nightly

@@ -64,7 +64,7 @@ def test_experts_that_no_ranks_share():
         check(small_run(*words, "moe.ep=2"))
     run = small_run(*words)
     check(run)
-    assert run.edits["moe"].resolved(run).ep == 1
+    assert run.edits["moe"].resolve(run).ep == 1
 
 
 def test_a_model_without_feed_forwards():

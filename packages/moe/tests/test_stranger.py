@@ -7,7 +7,7 @@ import torch
 
 from gangline.errors import UserError
 from gangline.model.compose import compose_model
-from gangline.model.init import whole_model
+from gangline.model.init import make_whole_model
 from gangline_testkit import as_installed
 from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.runs import small_run
@@ -60,7 +60,7 @@ def test_a_foreign_router_is_chosen_by_name(tmp_path):
     with as_installed("gangline-turning", "turning", path=tmp_path):
         run = small_run("moe=on", "moe/router=turns", "moe.router.first=3", "moe.experts=4")
         tree, plan = compose_model(run)
-        model = whole_model(tree, plan, seed=0)
+        model = make_whole_model(tree, plan, seed=0)
         router = model.blocks[0].feed_forward.router
         assert router(torch.zeros(1, 5, 24)).expert_Nk.flatten().tolist() == [3, 0, 1, 2, 3]
         batch = make_full_batch(torch.zeros(2, 6, dtype=torch.int64))

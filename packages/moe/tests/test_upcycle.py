@@ -8,7 +8,7 @@ import torch
 from gangline.config.check import check
 from gangline.errors import UserError
 from gangline.model.compose import compose_model
-from gangline.model.init import shards_of, whole_model
+from gangline.model.init import make_whole_model, shards_of
 from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
 from gangline.shard import Shard
@@ -47,7 +47,7 @@ def test_it_begins_as_the_model_it_came_from(here, settings):
     """Copies of one feed-forward, weighted by shares that add up to 1, are that feed-forward."""
     run = run_of(here, *settings)
     tree, plan = compose_model(run)
-    model = whole_model(tree, plan, seed=0)
+    model = make_whole_model(tree, plan, seed=0)
     drawn = model.blocks[0].feed_forward.router.gate.weight.clone()
     run.edits["moe"].first_weights(run, shards_of(model, plan), plan)
     tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
@@ -82,4 +82,4 @@ def test_another_model_is_refused(here):
     run = run_of(here, "model.layers=3")
     tree, plan = compose_model(run)
     with pytest.raises(UserError, match="holds another model than the one to make sparse"):
-        run.edits["moe"].first_weights(run, shards_of(whole_model(tree, plan, seed=0), plan), plan)
+        run.edits["moe"].first_weights(run, shards_of(make_whole_model(tree, plan, seed=0), plan), plan)

@@ -37,6 +37,6 @@ def losses(settings: tuple[str, ...], steps: int, microbatch: int = ROWS) -> lis
         assert result.finite
         runtime.clip(1.0)
         optimizer.step(0.01)
-        runtime.applied()
+        runtime.finish_update()
         found.append(result.loss_sum / result.tokens)
     return found

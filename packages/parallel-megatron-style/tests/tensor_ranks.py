@@ -10,7 +10,7 @@ from gangline.batch import Batch
 from gangline.comm.base import Comm
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
-from gangline.model.init import whole_model
+from gangline.model.init import make_whole_model
 from gangline.model.linear import Linear
 from gangline.model.seams import calls
 from gangline.plan import Plan
@@ -73,7 +73,7 @@ def batch_of(case: Case, number: int = 0) -> Batch:
 def whole_of(case: Case, dtype: torch.dtype | None = None) -> tuple[torch.nn.Module, Plan]:
     """The model in one piece; biases, which decoders have not, are drawn here."""
     tree, plan = case.built()
-    model = whole_model(tree, plan, seed=1, dtype=torch.float64)
+    model = make_whole_model(tree, plan, seed=1, dtype=torch.float64)
     if case.bias:
         generator = torch.Generator().manual_seed(5)
         for module in model.modules():

@@ -218,7 +218,7 @@ def replaced(**changes):
 
 
 def test_a_rule_that_cuts_nothing_is_a_mistake_of_the_plan():
-    more = lambda plan: plan.extended(cuts=(Cut.colwise("blocks.*.attention.wx"),))  # noqa: E731
+    more = lambda plan: plan.extend(cuts=(Cut.colwise("blocks.*.attention.wx"),))  # noqa: E731
     assert of_plan(more) == ["the plan of this model cuts blocks.*.attention.wx, and the model has no such parameter."]
 
 
@@ -261,7 +261,7 @@ def test_folds(fold, axes, fits_it):
 
 
 def with_fold(plan: Plan, fold: Fold) -> Plan:
-    return plan.extended(folds=(fold,))
+    return plan.extend(folds=(fold,))
 
 
 def test_a_fold_out_of_tp_needs_sequence_parallelism():

@@ -10,7 +10,7 @@ import torch
 from gangline.batch import Batch
 from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
-from gangline.model.init import whole_model
+from gangline.model.init import make_whole_model
 from gangline.model.seams import calls
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.model.config import DecoderConfig
@@ -77,7 +77,7 @@ def model_of(method: str | None, comm=None, recompute: Recompute = Recompute.non
     tree, plan = plan_decoder(
         DecoderConfig(vocab_size=29, dim=32, layers=2, heads=4, kv_heads=2, hidden=48, init_std=0.1)
     )
-    model = whole_model(tree, plan, seed=1, dtype=torch.float64)
+    model = make_whole_model(tree, plan, seed=1, dtype=torch.float64)
     if method is not None:
         set_attention(model, plan, comm, method, calls(tree, plan, "attention"))
     finish = finisher(recompute, False, seams=plan.seams)

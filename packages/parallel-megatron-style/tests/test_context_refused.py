@@ -32,7 +32,7 @@ from typing import ClassVar
 from gangline import Part, hookimpl
 from gangline.model.calls import AttentionCall
 from gangline_basics.model.decoder_nodes import (AttentionNode, HeadNode)
-from gangline.model.tree import (nodes, replaced)
+from gangline.model.tree import (nodes, replace_node)
 from gangline.config.schema import EditConfig
 
 
@@ -66,7 +66,7 @@ def edit(tree, plan, options):
     found = {path: node for path, node in nodes(tree) if type(node) is cls}
     more = {"other": options.other} if new is Said else {}
     for path, node in found.items():
-        tree = replaced(tree, path, new(**more, **{item.name: getattr(node, item.name) for item in fields(node)}))
+        tree = replace_node(tree, path, new(**more, **{item.name: getattr(node, item.name) for item in fields(node)}))
     return tree, plan, list(found)
 
 

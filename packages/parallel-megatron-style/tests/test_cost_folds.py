@@ -75,7 +75,7 @@ def case_of(
     first, second = case.tree.blocks
     tree = replace(case.tree, blocks=(first, replace(second, feed_forward=node)))
     cut, fold = Cut("blocks.*.feed_forward.w", 0, "lane"), Fold("lane", size, out_of)
-    return replace(case, tree=tree, plan=case.plan.extended(cuts=(cut,), folds=(fold,)))
+    return replace(case, tree=tree, plan=case.plan.extend(cuts=(cut,), folds=(fold,)))
 
 
 def sent(case: Case) -> dict[tuple[str, str], tuple[int, int]]:

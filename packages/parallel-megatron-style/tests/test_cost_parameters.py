@@ -97,7 +97,7 @@ def test_sizes_are_those_of_the_registry(axes, sequence_parallel, fold):
     ]
     assert {array.name: array.shape for array in found} == shapes
     for array in found:
-        boxes = [arrays.registry.of_rank(f"model/{array.name}", rank) for rank in range(mesh.world)]
+        boxes = [arrays.registry.list_rank_boxes(f"model/{array.name}", rank) for rank in range(mesh.world)]
         sizes = [sum(box.size for box, _ in held) for held in boxes]
         assert max(sizes) == array.size, array.name
         on = {mesh.coordinate(rank)["pp"] for rank, size in enumerate(sizes) if size}

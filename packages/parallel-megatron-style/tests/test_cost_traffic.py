@@ -36,7 +36,7 @@ def counted(words: str, stage: int, every: int = 1) -> tuple[Case, Mesh, list[Fa
     mesh = Mesh.of(run.parallel.axes(run.launch.processes or run.parallel.world(0)))
     case, found = Case.of(run, mesh), []
     tree, plan = compose_model(run)
-    points = list(mesh.along({"pp": stage}, ("dp_replicate", "dp_shard", "cp")))
+    points = list(mesh.iterate_along({"pp": stage}, ("dp_replicate", "dp_shard", "cp")))
     for point in points[::every]:
         comms = FakeComms(mesh, mesh.rank(point))
         finish = finisher(run.job.recompute, False, run.job.recompute_every, plan.seams)
@@ -165,7 +165,7 @@ def test_what_muon_gathers_and_hands_out(words, monkeypatch):
     case, (tree, plan) = Case.of(run, mesh), compose_model(run)
     for stage in range(mesh.size("pp")):
         handed, calls = 0, set()
-        points = list(mesh.along({"pp": stage}, ("dp_replicate", "dp_shard", "cp", "tp")))
+        points = list(mesh.iterate_along({"pp": stage}, ("dp_replicate", "dp_shard", "cp", "tp")))
         for point in points:
             comms, precision = FakeComms(mesh, mesh.rank(point)), registry.build(run.precision, run)
             finish = finisher(run.job.recompute, False)

@@ -10,7 +10,7 @@ from runtimes import runtime_of
 
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
-from gangline.model.init import whole_model
+from gangline.model.init import make_whole_model
 from gangline_basics.precision.plain import Plain
 from gangline_testkit.compare import assemble, compare_all
 from gangline_testkit.inputs import share
@@ -25,7 +25,7 @@ def given(settings, frozen=()):
     """(run, its strategy with a model that has its weights)."""
     run = small_run(*settings)
     tree, plan = compose_model(run)
-    model = whole_model(tree, replace(plan, frozen=tuple(frozen)), seed=3, dtype=torch.float64)
+    model = make_whole_model(tree, replace(plan, frozen=tuple(frozen)), seed=3, dtype=torch.float64)
     return run, runtime_of(run, model=model, precision=FLOAT64)
 
 
@@ -52,7 +52,7 @@ def stepped(settings, frozen):
 def test_a_model_keeps_the_values_it_comes_with(layout):
     run = small_run(layout)
     tree, plan = compose_model(run)
-    model = whole_model(tree, plan, seed=3, dtype=torch.float64)
+    model = make_whole_model(tree, plan, seed=3, dtype=torch.float64)
     want = {f"model/{name}": weight.detach() for name, weight in model.named_parameters()}
     got = assemble(pool(2).run(held, (layout,)), {name: tuple(x.shape) for name, x in want.items()})
     compare_all("given", got, want, 0)

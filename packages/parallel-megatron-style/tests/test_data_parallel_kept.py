@@ -32,7 +32,7 @@ def made(world: int, tp: int, zero: int, precision: str):
     batch = {"global_size": world, "micro_size": 1, "sequence_length": 8}
     run = default_run(model=MODEL, parallel=parallel, precision=precision, batch=batch)
     tree, plan = compose_model(run)
-    tree, plan, paths = keep_in_8_bits(tree, plan.extended(frozen=("blocks",)))
+    tree, plan, paths = keep_in_8_bits(tree, plan.extend(frozen=("blocks",)))
     assert len(paths) == 7 * MODEL.layers
     return run, tree, plan
 

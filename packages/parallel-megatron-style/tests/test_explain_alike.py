@@ -45,7 +45,7 @@ def test_a_rule_about_one_block_sets_it_apart():
     tree, plan = compose_model(run)
     assert not names_single_blocks(plan)
     assert set(alike.group_blocks(tree, plan).kinds) == {0}
-    single = plan.extended(frozen=(f"{plan.blocks}.3.attention",))
+    single = plan.extend(frozen=(f"{plan.blocks}.3.attention",))
     assert names_single_blocks(single)
     assert alike.group_blocks(tree, single).kinds == list(range(9))
 

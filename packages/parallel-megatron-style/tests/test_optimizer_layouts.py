@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.config.resume import continued
+from gangline.config.resume import continue_run
 from gangline.config.serial import to_dict
 from gangline.mesh import Mesh
 from gangline.run.directory import RunDirectory
@@ -120,7 +120,7 @@ def test_what_mends_a_cut_block_mends_a_resume(tmp_path: Path) -> None:
     assert train_session(tmp_path / "one", *chosen, "optimizer.block=16", "run.steps=6") == 0
     assert train_session(tmp_path / "cut", *chosen, "optimizer.block=16", "run.steps=4") == 0
     kept = to_dict(RunDirectory.open(str(tmp_path / "cut")).run())
-    assert continued(str(tmp_path / "cut"), kept, words)[1]["optimizer.block"] == [16, 4]
+    assert continue_run(str(tmp_path / "cut"), kept, words)[1]["optimizer.block"] == [16, 4]
     assert train_on_ranks(2, tmp_path / "cut", *chosen, *words) == 0
     one, cut = (lines(tmp_path / name, "metrics.jsonl") for name in ("one", "cut"))
     for here, there in zip(one, cut, strict=True):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from gangline.model.linear import Linear
 from gangline.model.linear_nodes import LinearNode
-from gangline.model.weight_grads import defer, is_deferring, when_accumulated
+from gangline.model.weight_grads import call_when_accumulated, defer, is_deferring
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
 from gangline_parallel_megatron_style.pipeline.weight_grad_store import WeightGradStore
@@ -91,7 +91,7 @@ def test_what_needs_no_gradient_gets_none():
 def test_who_waits_for_a_weight_is_told_when_it_is_there():
     made, store, told = layer(torch.float32, False), WeightGradStore(), []
     made.product = split_linear(Plain(torch.float32, torch.float32))
-    when_accumulated(made.weight, lambda weight: told.append(weight.grad is not None))
+    call_when_accumulated(made.weight, lambda weight: told.append(weight.grad is not None))
     y = made(torch.ones(2, 24))
     with store.open(0, 0):
         y.sum().backward()

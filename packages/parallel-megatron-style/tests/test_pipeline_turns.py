@@ -56,14 +56,14 @@ def test_each_has_its_own_surroundings():
         collected = forward_context.Collected()
         with (
             forward_context.frame(forward_context.Frame(microbatch=microbatch, collected=collected)),
-            forward_context.at(f"blocks.{microbatch}"),
+            forward_context.emit_under(f"blocks.{microbatch}"),
         ):
             forward_context.give_way()
             forward_context.emit_metric("here", torch.tensor(float(microbatch)))
             forward_context.give_way()
         seen[microbatch] = [*collected.metrics]
 
-    with forward_context.at("outside"):
+    with forward_context.emit_under("outside"):
         TurnTaking().run(lambda: emits(1), lambda: emits(2))
         assert forward_context._path == "outside"
     assert seen == {1: [(1, "blocks.1", "here")], 2: [(2, "blocks.2", "here")]}

@@ -79,7 +79,7 @@ def test_boxes_tile_every_array_and_each_has_one_primary(mesh, fold, tied, seque
     for name in arrays.registry:
         written = np.zeros(arrays.registry[name].shape, dtype=int)
         for rank in range(mesh.world):
-            for box, primary in arrays.registry.of_rank(name, rank):
+            for box, primary in arrays.registry.list_rank_boxes(name, rank):
                 written[box.slices] += primary
         assert (written == 1).all(), name
 
@@ -93,9 +93,9 @@ def test_arrays_lie_as_the_plan_reads_its_cuts():
     for name, shape in SHAPES.items():
         cut = {division.dim for division in arrays.registry[f"model/{name}"].divisions}
         assert cut == {rule.dim for rule in plan.cuts_of(name, len(shape)).values()}, name
-    parts = [arrays.registry.of_rank(f"model/blocks.{i}.q", 0)[0][0].shape for i in range(3)]
+    parts = [arrays.registry.list_rank_boxes(f"model/blocks.{i}.q", 0)[0][0].shape for i in range(3)]
     assert parts == [(8, 8), (8, 4), (4, 8)]
-    assert arrays.registry.of_rank("model/blocks.0.q_norm", 0)[0][0].shape == (2,)
+    assert arrays.registry.list_rank_boxes("model/blocks.0.q_norm", 0)[0][0].shape == (2,)
 
 
 def test_key_heads_that_ranks_share_are_added_over_their_neighbours():
@@ -105,7 +105,12 @@ def test_key_heads_that_ranks_share_are_added_over_their_neighbours():
     assert {name.split(".")[-1]: count for name, count in buffer.sums.items()} == {
         "norm": 0, "q": 0, "k": 2, "o": 0, "q_norm": 4, "lanes": 0,
     }  # fmt: skip
-    assert [arrays.registry.of_rank("model/blocks.0.k", rank)[0][0].offset[0] for rank in range(4)] == [0, 0, 2, 2]
+    assert [arrays.registry.list_rank_boxes("model/blocks.0.k", rank)[0][0].offset[0] for rank in range(4)] == [
+        0,
+        0,
+        2,
+        2,
+    ]
 
 
 def test_under_sequence_parallelism_whole_arrays_are_added_over_tp():
@@ -117,14 +122,14 @@ def test_under_sequence_parallelism_whole_arrays_are_added_over_tp():
 
 def test_a_vocabulary_may_be_cut_unevenly():
     registry = lay_out(PLAN, Mesh.of({"tp": 4}), of(False), [0] * 5, zero=1, sequence_parallel=True, dtype="f").registry
-    assert [registry.of_rank("model/head.weight", rank)[0][0].shape[0] for rank in range(4)] == [3, 3, 3, 2]
+    assert [registry.list_rank_boxes("model/head.weight", rank)[0][0].shape[0] for rank in range(4)] == [3, 3, 3, 2]
 
 
 def test_what_first_and_last_stage_share_is_a_unit_of_both():
     mesh = Mesh.of({"pp": 2})
     arrays = lay_out(PLAN, mesh, of(True), [0, 0, 0, 1, 1], zero=1, sequence_parallel=False, dtype="float32")
     assert arrays.stage[TIED] == (0, 1)
-    assert arrays.registry.of_rank("model/embed.weight", 1) == []
+    assert arrays.registry.list_rank_boxes("model/embed.weight", 1) == []
 
 
 def test_a_buffer_may_be_shared_by_modules_of_one_stage_only():

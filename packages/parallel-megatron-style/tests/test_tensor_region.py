@@ -375,7 +375,7 @@ def test_a_pattern_of_a_module_covers_what_an_edit_adds_inside(whole):
     given = ModelShapes(shapes, {}, {name: (name,) for name in names})
     mesh = Mesh.of({"tp": 2})
     registry = lay_out(plan, mesh, given, [0, 0, 0], zero=0, sequence_parallel=True, dtype="float32").registry
-    held = {name: registry.of_rank(f"model/{name}", 0)[0][0].shape[0] for name in names}
+    held = {name: registry.list_rank_boxes(f"model/{name}", 0)[0][0].shape[0] for name in names}
     assert held == {"foreign.0.weight": 2, "foreign.0.side.weight": 4 if whole else 2}
 
 

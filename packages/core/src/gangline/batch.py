@@ -47,7 +47,7 @@ class Batch:
     cache: Cache | None = None
     rows: tuple[Batch, Callable[[torch.Tensor], torch.Tensor]] | None = None
 
-    def ahead(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def shift_targets(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What comes `count` tokens behind each token's target, and which of that counts: int64 and bool, (B, T) each.
 
         What lies behind the row's end or in another document does not count; `ahead(0)` are targets and loss_mask.

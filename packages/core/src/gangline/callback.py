@@ -56,7 +56,7 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
         """
 
     def shards(self) -> Iterable[Shard]:
-        """The arrays `<place>/...` that this rank holds. `like_parameters` makes such as are cut like the weights."""
+        """The arrays `<place>/...` that this rank holds. `allocate_like` makes such as are cut like the weights."""
         return ()
 
     def first_values(self, shards: Sequence[Shard], weights: Sequence[Shard]) -> None:
@@ -134,7 +134,7 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
         """The run ends with this error on this rank; the others may live or not, so no collectives."""
 
 
-def like_parameters(runtime: Runtime, prefix: str, dtype: torch.dtype | None = None) -> tuple[Registry, list[Shard]]:
+def allocate_like(runtime: Runtime, prefix: str, dtype: torch.dtype | None = None) -> tuple[Registry, list[Shard]]:
     """New arrays `<prefix>/<parameter>` for every trained parameter, cut and placed as it is: (registry, shards).
 
     Their values are not set: `Callback.first_values` does that. dtype: that of the parameters where it is None.
@@ -165,4 +165,4 @@ def start_from_weights(shards: Iterable[Shard], weights: Iterable[Shard]) -> Non
                 shard.local.copy_(weight)
 
 
-__all__ = ["Callback", "Metrics", "like_parameters", "start_from_weights"]
+__all__ = ["Callback", "Metrics", "allocate_like", "start_from_weights"]

@@ -32,7 +32,7 @@ def _shift(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def mixed(x: Tensor) -> Tensor:
+def mix_bits(x: Tensor) -> Tensor:
     """The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014, fig. 15), on wrapping int64."""
     x = (x ^ _shift(x, 30)) * _MIX1
     x = (x ^ _shift(x, 27)) * _MIX2
@@ -45,7 +45,7 @@ def uniforms(seed: int, step: int, *coordinates: Tensor | str) -> Tensor:
     state: Tensor | int = key_of(seed, step, *site)
     for part in coordinates:
         if not isinstance(part, str):
-            state = mixed(part.to(torch.int64) + state + _GOLDEN)
+            state = mix_bits(part.to(torch.int64) + state + _GOLDEN)
     assert isinstance(state, Tensor)
     return _shift(state, 40).to(torch.float32) * 2.0**-24
 

@@ -133,11 +133,11 @@ class Agreed:
     history: tuple[Attempt, ...] = ()
     now: float = 0.0
 
-    def of(self, kind: str) -> list[Verdict]:
+    def select(self, kind: str) -> list[Verdict]:
         """The verdicts of one kind."""
         return [verdict for verdict in self.verdicts if verdict.kind == kind]
 
-    def ordered(self, kind: str, action: Action) -> list[Attempt]:
+    def list_orders(self, kind: str, action: Action) -> list[Attempt]:
         """How often this was done about verdicts of this kind, oldest first: what a budget counts."""
         return [line for line in self.history if kind in line.kinds and line.order == action.name.lower()]
 
@@ -147,7 +147,7 @@ class HealthCheck(Callback, ABC):
 
     But for `before_run` and `collective`, in which ranks wait for each other: none may go on without the rest. What one
     of these raises ends that start of the ranks, and the next ones of the job do without the check, or without the part
-    of it that had the word (`within`).
+    of it that had the word (`run_within`).
 
     Collectives belong in `before_run` and `collective`, on any Comm that `attach` was given.
     """
@@ -177,7 +177,7 @@ class HealthCheck(Callback, ABC):
         """Called on all ranks before `observe`, each `every`-th step: what needs the other ranks to be observed."""
 
     def leave_out(self, part: str) -> bool:
-        """Do without that part, in whose code (`within`) an earlier start of this job failed or stood still.
+        """Do without that part, in whose code (`run_within`) an earlier start of this job failed or stood still.
 
         Called on all ranks alike, before `attach`. False: there is no such part, and the whole check is left out. So it
         is on all ranks where one of them says so, or raises.
@@ -195,7 +195,7 @@ class HealthCheck(Callback, ABC):
 
 
 @contextmanager
-def within(part: str) -> Iterator[None]:
+def run_within(part: str) -> Iterator[None]:
     """Within, that part of the check that core has called has the word: what fails or stands still is its fault alone.
 
     The next starts of the job ask the check to do without it (`HealthCheck.leave_out`).

@@ -77,11 +77,11 @@ class Mesh:
             joint, found[axis] = divmod(joint, self.size(axis))
         return found
 
-    def along(self, coordinate: Coordinate, axes: Sequence[str]) -> Iterator[dict[str, int]]:
+    def iterate_along(self, coordinate: Coordinate, axes: Sequence[str]) -> Iterator[dict[str, int]]:
         """The coordinates that agree with `coordinate` off `axes`, in order of their joint index."""
         for point in product(*(range(self.size(axis)) for axis in axes)):
             yield {**coordinate, **dict(zip(axes, point, strict=True))}
 
     def group(self, rank: int, axes: Sequence[str]) -> list[int]:
         """The global ranks that `rank` is together with along `axes`, in order of their joint index."""
-        return [self.rank(point) for point in self.along(self.coordinate(rank), axes)]
+        return [self.rank(point) for point in self.iterate_along(self.coordinate(rank), axes)]

@@ -27,14 +27,14 @@ class Optimizer(ABC):
     def shards(self) -> Iterable[Shard]:
         """The `optimizer/...` arrays that this rank holds."""
 
-    def filled_from(self, state: Mapping[str, Any]) -> Iterable[Shard]:
+    def select_filled(self, state: Mapping[str, Any]) -> Iterable[Shard]:
         """What is loaded from a checkpoint with this `state`: `shards`, or others that `load_state` makes these of."""
         return self.shards()
 
     def leaves(self, names: Sequence[str]) -> Collection[str]:
         """Return those of `names` that a resume may leave over; it refuses a checkpoint with others, by name.
 
-        names: the `optimizer/...` arrays of the checkpoint that neither `registry` nor `filled_from` of any rank has.
+        names: the `optimizer/...` arrays of the checkpoint that neither `registry` nor `select_filled` of any rank has.
         Equal on all ranks. By default none: a run without a part of its state is another run.
         """
         return ()

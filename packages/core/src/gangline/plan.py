@@ -51,7 +51,7 @@ def _specific(pattern: str) -> tuple[int, int]:
     return pattern.count("."), -pattern.count("*")
 
 
-def chosen(values: Mapping[str, V], name: str, default: V) -> V:
+def choose_by_pattern(values: Mapping[str, V], name: str, default: V) -> V:
     """Of values by pattern, the one for `name`: of the most specific pattern that matches, of these the first.
 
     The most specific has most components, of these the fewest stars.
@@ -125,12 +125,12 @@ class Fold:
         """
         joint, together = self._place(mesh, rank)
         first = joint - joint % self.size
-        return self._at(mesh, rank, range(first, min(first + self.size, together)))
+        return self._ranks_at(mesh, rank, range(first, min(first + self.size, together)))
 
-    def beside(self, mesh: Mesh, rank: int) -> list[int]:
+    def rest_ranks(self, mesh: Mesh, rank: int) -> list[int]:
         """The ranks that have the same place in their folds as `rank`, in order. Raises ValueError as `ranks` does."""
         joint, together = self._place(mesh, rank)
-        return self._at(mesh, rank, range(joint % self.size, together, self.size))
+        return self._ranks_at(mesh, rank, range(joint % self.size, together, self.size))
 
     def _place(self, mesh: Mesh, rank: int) -> tuple[int, int]:
         """(the joint index of `rank` along the fold's axes, how many ranks are along them)."""
@@ -142,7 +142,7 @@ class Fold:
             )
         return mesh.index(mesh.coordinate(rank), axes), together
 
-    def _at(self, mesh: Mesh, rank: int, joints: Iterable[int]) -> list[int]:
+    def _ranks_at(self, mesh: Mesh, rank: int, joints: Iterable[int]) -> list[int]:
         axes, coordinate = self._axes(mesh), mesh.coordinate(rank)
         return [mesh.rank({**coordinate, **mesh.coordinate_along(axes, joint)}) for joint in joints]
 
@@ -288,7 +288,7 @@ class Plan:
         )
         return frozen is not None and (trained is None or frozen > trained)
 
-    def kept_of(self, name: str) -> Kept | None:
+    def find_kept(self, name: str) -> Kept | None:
         """How the parameter `name`, or the weight that it is the scales of, is kept; None: as the precision says."""
         name = self.owner(name)
         if self.is_scales(name):
@@ -304,12 +304,12 @@ class Plan:
 
     def dtype_of(self, name: str) -> str | None:
         """The dtype that the parameter `name` is kept in, whatever the precision; None: that of master weights."""
-        rule = self.kept_of(name)
+        rule = self.find_kept(name)
         return None if rule is None else "float32" if self.is_scales(self.owner(name)) else rule.dtype
 
     def computes_as_kept(self, name: str) -> bool:
         """Whether modules compute with the parameter `name` as it is kept: in the master dtype, or with codes."""
-        rule = self.kept_of(name)
+        rule = self.find_kept(name)
         return any(matches(pattern, name) for pattern in self.master_dtype) or (
             rule is not None and rule.dtype == "int8"
         )
@@ -329,13 +329,13 @@ class Plan:
         """The name a parameter is kept under: itself, unless it is tied to another."""
         return dict(self.tied).get(name, name)
 
-    def unmatched(self, names: Iterable[str]) -> list[str]:
+    def find_unmatched(self, names: Iterable[str]) -> list[str]:
         """Patterns that match none of `names`: mistakes of the plan's author."""
         known = [*names, *(alias for alias, _ in self.tied)]
         patterns = [rule.pattern for rules in (self.cuts, self.inits) for rule in rules]
         patterns += [*self.frozen, *self.trained, *(rule.pattern for rule in self.kept)]
         return [pattern for pattern in dict.fromkeys(patterns) if not any(matches(pattern, name) for name in known)]
 
-    def extended(self, **more: tuple) -> Plan:
+    def extend(self, **more: tuple) -> Plan:
         """A copy with rules put before the present ones, so that an edit's own rules win."""
         return replace(self, **{key: value + getattr(self, key) for key, value in more.items()})

@@ -120,7 +120,7 @@ def read_records(path: str | Path, told: Callable[[str], object] = warnings.warn
     return records
 
 
-def every_record(path: str | Path, told: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
+def read_every_record(path: str | Path, told: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
     """The same with every record, also of steps that came again, as they were written."""
     lines = [*_lines(path)]
     _tell(path, newest(lines)[1], told)
@@ -138,10 +138,10 @@ def _lines(path: str | Path) -> Iterator[dict[str, Any] | None]:
 
 def _tell(path: str | Path, missed: int, told: Callable[[str], object]) -> None:
     if missed:
-        told(without_record(path, missed))
+        told(describe_missing(path, missed))
 
 
-def without_record(path: str | Path, lines: int) -> str:
+def describe_missing(path: str | Path, lines: int) -> str:
     """What a notice says of lines of a metrics.jsonl that are missed."""
     holds = "line of it holds" if lines == 1 else "lines of it hold"
     return f"{path} is damaged: {lines} {holds} no record of a step, and those steps are missing."

@@ -269,5 +269,5 @@ class Runtime(ABC):
         return Registry(self.registry.mesh), ()
 
     @abstractmethod
-    def applied(self) -> None:
+    def finish_update(self) -> None:
         """The optimizer has stepped: call `after_step(totals)` of the modules that have it, with what they emitted."""

@@ -38,7 +38,7 @@ def parameter_of(array: str) -> str:
     return array.removeprefix(f"{MODEL}/")
 
 
-def in_model(array: str) -> bool:
+def is_of_model(array: str) -> bool:
     """Whether it is an array of the model, and not of the optimizer or of a callback."""
     return array.startswith(f"{MODEL}/")
 
@@ -83,7 +83,7 @@ class Box:
             return None
         return Box(start, tuple(b - a for a, b in zip(start, stop, strict=True)))
 
-    def within(self, outer: Box) -> tuple[slice, ...]:
+    def slices_within(self, outer: Box) -> tuple[slice, ...]:
         """Where this box lies in a tensor that holds `outer`."""
         return tuple(
             slice(start - base, start - base + length)
@@ -167,7 +167,7 @@ class Layout:
             if not division.rows:
                 found[division.dim].update(division.bounds[0])
         if any(division.rows for division in self.divisions):
-            for _, box in self.all_boxes():
+            for _, box in self.iterate_boxes():
                 for dim, (start, length) in enumerate(zip(box.offset, box.shape, strict=True)):
                     found[dim].update((start, start + length))
         return tuple(tuple(sorted(dim)) for dim in found)
@@ -183,18 +183,18 @@ class Layout:
             if division.rows:
                 boxes = _rows_of(boxes, start, stop)
             else:
-                boxes = [cut for box in boxes if (cut := _along(box, division.dim, start, stop)) is not None]
+                boxes = [cut for box in boxes if (cut := _cut_along(box, division.dim, start, stop)) is not None]
             earlier = earlier * division.parts + part
         return boxes
 
-    def all_boxes(self) -> Iterator[tuple[tuple[int, ...], Box]]:
+    def iterate_boxes(self) -> Iterator[tuple[tuple[int, ...], Box]]:
         """Every box of the array with the parts of its holders, in order."""
         for parts in product(*(range(division.parts) for division in self.divisions)):
             for box in self.boxes(parts):
                 yield parts, box
 
 
-def _along(box: Box, dim: int, start: int, stop: int) -> Box | None:
+def _cut_along(box: Box, dim: int, start: int, stop: int) -> Box | None:
     """The part of `box` between `start` and `stop` (global coordinates) along `dim`."""
     wanted = Box(
         box.offset[:dim] + (start,) + box.offset[dim + 1 :], box.shape[:dim] + (stop - start,) + box.shape[dim + 1 :]
@@ -362,9 +362,9 @@ class Registry:
 
     def boxes(self, name: str) -> list[Box]:
         """All primary boxes of an array, in order: they tile it."""
-        return [box for _, box in self[name].all_boxes()]
+        return [box for _, box in self[name].iterate_boxes()]
 
-    def of_rank(self, name: str, rank: int) -> list[tuple[Box, bool]]:
+    def list_rank_boxes(self, name: str, rank: int) -> list[tuple[Box, bool]]:
         """The boxes of `name` that a rank holds, each with whether it is their primary."""
         layout, coordinate = self[name], self.mesh.coordinate(rank)
         if any(coordinate[axis] != index for axis, index in layout.at):
@@ -377,16 +377,16 @@ class Registry:
     def holders(self, name: str, box: Box) -> list[int]:
         """The global ranks that hold all of a primary box, the primary first. Raises LookupError for any other box."""
         layout = self[name]
-        parts = next((parts for parts, held in layout.all_boxes() if held == box), None)
+        parts = next((parts for parts, held in layout.iterate_boxes() if held == box), None)
         if parts is None:
             raise LookupError(f"{name} has no box {box}")
         return self._holders(layout, Places(self.mesh, layout), parts)
 
-    def held(self, name: str) -> Iterator[tuple[Box, list[int]]]:
+    def iterate_held(self, name: str) -> Iterator[tuple[Box, list[int]]]:
         """Every primary box of an array with its holders, as `boxes` and `holders` say them."""
         layout = self[name]
         places = Places(self.mesh, layout)
-        return ((box, self._holders(layout, places, parts)) for parts, box in layout.all_boxes())
+        return ((box, self._holders(layout, places, parts)) for parts, box in layout.iterate_boxes())
 
     def _holders(self, layout: Layout, places: Places, parts: Sequence[int]) -> list[int]:
         ranks = [self.mesh.rank(places.coordinate(parts, replica)) for replica in range(places.replicas)]

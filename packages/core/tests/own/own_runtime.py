@@ -78,7 +78,7 @@ class AloneRuntime(Runtime):
     def shards(self):
         return [self.shard]
 
-    def applied(self):
+    def finish_update(self):
         pass
 
 

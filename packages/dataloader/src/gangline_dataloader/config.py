@@ -63,12 +63,12 @@ class SequenceConfig(DataConfig, ABC):
 
         return template(stores_of(self))
 
-    def exported(self, run: Run) -> dict[str, bytes]:
+    def export_files(self, run: Run) -> dict[str, bytes]:
         from gangline_basics.data.codec import TokenizerCodec
         from gangline_basics.data.tokenizer_files import tokenizer_files
 
         codec = self.codec(run)
-        return tokenizer_files(codec.path, run.model.pretrained()) if isinstance(codec, TokenizerCodec) else {}
+        return tokenizer_files(codec.path, run.model.weights_directory()) if isinstance(codec, TokenizerCodec) else {}
 
     def notices(self, run: Run) -> list[str]:
         from gangline_dataloader.sources.codec import old_masks, report_glued_texts, report_unused_fraction, stores_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, within
+from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, run_within
 from gangline.plugin import registry
 from gangline_health import playbooks
 from gangline_health.config import WatchedHealth
@@ -100,7 +100,7 @@ class WatchCheck(HealthCheck):
 
     def collective(self, comm: Comm) -> None:
         for name, monitor in self.monitors.items():
-            with within(name):
+            with run_within(name):
                 monitor.collective(comm, self.step)
 
     def leave_out(self, part: str) -> bool:
@@ -115,7 +115,7 @@ class WatchCheck(HealthCheck):
         self.failed = {}
 
     def respond(self, agreed: Agreed, record: StepRecord | None) -> Order | None:
-        for failed in agreed.of("check-failed"):  # every rank is asked the same: collectives and state stay equal
+        for failed in agreed.select("check-failed"):  # every rank is asked the same: collectives and state stay equal
             self.monitors.pop(str(failed.details.get("monitor")), None)
         steps = [int(verdict.details["step"]) for verdict in agreed.verdicts if "step" in verdict.details]
         now = max(steps, default=0) if record is None else record.step
@@ -128,7 +128,7 @@ class WatchCheck(HealthCheck):
             if name in self.silent:
                 continue
             try:
-                with within(name):
+                with run_within(name):
                     found += list(ask(monitor))
             except Exception as error:
                 self.silent.add(name)

@@ -79,7 +79,7 @@ def join_orders(orders: Sequence[Order]) -> Order:
 
 def answer(kind: str, playbook: Playbook, budget: Budget, agreed: Agreed, now: int) -> Order | None:
     """What one playbook says about its kind; None while it is patient: the verdict's own suggestion counts then."""
-    found = agreed.of(kind)
+    found = agreed.select(kind)
     if max(int(verdict.details.get("row", 1)) for verdict in found) < playbook.patience:
         return None
     lines = [line for line in agreed.history if line.order and kind in line.kinds]

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gangline.launch.guard import born
+from gangline.launch.guard import read_birth
 from gangline.pulse import layout
 from gangline.pulse.layout import OPERATIONS, PHASES
 from gangline.pulse.memory import list_pulses, owner_of
@@ -107,7 +107,7 @@ class PulseReader:
             world=held[layout.WORLD],
             generation=held[layout.GENERATION],
             pid=pid,
-            alive=born(pid) == held[layout.BORN],
+            alive=read_birth(pid) == held[layout.BORN],
             beat=held[layout.BEAT],
             step=held[layout.STEP],
             phase=PHASES[held[layout.PHASE]],

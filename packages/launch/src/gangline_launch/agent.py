@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     try:
         node = find_own_node(asked.run_dir)
         directory = RunDirectory.open(asked.run_dir)
-        refuse_other_code(directory.changed_parts())
+        refuse_other_code(directory.list_changed_parts())
         run = directory.run()
         clocks.compare(asked.run_dir, node.name, run.launch.lost_seconds)  # type: ignore[attr-defined]
         refuse_temporary_folder()

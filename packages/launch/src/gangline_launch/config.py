@@ -43,7 +43,7 @@ class ClusterLaunch(ElasticLaunch, ABC):
     def seconds_to_stop(self) -> float | None:
         return min(self.grace_seconds, max(1.0, (self.signal_seconds or self.grace_seconds) - STOP_SECONDS))
 
-    def most_nodes(self) -> int:
+    def max_nodes(self) -> int:
         """Those that train; spares come on top."""
         return fewest_and_most(self.nodes)[1]
 
@@ -65,7 +65,7 @@ class ClusterLaunch(ElasticLaunch, ABC):
         """Of each node; none for a run on the CPU."""
 
     def world(self, run: Run) -> int:
-        return self.processes or run.parallel.world(self.gpus(run) * self.most_nodes())
+        return self.processes or run.parallel.world(self.gpus(run) * self.max_nodes())
 
     def check(self, run: Run) -> list[Problem]:
         """Numbers of nodes without sense, more ranks than a node has GPUs, a run directory where nodes cannot meet."""
@@ -85,6 +85,6 @@ class ClusterLaunch(ElasticLaunch, ABC):
         gpus, ranks = self.gpus(run), self.ranks_of_node(run)
         if 0 < gpus < ranks:
             what = f"launch.nodes={self.nodes}: {self.world(run)} processes are {ranks} a node, which has {gpus} GPUs."
-            mend = f"launch.processes={gpus * self.most_nodes()}, or more nodes."
+            mend = f"launch.processes={gpus * self.max_nodes()}, or more nodes."
             found.append(Problem(what, "Each process takes a GPU of its own.", mend))
         return found

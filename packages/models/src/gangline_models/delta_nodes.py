@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gangline.model.calls import Call
-from gangline.model.linear_nodes import LINEAR, fitted
+from gangline.model.linear_nodes import LINEAR, fit_linears
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import Product
 from gangline.model.tree import Decoding, Node, Shape
@@ -46,7 +46,7 @@ class GatedAttentionNode(AttentionNode):
 
     def __post_init__(self) -> None:
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        fitted(self, {"wq": (self.dim, 2 * q), "wk": (self.dim, kv), "wv": (self.dim, kv), "wo": (q, self.dim)})
+        fit_linears(self, {"wq": (self.dim, 2 * q), "wk": (self.dim, kv), "wv": (self.dim, kv), "wo": (q, self.dim)})
 
     def seams(self) -> Mapping[str, Call]:
         return super().seams()
@@ -134,7 +134,7 @@ class GatedDeltaNode(Node):
     def __post_init__(self) -> None:
         values = self.heads * self.value_dim
         both = 2 * self.key_heads * self.key_dim + 2 * values
-        fitted(self, {"wqkvz": (self.dim, both), "wba": (self.dim, 2 * self.heads), "w_out": (values, self.dim)})
+        fit_linears(self, {"wqkvz": (self.dim, both), "wba": (self.dim, 2 * self.heads), "w_out": (values, self.dim)})
 
     def decodes(self) -> Decoding | None:
         return "cached"

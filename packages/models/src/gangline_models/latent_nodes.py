@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gangline.model.calls import AttentionCall, Call
-from gangline.model.linear_nodes import LINEAR, fitted
+from gangline.model.linear_nodes import LINEAR, fit_linears
 from gangline.model.local_sizes import CommVolume, LocalSizes
 from gangline.model.products import AttentionProduct, Product
 from gangline.model.tree import Decoding, Node
@@ -29,7 +29,7 @@ class LatentUpNode(Node):
 
     def __post_init__(self) -> None:
         sizes = {"up": (self.rank, self.out)}
-        fitted(self, sizes if self.down is None else sizes | {"down": (self.dim, self.rank)})
+        fit_linears(self, sizes if self.down is None else sizes | {"down": (self.dim, self.rank)})
 
     def decodes(self) -> Decoding | None:
         return "tokenwise"
@@ -64,7 +64,7 @@ class MlaNode(Node):
 
     def __post_init__(self) -> None:
         sizes = {"wkv_a": (self.dim, self.kv.rank + self.rope_dim), "wo": (self.heads * self.v_dim, self.dim)}
-        fitted(self, sizes if self.wq is None else sizes | {"wq": (self.dim, self.heads * self.head_dim)})
+        fit_linears(self, sizes if self.wq is None else sizes | {"wq": (self.dim, self.heads * self.head_dim)})
 
     @property
     def head_dim(self) -> int:

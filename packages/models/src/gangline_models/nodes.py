@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gangline.model.linear_nodes import LINEAR, EmbeddingNode, fitted
+from gangline.model.linear_nodes import LINEAR, EmbeddingNode, fit_linears
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.tree import Decoding, Node, Shape
 from gangline_basics.model.decoder_nodes import DecoderNode, NormNode
@@ -54,7 +54,7 @@ class UngatedFeedForwardNode(Node):
     w_down: Node = LINEAR
 
     def __post_init__(self) -> None:
-        fitted(self, {"w_up": (self.dim, self.hidden), "w_down": (self.hidden, self.dim)})
+        fit_linears(self, {"w_up": (self.dim, self.hidden), "w_down": (self.hidden, self.dim)})
 
     def decodes(self) -> Decoding | None:
         return "tokenwise"

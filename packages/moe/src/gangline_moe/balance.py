@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gangline.model.forward_context import emit_loss, emit_metric, loss_mask, over_sequence, padding
+from gangline.model.forward_context import emit_loss, emit_metric, loss_mask, padding, sum_over_sequence
 from gangline_moe.routers.base import Choice, Router
 
 
@@ -61,7 +61,7 @@ def sequence_loss(choice: Choice, counts_BT: Tensor) -> Tensor:
     chosen_BE = prob_BTE.new_zeros(B, E + 1)
     chosen_BE.scatter_add_(1, choice.expert_Nk.view(B, -1), weight_BT.repeat_interleave(k, 1))
     own_B1 = weight_BT.sum(1, keepdim=True)
-    whole = over_sequence(torch.cat((chosen_BE[:, :E], (prob_BTE * weight_BT[..., None]).sum(1), own_B1), 1))
+    whole = sum_over_sequence(torch.cat((chosen_BE[:, :E], (prob_BTE * weight_BT[..., None]).sum(1), own_B1), 1))
     T_B1 = whole[:, -1:].detach().clamp_min(1)
     f_BE, p_BE = whole[:, :E].detach() * E / (k * T_B1), whole[:, E : 2 * E] / T_B1
     return (own_B1 * f_BE * p_BE).sum()

@@ -18,7 +18,7 @@ from gangline.config import (
     PositiveFloat,
     PositiveInt,
     TrackConfig,
-    listed_divisors,
+    list_divisors,
 )
 from gangline.mesh import Mesh
 from gangline.plugin.registry import installed
@@ -57,7 +57,7 @@ class MoeOptions(EditConfig):
     file_options: ClassVar[tuple[str, ...]] = ("upcycle_from",)
     layout_options: ClassVar[tuple[str, ...]] = ("ep", "ep_out_of", "ranks_per_node")
 
-    def resolved(self, run: Run) -> MoeOptions:
+    def resolve(self, run: Run) -> MoeOptions:
         """With `ep` as large as experts and layout allow, where it was left open."""
         options = replace(self, hidden=self.dense_hidden(run)) if self.upcycle_from and not self.hidden else self
         return replace(options, ep=gcd(self.experts, self._ranks(run))) if self.ep is None else options
@@ -103,7 +103,7 @@ class MoeOptions(EditConfig):
             from gangline_moe.upcycle import problems
 
             found += problems(self, run)
-        if not found and run.model.pretrained() is not None:
+        if not found and run.model.weights_directory() is not None:
             from gangline_moe.interop.format import weight_problems
 
             found += weight_problems(self, run)
@@ -117,12 +117,12 @@ class MoeOptions(EditConfig):
                 f"They are taken of {' x '.join(self.ep_out_of)}, and this layout has one rank there.",
                 "moe.ep=null takes as many as there are.",
             )
-        ep, each = self.resolved(run).ep or 1, self.ranks_per_node
+        ep, each = self.resolve(run).ep or 1, self.ranks_per_node
         if each is not None and ep > each and ep % each:
             yield Problem(
                 f"moe.ranks_per_node={each} does not divide the {ep} ranks of {FOLD}.",
                 "Every node has as many of them.",
-                f"Choose among {listed_divisors(ep)}, or null.",
+                f"Choose among {list_divisors(ep)}, or null.",
             )
 
     def _problems(self, run: Run) -> Iterator[Problem]:
@@ -135,7 +135,7 @@ class MoeOptions(EditConfig):
             yield Problem(
                 f"moe.ep={self.ep} does not divide moe.experts={self.experts}.",
                 "Every rank of ep holds as many experts.",
-                f"Choose moe.ep among {listed_divisors(gcd(self.experts, self._ranks(run)))}.",
+                f"Choose moe.ep among {list_divisors(gcd(self.experts, self._ranks(run)))}.",
             )
         if not self.ep_out_of:
             yield Problem("moe.ep_out_of=[] names no ranks to share the experts.", "", "moe.ep=1 shares nothing.")

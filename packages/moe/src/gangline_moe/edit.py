@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gangline import UserError
 from gangline.model.linear_nodes import LinearNode
-from gangline.model.tree import Node, nodes, replaced
+from gangline.model.tree import Node, nodes, replace_node
 from gangline.plan import Cut, Fold, Init, Plan, matches
 from gangline.plugin.registry import installed, load
 from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode
@@ -35,7 +35,7 @@ def edit(tree: Node, plan: Plan, options: MoeOptions) -> tuple[Node, Plan, list[
             "Choose another model, or moe=off.",
         )
     for path in chosen:
-        tree = replaced(tree, path, layer_node(found[path], options))
+        tree = replace_node(tree, path, layer_node(found[path], options))
     left = set(found) - set(chosen)
     qk_norm = any(isinstance(node, AttentionNode) and node.q_norm is not None for _, node in nodes(tree))
     example = found[chosen[0]]
@@ -128,8 +128,8 @@ def extend_plan(
         if options.router.step_loss:
             inits.append(Init(f"{place}.router.share", "constant", 1 / options.experts))
         names = names_of_experts(place, options, qk_norm, biased)
-        plan = plan.extended(inits=tuple(inits), cuts=tuple(cuts), names=names, master_dtype=(f"{place}.router",))
-    return plan.extended(folds=(Fold(FOLD, options.ep or 1, tuple(options.ep_out_of)),))
+        plan = plan.extend(inits=tuple(inits), cuts=tuple(cuts), names=names, master_dtype=(f"{place}.router",))
+    return plan.extend(folds=(Fold(FOLD, options.ep or 1, tuple(options.ep_out_of)),))
 
 
 def _general(path: str) -> str:

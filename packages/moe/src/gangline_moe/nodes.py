@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from gangline.model.linear_nodes import LINEAR, LinearNode, fitted
+from gangline.model.linear_nodes import LINEAR, LinearNode, fit_linears
 from gangline.model.local_sizes import CommVolume, LocalSizes
 from gangline.model.products import MatrixProduct, Product
 from gangline.model.tree import Decoding, Node, Shape, WrapNode
@@ -34,7 +34,7 @@ class RouterNode(Node):
     gate: Node = LINEAR
 
     def __post_init__(self) -> None:
-        fitted(self, {"gate": (self.dim, self.experts)})
+        fit_linears(self, {"gate": (self.dim, self.experts)})
 
     def emits_loss(self) -> bool:
         return bool(self.sequence_loss or self.step_loss or self.z_loss)

@@ -13,8 +13,8 @@ from gangline.batch import Batch
 from gangline.comm.base import Comm, Comms
 from gangline.mesh import Mesh
 from gangline.model.linear import Linear
-from gangline.model.seams import calls, recomputed
-from gangline.model.tree import Node, by_path
+from gangline.model.seams import calls, list_recomputed
+from gangline.model.tree import Node, map_paths
 from gangline.plan import Plan
 from gangline.precision import Precision
 from gangline.runtime import Job
@@ -112,7 +112,7 @@ def build(config: AxesConfig, job: Job) -> ComposedRuntime:
             records=stages.records,
             setting=setting,
             attentions=attentions,
-            cached=not recomputed(stages.tree),
+            cached=not list_recomputed(stages.tree),
         )
     )
 
@@ -180,7 +180,7 @@ def probe_width(model: nn.Module, plan: Plan, tree: Node) -> int:
         with torch.no_grad():
             return model.get_submodule(plan.embed)(batch).shape[-1]
     except _Unread.NotRead as asked:
-        node = by_path(tree)[plan.embed]
+        node = map_paths(tree)[plan.embed]
         width = getattr(node, "dim", None)
         if not isinstance(width, int):
             raise UserError(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gangline import UserError
 from gangline.cli.flags import Flags
 from gangline.cli.verbs import run_verb
-from gangline.config.suggest import near
+from gangline.config.suggest import suggest_near
 from gangline_basics.explain.timeline import ActionTimes
 from gangline_basics.figure import write_figure
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
@@ -127,7 +127,7 @@ def _build_schedule(asked: Namespace) -> tuple[Schedule, ActionTimes, Caption]:
     name = asked.schedule or "1f1b"
     if name not in SCHEDULES:
         raise UserError(
-            f"--schedule {name} does not exist.", near(name, SCHEDULES), f"Choices: {', '.join(SCHEDULES)}."
+            f"--schedule {name} does not exist.", suggest_near(name, SCHEDULES), f"Choices: {', '.join(SCHEDULES)}."
         )
     try:
         made = make_schedule(name, ranks=asked.stages or 4, microbatches=asked.microbatches or 8, chunks=asked.chunks)

@@ -193,7 +193,7 @@ class ComposedRuntime(Runtime, RankStages):
         self._norm.discard()
 
     @torch.no_grad()
-    def applied(self) -> None:
+    def finish_update(self) -> None:
         for block, module in self.made.listeners:
             module.after_step(self._emitted.get(block, {}))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from gangline.callback import Callback
 from gangline.plugin.registry import installed
 from gangline.record import StepRecord
-from gangline.shard import in_model
+from gangline.shard import is_of_model
 from gangline.train.rank import train
 from gangline.train.session import Session
 from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, needs
@@ -69,7 +69,7 @@ def _collect(s: Session, name: str, found: Lived) -> Lived:
     found.weights = [(shard.name, shard.offset, shard.local.detach().clone()) for shard in s.runtime.shards()]
     callback = s.callbacks.get(name)
     for shard in callback.shards() if callback else ():
-        known = [(box, primary) for box, primary in s.registry.of_rank(shard.name, s.comms.rank)]
+        known = [(box, primary) for box, primary in s.registry.list_rank_boxes(shard.name, s.comms.rank)]
         if (shard.box, shard.primary) not in known:
             found.boxes.append(f"{shard.name} at {shard.offset}")
         found.arrays.append((shard.name, shard.offset, shard.local.detach().clone()))
@@ -121,7 +121,7 @@ class CallbackSuite(PartSuite):
 
     def weights(self, found: list[Lived]) -> dict[str, Tensor]:
         """The run's weights in the global view."""
-        own = {name: shape for name, shape in found[0].shapes.items() if in_model(name)}
+        own = {name: shape for name, shape in found[0].shapes.items() if is_of_model(name)}
         return assemble([rank.weights for rank in found], own)
 
     def test_builds_a_callback(self) -> None:

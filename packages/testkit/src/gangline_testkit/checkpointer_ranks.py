@@ -84,7 +84,7 @@ def shards_of(registry: Registry, salt: int | None, names: Iterable[str] | None 
     for name in registry if names is None else names:
         layout = registry[name]
         whole = None if salt is None else values(name, layout, salt)
-        for box, primary in registry.of_rank(name, rank.index):
+        for box, primary in registry.list_rank_boxes(name, rank.index):
             dtype = getattr(torch, layout.dtype)
             local = torch.full(box.shape, -1, dtype=dtype) if whole is None else whole[box.slices].clone()
             made.append(Shard(name, layout.shape, dtype, box.offset, local, primary))

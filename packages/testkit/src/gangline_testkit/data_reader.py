@@ -16,7 +16,7 @@ from gangline.batch import Batch
 from gangline.data.base import DataSource
 from gangline.data.expand import expand
 from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
-from gangline.data.sample_reader import KeptMemory, stacked
+from gangline.data.sample_reader import KeptMemory, stack_samples
 from gangline_testkit.suite import PartSuite
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ class BatchReaderSuite(PartSuite):
         assert read == list(numbers), f"samples {read} are read; {list(numbers)} are wanted"
         for stored in given:
             mine = stored.sample.tolist()
-            wanted = stacked([source.sample(i) for i in mine], mine, KeptMemory(CPU))
+            wanted = stack_samples([source.sample(i) for i in mine], mine, KeptMemory(CPU))
             wanted.counted = counted
             _assert_equal(expand(stored, 0, CPU), expand(wanted, 0, CPU), mine)
 

@@ -24,7 +24,7 @@ from gangline.model.compose import compose_model
 from gangline.model.contracts import Bindable, seam_function
 from gangline.model.flops import flops_per_token
 from gangline.model.linear import Embedding, Linear
-from gangline.model.seams import calls, recomputed
+from gangline.model.seams import calls, list_recomputed
 from gangline.model.tree import Node, children, nodes, parameter_shapes
 from gangline.plan import Plan
 from gangline_basics.model.kept_node import EightBitNode
@@ -123,7 +123,7 @@ class ModelEditSuite(PartSuite):
 
     def test_every_pattern_of_the_plan_matches(self) -> None:
         tree, plan, _ = self.compose_after()
-        unmatched = plan.unmatched(construct(tree).state_dict())
+        unmatched = plan.find_unmatched(construct(tree).state_dict())
         assert not unmatched, f"patterns that match nothing: {', '.join(unmatched)}"
 
     def test_nodes_know_the_shapes_of_their_modules(self) -> None:
@@ -137,7 +137,7 @@ class ModelEditSuite(PartSuite):
         tree, plan, _ = self.compose_after()
         blocks = {f"{path}.weight": node.block for path, node in nodes(tree) if isinstance(node, EightBitNode)}
         for name in parameter_shapes(tree):
-            rule = plan.kept_of(name)
+            rule = plan.find_kept(name)
             if plan.is_scales(name) or plan.owner(name) != name:
                 continue
             told = rule.block if rule is not None else 0
@@ -265,14 +265,14 @@ def generate_texts(job: Job) -> list[tuple[torch.Tensor, torch.Tensor]]:
     alone, computed at once. Nothing where a node does not say how it takes one more token.
     """
     from gangline.comm.solo import Solo
-    from gangline.model.init import whole_model
+    from gangline.model.init import make_whole_model
     from gangline.runtime import Sampling
     from gangline_basics.parallel.prepare import bind_folds
     from gangline_basics.sampling.decode import decode
 
-    if recomputed(job.tree):
+    if list_recomputed(job.tree):
         return []
-    model: Any = whole_model(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype).eval()
+    model: Any = make_whole_model(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype).eval()
     bind_folds(model, job.plan, Solo)
     steps: list[torch.Tensor] = []
 

@@ -62,7 +62,7 @@ class GradientsSuite(PartSuite):
         assert isinstance(config, GradientsConfig)
         assert config.wire_bytes(4) > 0
         for scatters in (False, True):
-            assert config.kept_numbers(1 << 20, 4, scatters) >= 0
+            assert config.count_kept(1 << 20, 4, scatters) >= 0
 
     def test_arrays_are_a_function_of_the_layout(self, world: int, scatters: bool) -> None:
         """Each rank names the arrays of all ranks, without asking them."""

@@ -152,14 +152,16 @@ class HealthCheckSuite(PartSuite):
 
     def test_an_answer_depends_on_what_was_agreed_alone(self, fault: str) -> None:
         """Each rank asks on its own, and a restarted one has seen nothing: asked twice, and of a fresh check."""
-        from gangline.train.verdicts import not_finite
+        from gangline.train.verdicts import make_not_finite
 
         check = self.check()
         said: list[Attempt] = []
         for record in self.faults[fault](healthy()):
             found = tuple(verdict for _, verdict in self.verdicts([record], check))
             history = tuple(said)
-            agreed = Agreed((*found, not_finite(record)) if not record.finite else found, history, 1e9 + record.step)
+            agreed = Agreed(
+                (*found, make_not_finite(record)) if not record.finite else found, history, 1e9 + record.step
+            )
             if not agreed.verdicts:
                 continue
             answers = [one.respond(agreed, record) for one in (check, check, self.check())]

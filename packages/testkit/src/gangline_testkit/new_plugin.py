@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from gangline.config.suggest import near
+from gangline.config.suggest import suggest_near
 from gangline.errors import UserError
 from gangline.plugin.hooks import BY_NAME, GROUPS, LISTS, Hook, Kind
 from gangline.plugin.parts import Part
@@ -234,7 +234,9 @@ def _title(name: str) -> str:
 def _kind(name: str) -> Kind:
     kinds = installed().kinds()
     if name not in kinds:
-        raise UserError(f"there is no kind of plugin {name!r}.", near(name, kinds), f"Kinds: {', '.join(kinds)}.")
+        raise UserError(
+            f"there is no kind of plugin {name!r}.", suggest_near(name, kinds), f"Kinds: {', '.join(kinds)}."
+        )
     return kinds[name]
 
 

@@ -68,7 +68,7 @@ def steps(job: Job, runtime: Runtime, optimizer: Optimizer, first: int, last: in
         result = runtime.step(job.share(0, *runtime.data_coordinate))
         losses.append(result.loss_sum / result.tokens)
         optimizer.step(rate)
-        runtime.applied()
+        runtime.finish_update()
     return losses
 
 
@@ -146,7 +146,7 @@ class OptimizerSuite(PartSuite):
             for name, offset, shape, dtype, primary in shards:
                 assert name.startswith("optimizer/")
                 assert name.count("/") == 2
-                known = [(box.offset, box.shape, main) for box, main in registry.of_rank(name, rank_)]
+                known = [(box.offset, box.shape, main) for box, main in registry.list_rank_boxes(name, rank_)]
                 assert (offset, shape, primary) in known, f"rank {rank_}: {name} at {offset} is not in the registry"
                 assert dtype == registry[name].dtype
         held = [[(n, o, torch.zeros(shape)) for n, o, shape, _, _ in shards] for _, shards in answers]

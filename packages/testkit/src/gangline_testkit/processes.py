@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gangline.launch.guard import born
+from gangline.launch.guard import read_birth
 from gangline.pulse import layout
 from gangline.pulse.memory import list_pulses
 
@@ -46,7 +46,7 @@ def rank_processes(run_dir: Path) -> dict[int, int]:
     """By rank, the ids of the living ranks of a run's newest start on this machine, as their pulses have them."""
     heads = [memoryview(path.read_bytes()).cast("q")[: layout.HEAD].tolist() for path in list_pulses(run_dir)]
     newest = max((head[layout.GENERATION] for head in heads), default=0)
-    living = [head for head in heads if head[layout.PID] and born(head[layout.PID]) == head[layout.BORN]]
+    living = [head for head in heads if head[layout.PID] and read_birth(head[layout.PID]) == head[layout.BORN]]
     return {head[layout.RANK]: head[layout.PID] for head in living if head[layout.GENERATION] == newest}
 
 

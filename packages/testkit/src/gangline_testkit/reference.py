@@ -84,7 +84,7 @@ class Reference:
         hidden = self.model.get_submodule(self.plan.embed)(batch)
         for index in range(self.plan.layers):
             path = f"{self.plan.blocks}.{index}"
-            with forward_context.at(path):
+            with forward_context.emit_under(path):
                 hidden = self.model.get_submodule(path)(hidden, batch)
         return self.model.get_submodule(self.plan.head)(hidden, batch)
 

@@ -71,7 +71,7 @@ class StrategySuite(StrategyRuns):
             assert sum(box.size for box in boxes) == array.numel(), f"the boxes of {name} overlap, or leave a gap"
             assemble([ones], {"box": tuple(array.shape)})
             for box in boxes:
-                held = [first.of_rank(model_array(name), rank) for rank in range(layout.world)]
+                held = [first.list_rank_boxes(model_array(name), rank) for rank in range(layout.world)]
                 primaries = [rank for rank, own in enumerate(held) if (box, True) in own]
                 assert len(primaries) == 1, f"{len(primaries)} primaries of {name}{box}"
                 assert first.holders(model_array(name), box)[0] == primaries[0]
@@ -85,7 +85,7 @@ class StrategySuite(StrategyRuns):
                 for name, shape, offset, length, dtype, primary in shards:
                     assert shape == registry[name].shape
                     assert dtype == registry[name].dtype
-                    known = [(box.offset, box.shape, main) for box, main in registry.of_rank(name, rank)]
+                    known = [(box.offset, box.shape, main) for box, main in registry.list_rank_boxes(name, rank)]
                     tied_copy = not known and not primary
                     assert (offset, length, primary) in known or tied_copy, f"rank {rank}: {name} at {offset}, {length}"
                     primaries[name] = primaries.get(name, 0) + primary * math.prod(length)

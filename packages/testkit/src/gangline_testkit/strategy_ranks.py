@@ -171,7 +171,7 @@ def apply(runtime: Runtime, velocities: dict[int, Tensor]) -> None:
                 velocity = velocities.setdefault(id(piece.tensor), torch.zeros_like(piece.tensor, requires_grad=False))
                 assert piece.tensor.grad is not None
                 descend(piece.tensor, piece.tensor.grad, velocity)
-    runtime.applied()
+    runtime.finish_update()
 
 
 def train(job: Job) -> Trained:

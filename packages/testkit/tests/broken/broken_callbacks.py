@@ -122,7 +122,7 @@ class CountsItself(NanCheck):
     answers = 0
 
     def respond(self, agreed, record):
-        if agreed.of("not-finite"):
+        if agreed.select("not-finite"):
             self.answers += 1
             return Order(Action.ROLL_BACK if self.answers < 3 else Action.STOP, ("not-finite",))
         return None
@@ -132,7 +132,7 @@ class Remembers(NanCheck):
     """Answers from what it has seen, which differs after a restart."""
 
     def respond(self, agreed, record):
-        return Order(Action.ROLL_BACK, ("not-finite",)) if self.row and agreed.of("not-finite") else None
+        return Order(Action.ROLL_BACK, ("not-finite",)) if self.row and agreed.select("not-finite") else None
 
 
 class Gathers(NanCheck):

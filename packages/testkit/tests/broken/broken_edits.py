@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from gangline.model.calls import AttentionCall
-from gangline.model.tree import nodes, replaced
+from gangline.model.tree import nodes, replace_node
 from gangline.plan import Cut, Init
 from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode
 from gangline_testkit.toys.plugin import LanesNode, edit_lanes
@@ -36,7 +36,7 @@ def NoInit(tree, plan, options):
 
 def DeadPattern(tree, plan, options):
     tree, plan, claimed = edited(tree, plan, options)
-    return tree, plan.extended(cuts=(Cut("blocks.*.feed_forward.w_inn", 0, "lane"),)), claimed
+    return tree, plan.extend(cuts=(Cut("blocks.*.feed_forward.w_inn", 0, "lane"),)), claimed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ def OwnLanes(tree, plan, options):
     for path in claimed:
         node = dict(nodes(tree))[path]
         own = OwnLanesNode(dim=node.dim, lanes=node.lanes, width=node.width, penalty=node.penalty)
-        tree = replaced(tree, path, own)
+        tree = replace_node(tree, path, own)
     return tree, plan, claimed
 
 
@@ -67,7 +67,7 @@ def Boasts(tree, plan, options):
     tree, plan, claimed = edited(tree, plan, options)
     node = tree.blocks[0].attention
     sizes = {name: getattr(node, name) for name in ("dim", "heads", "kv_heads", "head_dim", "q_norm", "k_norm")}
-    tree = replaced(tree, "blocks.0.attention", BoastingNode(**sizes))
+    tree = replace_node(tree, "blocks.0.attention", BoastingNode(**sizes))
     return tree, plan, [*claimed, "blocks.0.attention"]
 
 
@@ -81,7 +81,7 @@ def SwapsAttention(tree, plan, options):
     claimed = [path for path, node in nodes(tree) if isinstance(node, AttentionNode)]
     for path in claimed:
         node = dict(nodes(tree))[path]
-        tree = replaced(tree, path, SwapsAttentionNode(**{i.name: getattr(node, i.name) for i in fields(node)}))
+        tree = replace_node(tree, path, SwapsAttentionNode(**{i.name: getattr(node, i.name) for i in fields(node)}))
     return tree, plan, claimed
 
 
@@ -133,7 +133,7 @@ def _in_place_of_feed_forwards(tree, plan, cls):
     claimed = [path for path, node in nodes(tree) if isinstance(node, FeedForwardNode)]
     for path in claimed:
         node = dict(nodes(tree))[path]
-        tree = replaced(tree, path, cls(**{item.name: getattr(node, item.name) for item in fields(node)}))
+        tree = replace_node(tree, path, cls(**{item.name: getattr(node, item.name) for item in fields(node)}))
     return tree, plan, claimed
 
 
@@ -150,20 +150,20 @@ def ConfigSizes(tree, plan, options):
 def UndeclaredPartial(tree, plan, options):
     """A parameter that is whole is used on what tp has cut, and the plan does not say so."""
     tree, plan, claimed = _in_place_of_feed_forwards(tree, plan, UndeclaredPartialNode)
-    return tree, plan.extended(inits=(Init("blocks.*.feed_forward.gain", "constant", 0.5),)), claimed
+    return tree, plan.extend(inits=(Init("blocks.*.feed_forward.gain", "constant", 0.5),)), claimed
 
 
 def LowRank(tree, plan, options):
     """Nothing is wrong with it: beside a layer two factors, of which one begins at zero."""
     tree, plan, claimed = _in_place_of_feed_forwards(tree, plan, LowRankNode)
     place = "blocks.*.feed_forward"
-    return tree, plan.extended(inits=(Init(f"{place}.a", "normal", 0.1), Init(f"{place}.b", "constant", 0.0))), claimed
+    return tree, plan.extend(inits=(Init(f"{place}.a", "normal", 0.1), Init(f"{place}.b", "constant", 0.0))), claimed
 
 
 def Idle(tree, plan, options):
     """A parameter that nothing is computed with."""
     tree, plan, claimed = _in_place_of_feed_forwards(tree, plan, IdleNode)
-    return tree, plan.extended(inits=(Init("blocks.*.feed_forward.gain", "constant", 0.5),)), claimed
+    return tree, plan.extend(inits=(Init("blocks.*.feed_forward.gain", "constant", 0.5),)), claimed
 
 
 def Remembers(tree, plan, options):

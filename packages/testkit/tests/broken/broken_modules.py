@@ -33,7 +33,7 @@ class OwnLanesModule(LanesModule):
 
 
 class OwnTokensModule(FeedForward):
-    """`forward_context.over_sequence` is missing."""
+    """`forward_context.sum_over_sequence` is missing."""
 
     def forward(self, x_BTD):
         squares = x_BTD.square().mean(-1, keepdim=True).sum(1, keepdim=True)

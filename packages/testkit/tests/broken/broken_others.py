@@ -84,12 +84,12 @@ class DiffersByWidth(NumbersSource):
 
     def reader(self, place):
         class Reader(SampleReader):
-            def _stored(self, numbers, memory, slot, counted=None):
+            def _store(self, numbers, memory, slot, counted=None):
                 if counted is None:
                     size, width, first = place.global_size, place.width, self.cursor
                     step, own = divmod(numbers[0] - first - place.index * place.share, size)
                     numbers = [first + step * size + (own + n) * width + place.index for n in range(len(numbers))]
-                return super()._stored(numbers, memory, slot, counted)
+                return super()._store(numbers, memory, slot, counted)
 
             def begin(self, cursor, step):
                 self.cursor = cursor
@@ -127,8 +127,8 @@ class FillsTooEarly(NumbersSource):
 
     def reader(self, place):
         class Reader(SampleReader):
-            def _stored(self, numbers, memory, slot, counted=None):
-                return super()._stored(numbers, memory, slot[1] if counted is None else slot, counted)
+            def _store(self, numbers, memory, slot, counted=None):
+                return super()._store(numbers, memory, slot[1] if counted is None else slot, counted)
 
         return Reader(self, place)
 
@@ -140,7 +140,7 @@ class ValidatesByRank(NumbersSource):
         class Reader(SampleReader):
             def read_held_out(self, count):
                 for numbers, counted in replace(place, index=0, width=1).iterate_held_out(count, self.source.length()):
-                    yield self._stored(numbers, self._memory, "held out", counted)
+                    yield self._store(numbers, self._memory, "held out", counted)
 
         return Reader(self, place)
 

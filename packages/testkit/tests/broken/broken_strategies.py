@@ -101,7 +101,7 @@ class Stale(Broken):
 
 
 class NeverTells(Broken):
-    def applied(self):
+    def finish_update(self):
         pass
 
 
@@ -176,7 +176,7 @@ class RepeatsMatrices(Broken):
             whole = part.gather_rows(pieces)
             matrices = whole.view(-1, *whole.shape[-2:])
             mapped = torch.stack([function(x, MatrixId(name, i)) for i, x in enumerate(matrices)]).view_as(whole)
-            yield name, [mapped[box.within(part.place)] for box in part.boxes]
+            yield name, [mapped[box.slices_within(part.place)] for box in part.boxes]
 
 
 class MapsPieces(Broken):

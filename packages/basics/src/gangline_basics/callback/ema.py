@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gangline.callback import Callback, like_parameters
+from gangline.callback import Callback, allocate_like
 from gangline.comm.base import Comms, Store
 from gangline.config.schema import Run
 from gangline.optimizer import Optimizer
@@ -33,7 +33,7 @@ class Average:
 
     def __init__(self, decay: float, runtime: Runtime, place: str, dtype: torch.dtype) -> None:
         self.decay, self.label, self.updates = decay, repr(decay), 0
-        self.registry, self.shards = like_parameters(runtime, f"{place}/{self.label}", dtype)
+        self.registry, self.shards = allocate_like(runtime, f"{place}/{self.label}", dtype)
 
     @torch.no_grad()
     def take(self, weights: Sequence[Tensor], exact: bool) -> None:

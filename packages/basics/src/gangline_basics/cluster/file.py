@@ -22,7 +22,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from gangline.config.suggest import near
+from gangline.config.suggest import suggest_near
 from gangline.errors import UserError
 from gangline.explain.topology import Topology
 from gangline.storage.files import write_whole
@@ -160,7 +160,7 @@ def load_cluster(name: str) -> Cluster:
     if not path.is_file():
         raise UserError(
             f"cluster={name} does not exist.",
-            near(name, list_shipped()),
+            suggest_near(name, list_shipped()),
             f"Shipped: {', '.join(list_shipped())}; or the path of a file that ends in .yaml.",
         )
     return _read(path)
@@ -213,7 +213,7 @@ def _check_names(given: dict[str, Any], names: Sequence[str], place: str, path: 
             listed = ", ".join(f"{place}{known}" for known in names)
             raise UserError(
                 f"{path} says {place}{name}, which no cluster file has.",
-                near(str(name), names),
+                suggest_near(str(name), names),
                 f"It may say: {listed}.",
             )
 
@@ -225,7 +225,7 @@ def _numbers(found: dict[str, Any], path: Path) -> dict[str, Quantity]:
     read = {}
     for name, entry in given.items():
         if name not in NUMBERS:
-            raise UserError(f"{path} says {name}, which is no number of a cluster.", near(str(name), NUMBERS))
+            raise UserError(f"{path} says {name}, which is no number of a cluster.", suggest_near(str(name), NUMBERS))
         try:
             if isinstance(entry["value"], bool):
                 raise TypeError

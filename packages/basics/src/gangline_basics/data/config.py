@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gangline.config.ranges import Share
 from gangline.config.schema import DataConfig
-from gangline.config.values import written
+from gangline.config.values import spell
 from gangline.data.vocabulary import vocabulary_problems
 from gangline.errors import Problem, UserError
 from gangline.plugin.parts import Part
@@ -47,10 +47,10 @@ class TextConfig(DataConfig):
 
         return open_codec(self.tokenizer, self.separator, self.encoding_errors)
 
-    def exported(self, run: Run) -> dict[str, bytes]:
+    def export_files(self, run: Run) -> dict[str, bytes]:
         from gangline_basics.data.tokenizer_files import tokenizer_files
 
-        return tokenizer_files(self.tokenizer, run.model.pretrained()) if self.tokenizer else {}
+        return tokenizer_files(self.tokenizer, run.model.weights_directory()) if self.tokenizer else {}
 
     def notices(self, run: Run) -> list[str]:
         if self.tokenizer is None or self.codec(run).separator is not None:
@@ -96,7 +96,7 @@ class TextConfig(DataConfig):
         if self.tokenizer is None and not stored and size < needed:
             problems.append(
                 Problem(
-                    f"data.path={written(self.path)} is too short.",
+                    f"data.path={spell(self.path)} is too short.",
                     f"It has {size} bytes, and one sequence of {needed - 1} tokens needs {needed}.",
                     "Give it more text, or a smaller batch.sequence_length.",
                 )

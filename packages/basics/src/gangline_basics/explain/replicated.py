@@ -17,7 +17,7 @@ from gangline.model.compose import compose_model
 from gangline.model.flops import flops_per_token, parameter_count
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct
-from gangline.model.tree import Node, by_path, parameter_shapes
+from gangline.model.tree import Node, map_paths, parameter_shapes
 from gangline.plan import Plan, block_number, is_mapped
 from gangline.shard import Layout, Registry, model_array
 from gangline_basics.explain.activations import ActivationSizes, count_head, count_node, count_recomputed_attention
@@ -38,7 +38,7 @@ def explain_replicated(
     """bucket: bytes of gradients that are added over the ranks at a time; None: nothing is sent."""
     tree, plan = model or compose_model(run)
     topology = topology or Topology()
-    nodes, width = by_path(tree), run.precision.sizes()
+    nodes, width = map_paths(tree), run.precision.sizes()
     share = run.batch.global_size // mesh.size(*DATA_AXES)
     micro = run.batch.micro_size or share // run.parallel.accumulation(share, mesh)
     tokens, microbatches = micro * run.batch.sequence_length, share // micro
@@ -61,7 +61,7 @@ def explain_replicated(
     for path in plan.blocks_in_head(nodes):
         recomputed = run.job.recompute is not Recompute.none and block_number(path) % run.job.recompute_every == 0
         work, in_head[path], more = _part(run, nodes[path], path, plan, sizes, recomputed)
-        parts[-1], again = parts[-1].with_again(work), max(again, more)
+        parts[-1], again = parts[-1].add_recomputed(work), max(again, more)
     total, shapes = StageWork.total(parts), parameter_shapes(tree)
     matrix = {name: name.startswith(f"{plan.blocks}.") and is_mapped(name, shape) for name, shape in shapes.items()}
     trained = {name: prod(shape) for name, shape in shapes.items() if not plan.is_frozen(name)}
@@ -90,7 +90,7 @@ def explain_replicated(
     gradients, ranks = sum(trained.values()), mesh.size(*DATA_AXES)
     calls = ceil(gradients * width.wire / bucket) if bucket and ranks > 1 else 0
     sent = _gradients(mesh, topology, int(gradients * run.gradients.wire_bytes(width.wire)), calls)
-    if calls and (kept_numbers := run.gradients.kept_numbers(gradients, ranks, scatters=False)):
+    if calls and (kept_numbers := run.gradients.count_kept(gradients, ranks, scatters=False)):
         found["kept by the reduction"] = kept_numbers * width.wire
     rank = RankExplained(
         bytes=found,
@@ -137,9 +137,9 @@ def _part(
         return work, made, 0
     if run.job.recompute is Recompute.full:
         stays = min(made, sizes.tokens * plan.facts.get("dim", 0) * sizes.itemsize)
-        return work.recomputed(), stays, made - stays
+        return work.recompute(), stays, made - stays
     saved = count_recomputed_attention(node, sizes)
-    return work.recomputed(attention_only=True), made - saved, saved
+    return work.recompute(attention_only=True), made - saved, saved
 
 
 def _step_flops(work: StageWork) -> int:

@@ -49,7 +49,7 @@ class SignGradients(GradientsConfig):
     def wire_bytes(self, itemsize: int) -> float:
         return (1 + 32 / CHUNK) / 8
 
-    def kept_numbers(self, size: int, ranks: int, scatters: bool) -> int:
+    def count_kept(self, size: int, ranks: int, scatters: bool) -> int:
         return size + (0 if scatters else size // ranks)
 
 

@@ -67,12 +67,12 @@ class ElasticLaunch(LocalLaunch):
     lost_seconds: Annotated[float, Ge(2)] = 4.0  # a node not heard of for so long is lost; they look once a second
     excluded_hours: PositiveFloat | None = 24.0  # how long an order keeps a node away; null: for the run's life
 
-    def most_nodes(self) -> int:
+    def max_nodes(self) -> int:
         return fewest_and_most(self.nodes)[1]
 
     def ranks_of_node(self, run: Run) -> int:
         """Processes of each node."""
-        return self.per_node or -(-self.world(run) // self.most_nodes())
+        return self.per_node or -(-self.world(run) // self.max_nodes())
 
     def refuses(self, run: Run) -> list[Problem]:
         """The fewest processes that the job goes on with are too few for any layout."""

@@ -133,7 +133,7 @@ class Agent(LocalElasticAgent):
         """Of a rank that was killed nobody else can say so, nor of one with a mistake to tell and a full disk."""
         for rank, seen in result.failures.items():
             if seen.exitcode < 0 and self.files.start is not None:
-                lost = RankFailure(rank, "bug", EXIT_FAILURE, failures.how_it_ended(seen.exitcode))
+                lost = RankFailure(rank, "bug", EXIT_FAILURE, failures.describe_end(seen.exitcode))
                 failures.claim(self.starts.logs, self.files.start.generation, lost)
             elif seen.exitcode == EXIT_USER_ERROR and self.files.start is not None:
                 ended = RankFailure(rank, "ended", EXIT_USER_ERROR, "a mistake, which the rank has told")

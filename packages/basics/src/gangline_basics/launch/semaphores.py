@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import UserError
-from gangline.launch.guard import born, space
+from gangline.launch.guard import read_birth, space
 
 ROOT = Path("/dev/shm")
 _OURS = re.compile(r"sem\.gangline-(?P<space>\d+)-(?P<pid>\d+)-(?P<start>\d+)-.*")
@@ -25,7 +25,7 @@ def name_semaphores() -> None:
 
     Raises UserError where none can be made.
     """
-    start = born(os.getpid())
+    start = read_birth(os.getpid())
     if start is None or not ROOT.is_dir():  # elsewhere than on Linux they lie in no directory
         return
     config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # inherited
@@ -51,5 +51,5 @@ def sweep() -> None:
             # What lives among other process ids than ours cannot be seen from here.
             if found is None or int(found["space"]) != space() or entry.stat().st_uid != os.getuid():
                 continue
-            if born(int(found["pid"])) != int(found["start"]):
+            if read_birth(int(found["pid"])) != int(found["start"]):
                 Path(entry.path).unlink(missing_ok=True)

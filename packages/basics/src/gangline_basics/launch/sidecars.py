@@ -34,7 +34,7 @@ class Running:
     sidecar: Sidecar
     pid: int
     process: subprocess.Popen | None
-    born: int | None  # see `guard.born`: with the process id it names the process
+    born: int | None  # see `guard.read_birth`: with the process id it names the process
 
 
 def list_sidecars(run: Run) -> list[Sidecar]:
@@ -51,7 +51,7 @@ def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
     stem = Path(run_dir, "logs", f"sidecar-{sidecar.name}-{name_of_this_node().replace('/', '-')}")
     note = stem.with_name(f"{stem.name}.json")
     if (left := _find_left(note, owner)) is not None:
-        return Running(sidecar, left, None, guard.born(left))
+        return Running(sidecar, left, None, guard.read_birth(left))
     words = [str(owner), str(sidecar.outlives), sidecar.target, str(run_dir), json.dumps(sidecar.args)]
     command = [sys.executable, "-P", "-m", __name__, *words]  # -P: no module of the working directory
     with open_own(stem.with_name(f"{stem.name}.log"), "a") as log:
@@ -67,12 +67,12 @@ def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
     with open_own(new, "w") as file:
         json.dump(content, file)
     new.replace(note)
-    return Running(sidecar, process.pid, process, guard.born(process.pid))
+    return Running(sidecar, process.pid, process, guard.read_birth(process.pid))
 
 
 def _name(pid: int) -> list[int | None]:
     """Names a process for good: ids come again, soon in a container, and on every machine."""
-    return [pid, guard.born(pid), guard.space()]
+    return [pid, guard.read_birth(pid), guard.space()]
 
 
 def _find_left(note: Path, owner: int) -> int | None:
@@ -81,7 +81,7 @@ def _find_left(note: Path, owner: int) -> int | None:
         content = json.loads(read_regular(note))
         known, pid = content["owner"], int(content["sidecar"][0])
         there = known == _name(owner) and content["sidecar"] == _name(pid) and guard.alive(pid)
-        ours = guard.born(pid) is None or os.stat(f"/proc/{pid}").st_uid == os.getuid()  # None: there is no /proc
+        ours = guard.read_birth(pid) is None or os.stat(f"/proc/{pid}").st_uid == os.getuid()  # None: there is no /proc
         return pid if there and ours else None
     except (OSError, ValueError, TypeError, KeyError, IndexError):
         return None
@@ -89,7 +89,7 @@ def _find_left(note: Path, owner: int) -> int | None:
 
 def stop(running: list[Running], seconds: float = STOP_SECONDS) -> None:
     """SIGTERM to all, SIGKILL to what is left after `seconds`."""
-    running = [one for one in running if one.process is not None or guard.born(one.pid) == one.born]
+    running = [one for one in running if one.process is not None or guard.read_birth(one.pid) == one.born]
     for one in running:
         guard.send(one.pid, signal.SIGTERM)
     deadline = time.monotonic() + seconds

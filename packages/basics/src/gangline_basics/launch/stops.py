@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from gangline.launch.signals import HandedOn, Requests, asked_by, hand_on, stop_signals
+from gangline.launch.signals import HandedOn, Requests, find_asker, hand_on, stop_signals
 
 UNUSED = "SIGQUIT"  # the agent insists on handlers of its own for some signal
 _LEFT_SECONDS = 1.0  # ranks that are left when one has failed have them, for what their threads are writing
@@ -29,7 +29,7 @@ class Request:
     def __call__(self, signum: int, frame: object) -> None:
         if self.heard or not self._requests.take(signum):
             return
-        asked = asked_by(signum)
+        asked = find_asker(signum)
         self.signum = self.signum or asked
         raise SignalException(asked.name, hand_on(asked))  # type: ignore[arg-type]
 

@@ -146,7 +146,7 @@ def _tell_events(job: DetectedJob, run_dir: Path, now: generation.Progress, why:
 
 def _read_end_time(run_dir: Path, number: int) -> str | None:
     """When that start was seen to have ended: an agent that is not ours leaves no word of its own."""
-    at = failures.seen_at(run_dir / "logs", number)
+    at = failures.find_time(run_dir / "logs", number)
     return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 

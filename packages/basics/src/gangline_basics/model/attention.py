@@ -139,7 +139,7 @@ class GroupedAttention(nn.Module, ABC):
         more = () if self.sinks is None else (self.sinks.weight,)
         attention = self.attention
         if batch.cache is not None:
-            attention = batch.cache.of(self, partial(KeyValues, self.attention, self.call)).attend
+            attention = batch.cache.get(self, partial(KeyValues, self.attention, self.call)).attend
         return attention(q, k, v_BTKC.transpose(1, 2), batch.document, batch.position, *more).transpose(1, 2)
 
 

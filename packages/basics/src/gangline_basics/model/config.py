@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Ge
 
-from gangline.config.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, listed_divisors
+from gangline.config.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, list_divisors
 from gangline.config.schema import ModelConfig
 from gangline.errors import Problem
 from gangline.plugin.parts import Part
@@ -48,7 +48,7 @@ class DecoderConfig(ModelConfig):
     init_std: NonNegativeFloat = 0.02  # of every matrix; those that write to the residual stream: / sqrt(2 · layers)
     weights: str | None = None  # a Hugging Face directory to start from instead of drawn weights
 
-    def pretrained(self) -> str | None:
+    def weights_directory(self) -> str | None:
         return self.weights
 
     def preload(self, run: Run) -> list[str]:
@@ -86,7 +86,7 @@ class DecoderConfig(ModelConfig):
                 Problem(
                     f"model.kv_heads={self.key_heads} does not divide model.heads={self.heads}",
                     "Each key head serves the same number of query heads.",
-                    f"Choose model.kv_heads among {listed_divisors(self.heads)}.",
+                    f"Choose model.kv_heads among {list_divisors(self.heads)}.",
                 )
             )
         if self.rope_scaling_factor and self.rope_high_freq_factor <= self.rope_low_freq_factor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from gangline.model.calls import AttentionCall, Call, LossCall
-from gangline.model.linear_nodes import LINEAR, fitted
+from gangline.model.linear_nodes import LINEAR, fit_linears
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct, Product
 from gangline.model.tree import Decoding, Node, Shape, children, nodes
@@ -72,7 +72,7 @@ class AttentionNode(Node):
 
     def __post_init__(self) -> None:
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        fitted(self, {"wq": (self.dim, q), "wk": (self.dim, kv), "wv": (self.dim, kv), "wo": (q, self.dim)})
+        fit_linears(self, {"wq": (self.dim, q), "wk": (self.dim, kv), "wv": (self.dim, kv), "wo": (q, self.dim)})
 
     def flops(self, sequence_length: int) -> int:
         """q·k and p·v with all keys of the window (PaLM counts no discount for causality)."""
@@ -120,7 +120,7 @@ class FeedForwardNode(Node):
 
     def __post_init__(self) -> None:
         up, down = (self.dim, self.hidden), (self.hidden, self.dim)
-        fitted(self, {"w_gate": up, "w_up": up, "w_down": down})
+        fit_linears(self, {"w_gate": up, "w_up": up, "w_down": down})
 
     def decodes(self) -> Decoding | None:
         return "tokenwise"
@@ -165,7 +165,7 @@ class HeadNode(Node):
         """What is computed at its seam."""
         return LossCall(z=self.z, soft_cap=self.soft_cap)
 
-    def in_chunks(self, tokens: int) -> Node:
+    def chunk_loss(self, tokens: int) -> Node:
         return replace(self, chunk=tokens)
 
     def seams(self) -> Mapping[str, Call]:

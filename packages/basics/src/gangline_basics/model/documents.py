@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gangline.model.calls import AttentionCall
-from gangline.model.document_ends import ends_of, told_ends
+from gangline.model.document_ends import ends_of, get_ends
 from gangline.model.untraced import untraced
 from gangline_basics.model.recall import Recall
 
@@ -43,7 +43,7 @@ class DocumentSpans:
     def of(cls, document_BT: Tensor) -> DocumentSpans | None:
         """On a device whose host was not told (`tell_ends`) this waits for it. None: a number comes back in a row."""
         B, T = document_BT.shape
-        ends = told_ends(document_BT)
+        ends = get_ends(document_BT)
         if ends is None:
             if bool((document_BT[:, 1:] < document_BT[:, :-1]).any()):
                 return None

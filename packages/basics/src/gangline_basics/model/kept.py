@@ -54,7 +54,7 @@ def fill_codes(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> None:
     Raises UserError where a weight is not finite, ValueError where codes are cut inside a block.
     """
     name = plan.owner(parameter_of(shard.name))
-    rule = plan.kept_of(name)
+    rule = plan.find_kept(name)
     assert rule is not None, "who calls this has asked"
     (row, column), (rows, columns), (height, width) = shard.offset, shard.local.shape, shard.global_shape
     if plan.is_scales(name):

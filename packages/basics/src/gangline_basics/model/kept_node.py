@@ -9,7 +9,7 @@ from typing import ClassVar, TypeVar
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import Product
-from gangline.model.tree import Decoding, Node, Shape, WrapNode, by_path, nodes, parameter_shapes, replaced
+from gangline.model.tree import Decoding, Node, Shape, WrapNode, map_paths, nodes, parameter_shapes, replace_node
 from gangline.plan import Cut, Init, Kept, Name, Plan, is_matrix, matches
 
 V = TypeVar("V")
@@ -51,10 +51,10 @@ def keep_in_bf16(tree: Node, plan: Plan) -> Plan:
         for name, shape in shapes.items()
         if is_matrix(name, shape)
         and plan.is_frozen(name)
-        and plan.kept_of(name) is None
+        and plan.find_kept(name) is None
         and not plan.computes_as_kept(name)
     }
-    return plan.extended(kept=tuple(Kept(place, "bfloat16") for place in _rules(left, shapes)))
+    return plan.extend(kept=tuple(Kept(place, "bfloat16") for place in _rules(left, shapes)))
 
 
 def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
@@ -68,15 +68,15 @@ def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
     said: dict[str, tuple[int, Cut]] = {}  # the block of each, and the cut of its scales
     for path, size in blocks.items():
         height, width = plain[path].shapes()["weight"]
-        around = EightBitNode(inner=by_path(tree)[path], in_features=width, out_features=height, block=size)
-        tree = replaced(tree, path, around)
+        around = EightBitNode(inner=map_paths(tree)[path], in_features=width, out_features=height, block=size)
+        tree = replace_node(tree, path, around)
         cut = plan.cuts_of(f"{path}.weight", 2).get("tp")
         if cut is None:
             said[path] = size, Cut.whole("", "tp")
         else:
             said[path] = size, Cut("", cut.dim, "tp", max(1, cut.unit // size) if cut.dim else cut.unit)
     rules = _rules(said, [path for path, _ in nodes(tree)])
-    plan = plan.extended(
+    plan = plan.extend(
         kept=tuple(Kept(f"{place}.weight", "int8", size, CODES) for place, (size, _) in rules.items()),
         cuts=tuple(replace(cut, pattern=f"{place}.scales") for place, (_, cut) in rules.items()),
         inits=tuple(Init(f"{place}.scales", "constant", 0.0) for place in rules),  # for who asks; codes say what it is

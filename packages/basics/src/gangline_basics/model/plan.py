@@ -9,7 +9,7 @@ from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from gangline.model.linear_nodes import EmbeddingNode
-from gangline.model.tree import Node, by_path, nodes, parameter_shapes
+from gangline.model.tree import Node, map_paths, nodes, parameter_shapes
 from gangline.plan import Cut, Init, Plan, Seam
 from gangline_basics.model.decoder_nodes import DecoderNode, HeadNode, NormNode, SinksNode
 from gangline_basics.model.decoder_tree import DecoderOptions, attention_of, block_of, norm_of
@@ -49,7 +49,7 @@ def plan_family(
     """Return the tree and the plan of a decoder whose blocks are `block(index)`.
 
     embed, head, norm: what the family has in place of the decoder's embedding, head and last norm. own: rules of the
-    family's modules (`Plan.extended`), which precede those of every decoder.
+    family's modules (`Plan.extend`), which precede those of every decoder.
     """
     sizes = {"vocab_size": config.vocab_size, "dim": config.dim}
     tree = kind(
@@ -68,7 +68,7 @@ def _plan_of(config: DecoderOptions, tree: DecoderNode, names: ModuleNames, own:
     of it, so that the stream's variance does not grow with depth (GPT-2, section 2.3); norms begin as the identity,
     biases and sinks as 0. A rule that matches no parameter of the tree is left out.
     """
-    head, shapes, found = config.head_width, parameter_shapes(tree), by_path(tree)
+    head, shapes, found = config.head_width, parameter_shapes(tree), map_paths(tree)
     layers = [found[f"blocks.{index}.attention"] for index in range(config.layers)]
     over_heads = {f"blocks.*.attention.{n}" for n in ("q_norm", "k_norm") if any(getattr(x, n, None) for x in layers)}
     plan = Plan(
@@ -103,8 +103,8 @@ def _plan_of(config: DecoderOptions, tree: DecoderNode, names: ModuleNames, own:
             "hidden": config.hidden,
             "vocab_size": config.vocab_size,
         },
-    ).extended(**own)
-    unmatched = set(plan.unmatched(shapes))
+    ).extend(**own)
+    unmatched = set(plan.find_unmatched(shapes))
     return replace(
         plan,
         cuts=tuple(cut for cut in plan.cuts if cut.pattern not in unmatched),

@@ -122,7 +122,7 @@ class Adamw8bitOptimizer(Optimizer):
         shape, offset = scales_shape(of.global_shape, block), (*of.offset[:-1], of.offset[-1] // block)
         yield Shard(f"{state}_scales/{piece.name}", shape, scales.dtype, offset, scales, of.primary)
 
-    def filled_from(self, state: Mapping[str, Any]) -> Iterator[Shard]:
+    def select_filled(self, state: Mapping[str, Any]) -> Iterator[Shard]:
         """In other blocks: the same codes, and the scales of whole rows."""
         block, self._read = int(state.get("block", self.config.block)), []
         if block == self.config.block:

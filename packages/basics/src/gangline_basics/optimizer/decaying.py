@@ -33,7 +33,7 @@ class DecayingConfig(OptimizerConfig):
 
 def _find_unmatched(run: Run, option: str, patterns: Iterable[str]) -> list[Problem]:
     """A problem for each pattern that is of no trained parameter."""
-    from gangline.config.suggest import near
+    from gangline.config.suggest import suggest_near
     from gangline.model.compose import compose_model
     from gangline.model.tree import parameter_shapes
     from gangline.plan import matches
@@ -51,7 +51,7 @@ def _find_unmatched(run: Run, option: str, patterns: Iterable[str]) -> list[Prob
         if any(matches(pattern, name) for name in names):
             continue
         tied = [owner for alias, owner in plan.tied if matches(pattern, alias)]
-        why = f"It is tied, and kept under {tied[0]}." if tied else near(pattern, known)
+        why = f"It is tied, and kept under {tied[0]}." if tied else suggest_near(pattern, known)
         mend = (
             f"A pattern names a parameter or a module around it, * any one component, such as {', '.join(known[:6])}."
         )

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gangline.config.schema import Run
 from gangline.optimizer import Optimizer
-from gangline.plan import chosen
+from gangline.plan import choose_by_pattern
 from gangline.runtime import MatrixId, Runtime, ShardedParam
 from gangline.shard import Shard, model_array
 from gangline_basics.optimizer.adamw import AdamwOptimizer
@@ -75,7 +75,10 @@ class MuonOptimizer(Optimizer):
         mapped = self.runtime.map_matrices(self._orthogonal, self._looks_ahead())
         for parameter, (_, updates) in zip(self.matrices, mapped, strict=True):
             size = 0.2 * sqrt(max(parameter.shape[-2:]))
-            rate, decay = learning_rate * chosen(config.rates, parameter.name, 1.0), decay_of(parameter, config)
+            rate, decay = (
+                learning_rate * choose_by_pattern(config.rates, parameter.name, 1.0),
+                decay_of(parameter, config),
+            )
             for piece, update in zip(parameter.pieces, updates, strict=True):
                 piece.tensor.mul_(1 - rate * decay)
                 piece.tensor.add_(update, alpha=-rate * size)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gangline.config.schema import Run
 from gangline.model.compose import compose_model
-from gangline.plan import chosen, is_mapped, is_matrix, matches
+from gangline.plan import choose_by_pattern, is_mapped, is_matrix, matches
 from gangline.runtime import ParamShard, Runtime, ShardedParam
 from gangline.shard import Shard, model_array
 from gangline_basics.optimizer.decaying import DecayingConfig
@@ -20,7 +20,7 @@ def group_pieces(
     """(factor of the learning rate, weight decay) -> the pieces that have these, each with its parameter's name."""
     alike: dict[tuple[float, float], list[tuple[str, ParamShard]]] = {}
     for p in named:
-        key = chosen(config.rates, p.name, 1.0), decay_of(p, config)
+        key = choose_by_pattern(config.rates, p.name, 1.0), decay_of(p, config)
         alike.setdefault(key, []).extend((p.name, piece) for piece in p.pieces)
     return alike
 
@@ -34,7 +34,7 @@ def state_shard(state: str, name: str, piece: ParamShard, tensor: Tensor) -> Sha
 def decay_of(parameter: ShardedParam, config: DecayingConfig) -> float:
     """Its weight decay: what `decay` says of its name, else that of matrices and stacks, and of vectors on demand."""
     touched = is_matrix(parameter.name, parameter.shape) or config.decay_vectors
-    return chosen(config.decay, parameter.name, config.weight_decay if touched else 0.0)
+    return choose_by_pattern(config.decay, parameter.name, config.weight_decay if touched else 0.0)
 
 
 def list_block_matrices(run: Run, runtime: Runtime) -> dict[str, None]:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from gangline.config.schema import Run
 from gangline.optimizer import Optimizer
-from gangline.plan import chosen
+from gangline.plan import choose_by_pattern
 from gangline.runtime import MatrixId, Runtime
 from gangline.shard import Layout, Registry, Shard, model_array
 from gangline_basics.optimizer.adamw import AdamwOptimizer
@@ -139,7 +139,7 @@ class SoapOptimizer(Optimizer):
         gradients = ((p.name, [piece.tensor.grad for piece in p.pieces]) for p in self.matrices)
         mapped = self.runtime.map_matrices(self._update, gradients)  # type: ignore[arg-type]
         for parameter, (_, updates) in zip(self.matrices, mapped, strict=True):
-            rate = learning_rate * chosen(self.config.rates, parameter.name, 1.0)
+            rate = learning_rate * choose_by_pattern(self.config.rates, parameter.name, 1.0)
             decay = decay_of(parameter, self.config)
             if self._steps == 1:
                 continue

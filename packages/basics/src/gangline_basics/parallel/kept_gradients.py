@@ -77,5 +77,5 @@ def shards(
     """Yield this rank's rows of the arrays kept of a bucket."""
     for array, tensor in kept.rows.items():
         name = array_name(reduction, registry.mesh, bucket, array)
-        ((box, primary),) = registry.of_rank(name, rank)
+        ((box, primary),) = registry.list_rank_boxes(name, rank)
         yield Shard(name, registry[name].shape, tensor.dtype, box.offset, tensor[None], primary)

@@ -104,7 +104,7 @@ class Matrices:
     def _piece(self, matrix: Matrix, part: MatrixPart, pieces: Batch) -> Tensor:
         """The part, (rows, columns), in this rank's piece."""
         place = self.places[matrix.id.name].index(part.of)
-        found = pieces[matrix.id.name][place][part.box.within(part.of)]
+        found = pieces[matrix.id.name][place][part.box.slices_within(part.of)]
         return found.view(found.shape[-2:])
 
     # --- owners ------------------------------------------------------------------------------------------------------
@@ -133,4 +133,4 @@ class Matrices:
 
 def _view(wholes: dict[int, Tensor], matrix: Matrix, part: MatrixPart) -> Tensor:
     """The part, (rows, columns), in the whole."""
-    return wholes[id(matrix)][part.box.within(matrix.box)[-2:]]
+    return wholes[id(matrix)][part.box.slices_within(matrix.box)[-2:]]

@@ -55,7 +55,7 @@ def matrices_of(registry: Registry, name: str, ranks: Sequence[int]) -> list[Mat
         at: Matrix(MatrixId(name, index), Box((*at, 0, 0), (*(1 for _ in at), *shape)), [])
         for index, at in enumerate(product(*(range(length) for length in lead)))
     }
-    for box, held_by in registry.held(model_array(name)):
+    for box, held_by in registry.iterate_held(model_array(name)):
         holders = sorted(indices[rank] for rank in held_by if rank in indices)
         lengths = zip(box.offset[:-2], box.shape[:-2], strict=True)
         for at in product(*(range(first, first + length) for first, length in lengths)):

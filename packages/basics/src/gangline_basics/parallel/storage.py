@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gangline.model.buffers import filled_buffers_of, put
+from gangline.model.buffers import list_filled_buffers, put
 from gangline.plan import Plan
 from gangline.precision import Precision
 from gangline.shard import dtype_name
@@ -68,7 +68,7 @@ class WholeStorage:
         self.masters[name], self.used[name] = master, used
 
     def _take_buffers(self, model: nn.Module) -> None:
-        for buffer in filled_buffers_of(model):
+        for buffer in list_filled_buffers(model):
             local = _copy_to(self.device, buffer.tensor, buffer.tensor.dtype)
             put(model, buffer, local)
             if buffer.kept is not None:

@@ -166,10 +166,10 @@ class WholeRuntime(Runtime):
 
     def shards(self) -> Iterator[Shard]:
         for name, array in self.storage.arrays().items():
-            ((box, primary),) = self.registry.of_rank(model_array(name), self.rank)
+            ((box, primary),) = self.registry.list_rank_boxes(model_array(name), self.rank)
             yield Shard(model_array(name), tuple(array.shape), array.dtype, box.offset, array, primary)
 
     @torch.no_grad()
-    def applied(self) -> None:
+    def finish_update(self) -> None:
         for block, module in self._told:
             module.after_step(self._emitted.get(block, {}))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gangline.cli import notes_by, wide_open
 from gangline.errors import printable
-from gangline.record import plain, without_record
+from gangline.record import describe_missing, plain
 from gangline_basics.runs.listing import STATES, RunSummary, summaries
 
 STYLES = {"running": "green", "failed": "red", "killed": "red", "damaged": "red", "stopped": "yellow"}
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     found = [run for run in summaries(options.folder) if not options.state or run.state in options.state]
     for run in found:
         if run.unreadable:
-            notes_by("gangline runs")(without_record(Path(run.directory) / "metrics.jsonl", run.unreadable))
+            notes_by("gangline runs")(describe_missing(Path(run.directory) / "metrics.jsonl", run.unreadable))
     if options.json:
         for run in found:
             print(json.dumps(plain(asdict(run)), allow_nan=False))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline.cli import notes_by
-from gangline.config.suggest import near
+from gangline.config.suggest import suggest_near
 from gangline.errors import UserError
 from gangline.record import StepRecord, numbers, read_records
 
@@ -39,7 +39,7 @@ def curve(run_dir: str | Path, metric: str, over: str) -> Curve:
         more = f"There are: {', '.join(sorted(known))}."
         if metric in lists:
             raise UserError(f"{metric} is a list of numbers in every step of {run_dir}, and no curve.", more)
-        raise UserError(f"no step of {run_dir} has the number {metric!r}.", near(metric, sorted(known)), more)
+        raise UserError(f"no step of {run_dir} has the number {metric!r}.", suggest_near(metric, sorted(known)), more)
     return found
 
 

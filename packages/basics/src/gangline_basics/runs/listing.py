@@ -16,8 +16,8 @@ from gangline.errors import UserError
 from gangline.record import newest, record_of
 from gangline.run import ending, events
 from gangline.run.directory import RunDirectory
-from gangline.run.generation import most_steps
-from gangline.run.lock import held
+from gangline.run.generation import read_most_steps
+from gangline.run.lock import is_held
 from gangline.storage.files import LINES_BYTES, open_regular
 
 TAIL = 1 << 16  # bytes of a file's end that are read first
@@ -100,7 +100,7 @@ def _state(directory: Path, record: dict[str, Any], told: list[dict[str, Any]], 
         said = str(event.get("evidence") or said)
     notes = record.get("notes")
     said = str(notes[-1]) if isinstance(notes, list) and notes else said
-    if held(directory):
+    if is_held(directory):
         return "running", said
     end = ending.read_ending(directory)
     if end is not None:
@@ -182,7 +182,7 @@ def _read_last_write(directory: Path) -> float:
 def _count_steps(directory: Path) -> int:
     """Of a run that keeps no records (`track=[console]`)."""
     with suppress(OSError):
-        return most_steps(directory)
+        return read_most_steps(directory)
     return 0
 
 

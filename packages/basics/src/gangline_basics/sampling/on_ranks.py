@@ -10,7 +10,7 @@ from torch import nn
 
 from gangline.comm.base import Comm
 from gangline.comm.objects import gather_json
-from gangline.model.seams import recomputed
+from gangline.model.seams import list_recomputed
 from gangline.model.tree import Node
 from gangline.runtime import Sampling, Stop, Written
 from gangline_basics.sampling.decode import Forward, decode
@@ -18,7 +18,7 @@ from gangline_basics.sampling.decode import Forward, decode
 
 def keeps(tree: Node) -> bool:
     """Whether all modules of a model say how they take one more token (`Node.decodes`)."""
-    return not recomputed(tree)
+    return not list_recomputed(tree)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
-from gangline.model.seams import recomputed
+from gangline.model.seams import list_recomputed
 from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
 from gangline.runtime import Sampling, Stop, Why, Written
@@ -164,7 +164,7 @@ class Sampler(Writer):
     @cached_property
     def recomputed(self) -> list[str]:
         """What keeps the model from going on from what it has computed: empty where nothing does."""
-        return recomputed(compose_model(self.run)[0])
+        return list_recomputed(compose_model(self.run)[0])
 
     def generate(self, starts: Sequence[Sequence[int]], sampling: Sampling, stop: Sequence[str] = ()) -> list[Written]:
         return generate(self.model, starts, sampling, cached=not self.recomputed, stop=self.find_stop(stop))

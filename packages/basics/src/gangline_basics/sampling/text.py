@@ -88,7 +88,7 @@ def ends_of(run: Run, codec: Codec) -> frozenset[int]:
         word = special_tokens(Path(codec.path).expanduser().parent).get("eos_token")
         token = None if word is None else codec.tokenizer.token_to_id(word)
         ends |= set() if token is None else {token}
-    directory = run.model.pretrained()
+    directory = run.model.weights_directory()
     if directory is not None:
         said = generation_config(Path(directory).expanduser()).get("eos_token_id")
         ends |= {token for token in (said if isinstance(said, list) else [said]) if isinstance(token, int)}

@@ -16,7 +16,7 @@ import numpy as np
 
 from gangline import UserError
 from gangline.config.values import override
-from gangline.shard import in_model
+from gangline.shard import is_of_model
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.weights import place_for, write_weights
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, parser, places
@@ -116,7 +116,7 @@ def _check_same_model(copies: Sequence[Copy]) -> dict[str, tuple[tuple[int, ...]
 
 def _weights(copy: Copy) -> dict[str, tuple[tuple[int, ...], str]]:
     layouts = copy.check_sizes().registry.layouts
-    return {name: (layout.shape, layout.dtype) for name, layout in layouts.items() if in_model(name)}
+    return {name: (layout.shape, layout.dtype) for name, layout in layouts.items() if is_of_model(name)}
 
 
 def _model(copy: Copy) -> Mapping[str, Any]:

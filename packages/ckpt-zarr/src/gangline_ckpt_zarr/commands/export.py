@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
     copy = find_place(options.place).select_tier(options.tier).copy()
     run, record = _run(copy), copy.meta.document.get("base", {})
     base = BaseWeights(run, *compose_model(run))
-    arrays, read, check = base.completed(copy.check_sizes().shapes, partial(_arrays, copy), record, copy.store.url)
+    arrays, read, check = base.complete(copy.check_sizes().shapes, partial(_arrays, copy), record, copy.store.url)
     count = write_model(options, run, copy.store.url, arrays, read, check)
     print(f"{options.out}: {text.place(copy.store.url)}, {count} tensors in {options.dtype}")
     return 0

@@ -119,7 +119,7 @@ class WantedRows:
         )
         self.memory: memoryview | None = None
         if not target.bits and target.array.dtype == dtype and common.shape[1:] == run.chunk[1:]:
-            memory = target.array[common.within(target.box)]
+            memory = target.array[common.slices_within(target.box)]
             self.memory = _bytes(memory) if memory.flags.c_contiguous else None
 
     def part(self, first: int, last: int) -> Box:
@@ -155,7 +155,7 @@ def _last(part: Box) -> Box:
 
 def _view(array: np.ndarray, part: Box, of: Box) -> np.ndarray:
     """A part of what an array holds, as a view, also where it has no dims."""
-    place: Any = (*part.within(of), ...)
+    place: Any = (*part.slices_within(of), ...)
     return array[place]
 
 

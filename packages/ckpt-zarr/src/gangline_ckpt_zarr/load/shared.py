@@ -53,7 +53,7 @@ def split_shared(meta: Meta, registry: Registry, rank: int, together: int = TOGE
     passed = 0
     for name, layout in registry.layouts.items():
         step, passed = passed // STEP, passed + layout.nbytes
-        boxes = [box for box, _ in registry.of_rank(name, rank) if box.size]
+        boxes = [box for box, _ in registry.list_rank_boxes(name, rank) if box.size]
         if not boxes:
             continue
         ranks = box_owners(registry.mesh, layout).replicas_of(rank, together)
@@ -99,7 +99,7 @@ def agree_to_share(agreement: Agreement, registry: Registry, targets: Sequence[T
 
 def _loads_everything(registry: Registry, rank: int, targets: Sequence[Target]) -> bool:
     held = _map_by_box(targets)
-    return all((name, box) in held for name in registry for box, _ in registry.of_rank(name, rank) if box.size)
+    return all((name, box) in held for name in registry for box, _ in registry.list_rank_boxes(name, rank) if box.size)
 
 
 class SharedLoad:
@@ -137,7 +137,7 @@ class SharedLoad:
 
     def _cut(self, part: SharedSlice) -> Target:
         target = self._targets[part.name, part.whole]
-        place: Any = (*part.box.within(part.whole), ...)
+        place: Any = (*part.box.slices_within(part.whole), ...)
         return replace(target, box=part.box, array=target.array[place])
 
 

@@ -48,7 +48,7 @@ def sum_of(shard: Shard) -> torch.Tensor:
     """Return the sum of the hashes of a shard's numbers (floats as float32) and their places in the global array."""
     import torch
 
-    from gangline.draws import mixed
+    from gangline.draws import mix_bits
 
     local = shard.local.detach().reshape(-1, shard.local.shape[-1] if shard.local.dim() else 1)
     places = _places(shard, local.device)
@@ -58,7 +58,7 @@ def sum_of(shard: Shard) -> torch.Tensor:
         rows = local[start : start + step]
         bits = rows.float().contiguous().view(torch.int32) if rows.is_floating_point() else rows
         columns = torch.arange(rows.shape[1], device=rows.device)
-        total += mixed(bits.to(torch.int64) + mixed(places[start : start + step, None] + columns)).sum()
+        total += mix_bits(bits.to(torch.int64) + mix_bits(places[start : start + step, None] + columns)).sum()
     return total
 
 

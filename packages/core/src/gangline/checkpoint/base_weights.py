@@ -55,16 +55,16 @@ class BaseWeights:
         if len(self.missing(stored)) < len(self.arrays):
             self._refuse_lost(now, [shard for shard in shards if shard.name in self.arrays])
         self.left_out = frozenset(self.arrays)
-        self.record = {"fingerprint": now, "arrays": len(self.arrays), "from": self._run.model.pretrained()}
+        self.record = {"fingerprint": now, "arrays": len(self.arrays), "from": self._run.model.weights_directory()}
 
     def _refuse_lost(self, wanted: str, shards: Iterable[Shard]) -> None:
         import torch
 
-        came = self._run.model.pretrained()
+        came = self._run.model.weights_directory()
         remedy = "checkpoint.frozen=true saves it with what is trained."
         failed = "checkpoint.frozen=false: the base of this run cannot be made again"
         copies = (replace(shard, local=torch.empty_like(shard.local)) for shard in shards)
-        now = fingerprint(self.arrays, (self._drawn([copy], failed, remedy)[0] for copy in copies), self._comms)
+        now = fingerprint(self.arrays, (self._draw([copy], failed, remedy)[0] for copy in copies), self._comms)
         if now != wanted:
             where = f"now lie in {came}" if came else "the seed draws now"
             raise UserError(
@@ -88,11 +88,11 @@ class BaseWeights:
         missing = self.missing(stored)
         if missing and record.get("fingerprint") != self.record.get("fingerprint", ""):
             _refuse_silent(missing, record, checkpoint)
-            drawn = self._drawn([s for s in shards if s.name in missing], *_unreadable(record, checkpoint))
+            drawn = self._draw([s for s in shards if s.name in missing], *_unreadable(record, checkpoint))
             _refuse_other(fingerprint(missing, drawn, self._comms), record, checkpoint)
         return [shard for shard in shards if shard.name not in missing]
 
-    def completed(
+    def complete(
         self, arrays: Shapes, read: Read, record: Record, checkpoint: str
     ) -> tuple[Shapes, Read, Callable[[], None]]:
         """Return (arrays, read, check) of a checkpoint, with the base weights that it leaves out.
@@ -112,7 +112,7 @@ class BaseWeights:
             codes = self._plan.dtype_of(parameter_of(name)) == "int8"
             local = torch.empty(missing[name], dtype=torch.int8 if codes else torch.float32)
             shard = Shard(name, missing[name], local.dtype, (0,) * local.dim(), local)
-            self._drawn([shard], *_unreadable(record, checkpoint))
+            self._draw([shard], *_unreadable(record, checkpoint))
             if name not in sums:
                 sums[name] = int(sum_of(shard))
             return local
@@ -130,7 +130,7 @@ class BaseWeights:
 
         return {**arrays, **missing}, read_all, check
 
-    def _drawn(self, shards: Sequence[Shard], failed: str, remedy: str) -> Sequence[Shard]:
+    def _draw(self, shards: Sequence[Shard], failed: str, remedy: str) -> Sequence[Shard]:
         """Fill shards with the first weights of the run. Raises UserError, which begins with `failed`."""
         from gangline.model.first_weights import draw_weights
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 
 
-def guarded(program: str, body: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+def run_guarded(program: str, body: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """Run a command's body; a user's mistake becomes one message and its exit code, a bug keeps its traceback."""
     with safe_streams():
-        return _guarded(program, body, argv)
+        return _run_guarded(program, body, argv)
 
 
-def _guarded(program: str, body: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+def _run_guarded(program: str, body: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     try:
         return body(argv)
     except UserError as error:

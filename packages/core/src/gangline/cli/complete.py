@@ -6,7 +6,7 @@ import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gangline.config.command_line import known_options
+from gangline.config.command_line import list_options
 from gangline.config.recipes import recipes
 from gangline.config.values import alternatives
 from gangline.errors import UserError
@@ -75,7 +75,7 @@ def _keys(before: Sequence[str], current: str) -> Iterator[str]:
     """Groups and layers, and the next step of every option's path."""
     yield from (f"{group}=" for group in installed().groups())
     yield from ("recipe=", "from=", "weights=", "resume=")
-    for path in known_options(before).options:
+    for path in list_options(before).options:
         cut = path.find(".", len(current))
         yield f"{path}=" if cut < 0 else path[: cut + 1]
 
@@ -91,7 +91,7 @@ def _values(before: Sequence[str], key: str, value: str) -> list[str]:
         start = f"{done}{comma}" if comma else "[" if value.startswith("[") else ""
         names = installed().choices(group)
         return [f"{start}{name}" for name in names if name not in done.strip("[").split(",") or group not in LISTS]
-    option = known_options(before).options.get(group)
+    option = list_options(before).options.get(group)
     if option is None:
         return []
     words = [word for member in alternatives(option.hint) for word in WORDS.get(member, ())]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from gangline.config.suggest import near
+from gangline.config.suggest import suggest_near
 from gangline.errors import UserError
 
 MOST = 1e24  # of any number that is typed
@@ -50,7 +50,7 @@ class Flags(argparse.ArgumentParser):
             if not word.startswith("-"):
                 raise UserError(f"unexpected {word}.", self.usage_line())
             known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-            nearest = near(word.partition("=")[0], known)
+            nearest = suggest_near(word.partition("=")[0], known)
             raise UserError(f"there is no flag {word}.", nearest, f"Flags: {', '.join(known)}.")
         return options
 

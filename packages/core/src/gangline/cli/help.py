@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
 
-from gangline.config.command_line import known_options, named
+from gangline.config.command_line import list_options, parse_choices
 from gangline.config.defaults import default_choices
 from gangline.config.fields import REQUIRED, Option
 from gangline.config.recipes import recipes, summary
 from gangline.config.sections import SECTIONS
-from gangline.config.values import describe, written
+from gangline.config.values import describe, spell
 from gangline.plugin import catalogue
 from gangline.plugin.discovery import version_of
 from gangline.plugin.hooks import LISTS
@@ -51,13 +51,13 @@ Examples
 
 def text(words: Sequence[str] = ()) -> str:
     """The page. The words may choose parts, whose options are then shown; UserError for a part that is not here."""
-    chosen = named(words)
+    chosen = parse_choices(words)
     for group, names in chosen.items():
         for name in names:
             if name != OFF:
                 installed().find(group, name)
     blocks = [_USAGE, _groups()]
-    options = known_options(words).options.values()
+    options = list_options(words).options.values()
     for group in chosen:
         own = [option for option in options if option.path.startswith(group.replace("/", ".") + ".")]
         blocks.append(f"Options of {group}={','.join(chosen[group])}\n" + (_options(own) or "  none"))
@@ -105,7 +105,7 @@ def _choices(hint: Any) -> str:
 
 
 def _value(value: object) -> str:
-    return "<required>" if value == REQUIRED else written(value)
+    return "<required>" if value == REQUIRED else spell(value)
 
 
 def _recipes() -> str:

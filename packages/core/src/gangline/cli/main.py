@@ -6,8 +6,8 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from gangline.cli import guarded
-from gangline.config.suggest import near
+from gangline.cli import run_guarded
+from gangline.config.suggest import suggest_near
 from gangline.errors import BadCheckpoint, UserError
 from gangline.plugin import catalogue
 from gangline.plugin.registry import installed, load
@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The entry point of the `gangline` command."""
     words = sys.argv[1:] if argv is None else argv
     program = f"gangline {words[0]}" if words and words[0] in installed().commands() else "gangline"
-    return guarded(program, _verb, words)
+    return run_guarded(program, _verb, words)
 
 
 def _verb(words: Sequence[str]) -> int:
@@ -34,7 +34,7 @@ def _verb(words: Sequence[str]) -> int:
     if verb not in commands:
         training = verb == "train" or "=" in verb
         own = " ".join(shlex.quote(word) for word in words[verb == "train" :]) or "--help"
-        hint = f"Training is a command of its own:  train {own}" if training else near(verb, commands)
+        hint = f"Training is a command of its own:  train {own}" if training else suggest_near(verb, commands)
         if known := catalogue.VERBS.get(verb):
             hint = f"It is supplied by {known}:  {catalogue.get(known)}"
         raise UserError(f"there is no verb {verb!r}.", hint, f"Verbs: {', '.join(sorted(commands))}.")

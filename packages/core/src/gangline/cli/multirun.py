@@ -36,12 +36,12 @@ def multirun(words: Sequence[str]) -> int:
         check(run)
     _give_directories(runs)
     if all(run.launch.at_once for run in runs):
-        return _at_once(runs, combinations, words)
+        return _launch_together(runs, combinations, words)
     done: list[FinishedRun] = []
     for number, (run, combination) in enumerate(zip(runs, combinations, strict=True)):
         varied = [word for word in combination if word not in words]
         print(f"train: run {number + 1} of {len(runs)}: {' '.join(varied)}", file=sys.stderr)
-        code = _one(run, ["train", *combination])
+        code = _launch_one(run, ["train", *combination])
         done.append(FinishedRun(number, varied, str(run.job.dir), code))
         if code >= EXIT_INTERRUPTED - 2:  # 128 + n: a signal is for all of them
             break
@@ -49,7 +49,7 @@ def multirun(words: Sequence[str]) -> int:
     return next((one.code for one in done if one.code), 0)
 
 
-def _at_once(runs: list[Run], combinations: list[list[str]], words: Sequence[str]) -> int:
+def _launch_together(runs: list[Run], combinations: list[list[str]], words: Sequence[str]) -> int:
     """All are written before their launcher takes them; a sweep that it refuses leaves no directory."""
     written: list[RunDirectory] = []
     try:
@@ -66,7 +66,7 @@ def _at_once(runs: list[Run], combinations: list[list[str]], words: Sequence[str
     return next((code for code in codes if code), 0)
 
 
-def _one(run: Run, command: list[str]) -> int:
+def _launch_one(run: Run, command: list[str]) -> int:
     try:
         directory = RunDirectory.create(run, command)
         try:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from gangline.cli import guarded
+from gangline.cli import run_guarded
 from gangline.errors import UserError
-from gangline.launch.signals import default_requests, early_requests
+from gangline.launch.signals import default_requests, ignore_early_requests
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -37,8 +37,8 @@ class CommandLine:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The entry point of the `train` command."""
-    with early_requests():
-        return guarded("train", _train, sys.argv[1:] if argv is None else argv)
+    with ignore_early_requests():
+        return run_guarded("train", _train, sys.argv[1:] if argv is None else argv)
 
 
 def read(argv: Sequence[str]) -> CommandLine:
@@ -80,21 +80,21 @@ def read(argv: Sequence[str]) -> CommandLine:
 
 
 def _refuse_flag(word: str, rest: Sequence[str]) -> None:
-    from gangline.config.command_line import known_options
-    from gangline.config.suggest import near, options_called
+    from gangline.config.command_line import list_options
+    from gangline.config.suggest import options_called, suggest_near
 
     flags = ("--help", "--cfg job", "--multirun", "-m", "--completion bash|zsh|fish", "--version")
     name, sign, value = word.lstrip("-").partition("=")
     if not sign and rest and "=" not in rest[0] and not rest[0].startswith("--"):  # --lr 1e-3
         value = rest[0]
-    known = known_options([])
+    known = list_options([])
     meant = options_called(name, known.options)
     if meant and value:
         words = [f"{path}={value}" for path in meant]
         hints = [f"Values are set without dashes:  {'  or  '.join(words)}"]
     else:
-        hints = known.meant(name, value or "true")  # --bf16
-        hints = hints or [f"Values are set without dashes:  {name}={value}" if sign else near(word, flags)]
+        hints = known.suggest(name, value or "true")  # --bf16
+        hints = hints or [f"Values are set without dashes:  {name}={value}" if sign else suggest_near(word, flags)]
     raise UserError(f"there is no flag {word}.", *hints, f"Flags: {', '.join(flags)}.")
 
 
@@ -136,7 +136,7 @@ def _show(line: CommandLine) -> int:
     from gangline.config.serial import to_dict
 
     if line.resume is not None:
-        runs = [_resumed(line)[1]]
+        runs = [_resume(line)[1]]
     else:
         runs = compose(line.words) if line.multirun else [compose_one(line.words)]
     print(
@@ -224,20 +224,20 @@ def _prepare(line: CommandLine, argv: Sequence[str], job: str | None = None) -> 
     from gangline.config.check import check
     from gangline.config.resume import refuse_ended
 
-    directory, run, changed = _resumed(line)
+    directory, run, changed = _resume(line)
     run.job.dir = str(directory.path)
     check(run)
     refuse_ended(run, directory.path)
     if not run.launch.shares:
         directory.lock()
-    for note in directory.changed_parts():
+    for note in directory.list_changed_parts():
         print(f"train: note: {note}", file=sys.stderr)
     (directory.go_on if run.launch.shares else directory.rewrite)(run, command, changed)
     return directory
 
 
-def _resumed(line: CommandLine) -> tuple[RunDirectory, Run, dict]:
-    from gangline.config.resume import continued
+def _resume(line: CommandLine) -> tuple[RunDirectory, Run, dict]:
+    from gangline.config.resume import continue_run
     from gangline.run.directory import RunDirectory
 
     others = [word for word in line.words if word.startswith(("from=", "recipe=", "weights="))]
@@ -246,7 +246,7 @@ def _resumed(line: CommandLine) -> tuple[RunDirectory, Run, dict]:
             f"resume= goes on with a run as it is; {others[0]} would start another.", "Leave one of them out."
         )
     directory = RunDirectory.open(Path(line.resume or ""))
-    run, changed = continued(str(directory.path), directory.content(), line.words)
+    run, changed = continue_run(str(directory.path), directory.content(), line.words)
     return directory, run, changed
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from keyword import iskeyword
 
-from gangline.config.suggest import near
+from gangline.config.suggest import suggest_near
 from gangline.errors import UserError
 
 HELP = ("-h", "--help", "help")
@@ -27,7 +27,9 @@ def run_verb(
         return 0
     verb, *rest = argv
     if verb not in verbs:
-        raise UserError(f"there is no gangline {command} {verb}.", near(verb, verbs), f"Choices: {', '.join(verbs)}.")
+        raise UserError(
+            f"there is no gangline {command} {verb}.", suggest_near(verb, verbs), f"Choices: {', '.join(verbs)}."
+        )
     if isinstance(runs, str):
         module = verb.replace("-", "_") + "_" * iskeyword(verb)
         return int(import_module(f"{runs}.{module}").run(rest))

@@ -21,7 +21,7 @@ class MeshComms(Comms):
     def connect(self, axis: str, ranks: Sequence[int]) -> Comm:
         """A Comm over these global ranks, which this rank is one of."""
 
-    def _of(self, axis: str, ranks: Sequence[int]) -> Comm:
+    def _get_comm(self, axis: str, ranks: Sequence[int]) -> Comm:
         key = (axis, tuple(ranks))
         if key not in self._made:
             self._made[key] = self.connect(axis, ranks)
@@ -30,10 +30,10 @@ class MeshComms(Comms):
     def axis(self, *axes: str) -> Comm:
         ranks = self.mesh.group(self.rank, axes)
         name = "world" if len(ranks) == self.mesh.world and len(axes) > 1 else "+".join(axes)
-        return self._of(name, ranks)
+        return self._get_comm(name, ranks)
 
     def fold(self, fold: Fold) -> Comm:
-        return self._of(fold.name, fold.ranks(self.mesh, self.rank))
+        return self._get_comm(fold.name, fold.ranks(self.mesh, self.rank))
 
     def fold_rest(self, fold: Fold) -> Comm:
-        return self._of(f"{fold.name}_rest", fold.beside(self.mesh, self.rank))
+        return self._get_comm(f"{fold.name}_rest", fold.rest_ranks(self.mesh, self.rank))

@@ -17,7 +17,7 @@ from datetime import timedelta
 from torch.distributed import ProcessGroup, distributed_c10d
 
 
-def named_group(ranks: Sequence[int], timeout: timedelta | None, description: str) -> ProcessGroup:
+def make_group(ranks: Sequence[int], timeout: timedelta | None, description: str) -> ProcessGroup:
     """The group of these global ranks, its ranks in this order; made where this process has none of that name yet.
 
     Called by members alone, and waits for none of them. timeout: None for torch's default. description: for torch's own

@@ -45,7 +45,7 @@ def sum_rows(parts: Tensor) -> Tensor:
     return total
 
 
-def ordered_reduce_scatter(comm: Comm, x: Tensor, background: bool = False) -> Pending[Tensor]:
+def reduce_scatter_in_order(comm: Comm, x: Tensor, background: bool = False) -> Pending[Tensor]:
     """(n·s, ...) on each rank -> this rank's (s, ...) of the sum, added in rank order. One all-to-all."""
     own = (x.shape[0] // comm.size, *x.shape[1:])
     return Later(comm._all_to_all(x, None, None, background), lambda parts: sum_rows(parts.view(comm.size, *own)))
@@ -71,4 +71,4 @@ class Ordered(Wrapped):
         return Later(self.inner.start_all_to_all(rows), hand_round)
 
     def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
-        return ordered_reduce_scatter(self.inner, x, background)
+        return reduce_scatter_in_order(self.inner, x, background)

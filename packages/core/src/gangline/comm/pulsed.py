@@ -26,11 +26,11 @@ class Noted(Generic[T]):
     def wait(self) -> T:
         before = self.pulse.wait(self.row)
         result = self.inner.wait()
-        self.pulse.done(self.row, before)
+        self.pulse.finish(self.row, before)
         return result
 
 
-def unwatched(comm: Comm) -> Comm:
+def unwrap_pulse(comm: Comm) -> Comm:
     """The same collectives, of which its pulse says nothing."""
     found = comm
     while isinstance(found, Wrapped):
@@ -47,7 +47,7 @@ class Pulsed(Wrapped):
         super().__init__(inner)
         self.pulse, self.group = pulse, pulse.group(inner.axis, inner.ranks)
 
-    def _noted(
+    def _note(
         self, name: str, size: int, call: Callable[[], Pending[T]], background: bool, peers: int = 0
     ) -> Pending[T]:
         pulse = self.pulse
@@ -55,37 +55,37 @@ class Pulsed(Wrapped):
         before = pulse.wait(row)
         if background:  # the start may take its time, too
             pending = call()
-            pulse.done(row, before, finished=False)
+            pulse.finish(row, before, finished=False)
             return Noted(pending, pulse, row)
         result = call().wait()
-        pulse.done(row, before)
+        pulse.finish(row, before)
         return Done(result)
 
     def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
-        return self._noted("all_reduce", x.nbytes, lambda: self.inner._all_reduce(x, op, background), background)
+        return self._note("all_reduce", x.nbytes, lambda: self.inner._all_reduce(x, op, background), background)
 
     def _all_gather(self, x: Tensor, into: Tensor | None, background: bool) -> Pending[Tensor]:
-        return self._noted("all_gather", x.nbytes, lambda: self.inner._all_gather(x, into, background), background)
+        return self._note("all_gather", x.nbytes, lambda: self.inner._all_gather(x, into, background), background)
 
     def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
-        return self._noted("reduce_scatter", x.nbytes, lambda: self.inner._reduce_scatter(x, background), background)
+        return self._note("reduce_scatter", x.nbytes, lambda: self.inner._reduce_scatter(x, background), background)
 
     def _all_to_all(self, x: Tensor, in_splits: Splits, out_splits: Splits, background: bool) -> Pending[Tensor]:
         call = self.inner._all_to_all
-        return self._noted("all_to_all", x.nbytes, lambda: call(x, in_splits, out_splits, background), background)
+        return self._note("all_to_all", x.nbytes, lambda: call(x, in_splits, out_splits, background), background)
 
     def _broadcast(self, x: Tensor, source: int, background: bool) -> Pending[Tensor]:
-        return self._noted("broadcast", x.nbytes, lambda: self.inner._broadcast(x, source, background), background)
+        return self._note("broadcast", x.nbytes, lambda: self.inner._broadcast(x, source, background), background)
 
     def _exchange(self, sends: Transfers, recvs: Transfers, background: bool) -> Pending[Sequence[Tensor]]:
         others = {peer for _, peer in (*sends, *recvs)} - {self.index}
         if not others:
             return self.inner._exchange(sends, recvs, background)
         peers, size = bits(others), sum(x.nbytes for x, _ in sends)
-        return self._noted("exchange", size, lambda: self.inner._exchange(sends, recvs, background), background, peers)
+        return self._note("exchange", size, lambda: self.inner._exchange(sends, recvs, background), background, peers)
 
     def barrier(self) -> None:
-        self._noted("barrier", 0, lambda: Done(self.inner.barrier()), False)
+        self._note("barrier", 0, lambda: Done(self.inner.barrier()), False)
 
 
 def bits(peers: Iterable[int]) -> int:

@@ -48,7 +48,7 @@ class WrappedComms(Comms):
         self.store, self.rank, self.device = inner.store, inner.rank, inner.device
         self._wrapped: dict[int, Comm] = {}
 
-    def _of(self, comm: Comm) -> Comm:
+    def _wrap_once(self, comm: Comm) -> Comm:
         if comm.size == 1:
             return comm
         if id(comm) not in self._wrapped:
@@ -56,13 +56,13 @@ class WrappedComms(Comms):
         return self._wrapped[id(comm)]
 
     def axis(self, *axes: str) -> Comm:
-        return self._of(self.inner.axis(*axes))
+        return self._wrap_once(self.inner.axis(*axes))
 
     def fold(self, fold: Fold) -> Comm:
-        return self._of(self.inner.fold(fold))
+        return self._wrap_once(self.inner.fold(fold))
 
     def fold_rest(self, fold: Fold) -> Comm:
-        return self._of(self.inner.fold_rest(fold))
+        return self._wrap_once(self.inner.fold_rest(fold))
 
     def close(self) -> None:
         self.inner.close()

@@ -19,7 +19,7 @@ from gangline.config.ranges import (
     Share as Share,
     ShareBelowOne as ShareBelowOne,
     divisors as divisors,
-    listed_divisors as listed_divisors,
+    list_divisors as list_divisors,
 )
 from gangline.config.schema import (
     CallbackConfig as CallbackConfig,

@@ -9,7 +9,7 @@ from typing import Any
 
 from gangline.config.schema import Run
 from gangline.config.serial import from_dict, to_dict
-from gangline.config.values import written
+from gangline.config.values import spell
 from gangline.errors import UserError
 
 _asking: ContextVar[bool] = ContextVar("asking", default=False)
@@ -18,7 +18,7 @@ _asking: ContextVar[bool] = ContextVar("asking", default=False)
 MOST_TRIED = 24  # a try checks the whole run, some 50 ms: what is not found among the nearest is not advised
 
 
-def accepted(run: Run, candidates: Iterable[Mapping[str, Any]], most: int = 4) -> list[str]:
+def find_accepted(run: Run, candidates: Iterable[Mapping[str, Any]], most: int = 4) -> list[str]:
     """The first `most` changes that a run would take, each as the words that a user types.
 
     A change is path -> value. One is taken that has none but the run's own problems, and not all of them; while one is
@@ -31,8 +31,8 @@ def accepted(run: Run, candidates: Iterable[Mapping[str, Any]], most: int = 4) -
         before = _problems(run)
         found: list[str] = []
         for change in islice(candidates, MOST_TRIED):
-            if len(found) < most and _problems(_changed(run, change)) < before:
-                found.append(" ".join(f"{path}={written(value)}" for path, value in change.items()))
+            if len(found) < most and _problems(_change(run, change)) < before:
+                found.append(" ".join(f"{path}={spell(value)}" for path, value in change.items()))
         return found
     finally:
         _asking.reset(token)
@@ -40,10 +40,10 @@ def accepted(run: Run, candidates: Iterable[Mapping[str, Any]], most: int = 4) -
 
 def nearest(run: Run, candidates: Iterable[Mapping[str, Any]], most: int = 4) -> str:
     """The same as a line of advice, or ""."""
-    return "; or ".join(accepted(run, candidates, most))
+    return "; or ".join(find_accepted(run, candidates, most))
 
 
-def _changed(run: Run, change: Mapping[str, Any]) -> Run:
+def _change(run: Run, change: Mapping[str, Any]) -> Run:
     content = to_dict(run)
     for path, value in change.items():
         *way, last = path.split(".")

@@ -9,20 +9,20 @@ from dataclasses import is_dataclass, replace
 from typing import Any
 
 from gangline.config.defaults import default_choices
-from gangline.config.fields import REQUIRED, comments_of, defaults, stated
+from gangline.config.fields import REQUIRED, comments_of, defaults, hints_with_ranges
 from gangline.config.ramp import ramp_problems
-from gangline.config.ranges import choices, listed_divisors, wrong
+from gangline.config.ranges import choices, list_divisors, wrong
 from gangline.config.schema import PartConfig, Run
 from gangline.config.start import start_problems
-from gangline.config.suggest import near
+from gangline.config.suggest import suggest_near
 from gangline.config.validation import PATH as VALIDATION_SETS, check_sets, problems_of, read_sets
-from gangline.config.values import written
+from gangline.config.values import spell
 from gangline.errors import Problem, UserError
 from gangline.launch.detected import detect
 from gangline.launch.devices import count_gpus
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
-from gangline.model.pretrained import Pretrained, pretrained_of
+from gangline.model.pretrained import Pretrained, find_pretrained
 from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import installed
 
@@ -38,20 +38,20 @@ def check(run: Run) -> None:
 
 def problems(run: Run) -> list[Problem]:
     """Values without meaning; where there are none, parts that refuse; else model edits, layout, batch."""
-    found = meaningless(run) or _refused(lambda: _reader(run))
+    found = meaningless(run) or _catch_refusal(lambda: _reader(run))
     if not found:
-        found += [*_device(run), *_unread(run), *_needed(run)]
+        found += [*_device(run), *_check_unread(run), *_check_needs(run)]
         for place, config in _configs(run):
             found += problems_of(place, config, run)
         found += [*_variables(run), *_gradients(run)]
-        found += [*start_problems(run), *_pretrained(run), *check_sets(run)]
+        found += [*start_problems(run), *_check_pretrained(run), *check_sets(run)]
     if not found:
-        found += _refused(lambda: compose_model(run))
+        found += _catch_refusal(lambda: compose_model(run))
         found += layout_problems(run)
     return found
 
 
-def _pretrained(run: Run) -> list[Problem]:
+def _check_pretrained(run: Run) -> list[Problem]:
     """Whether the directory that the model names, if it names one, holds this model."""
     reader = _reader(run)
     return reader.problems(run) if reader else []
@@ -59,19 +59,19 @@ def _pretrained(run: Run) -> list[Problem]:
 
 def _reader(run: Run) -> Pretrained | None:
     """What reads the weights that the model begins with. Raises UserError where nothing does."""
-    return None if run.model.pretrained() is None else pretrained_of(run.model)
+    return None if run.model.weights_directory() is None else find_pretrained(run.model)
 
 
 def part_problems(run: Run, parts: Collection[PartConfig]) -> list[Problem]:
     """Return the problems that these parts find in their options, without those that depend on the row length."""
 
-    def at(length: int) -> list[Problem]:
+    def find_at(length: int) -> list[Problem]:
         measured = replace(run, batch=replace(run.batch, sequence_length=length))
         own = ((place, config) for place, config in run.parts() if config in parts)
-        return [problem for place, config in _opened(own) for problem in problems_of(place, config, measured)]
+        return [problem for place, config in _iterate_opened(own) for problem in problems_of(place, config, measured)]
 
-    found = at(SHORT)
-    return [problem for problem in found if problem in at(LONG)] if found else []
+    found = find_at(SHORT)
+    return [problem for problem in found if problem in find_at(LONG)] if found else []
 
 
 def _variables(run: Run) -> Iterator[Problem]:
@@ -107,14 +107,16 @@ def _meaningless(config: Any, path: str, given: Any = None) -> Iterator[Problem]
     own, given = defaults(cls), given if isinstance(given, dict) else {}
     for name in own:
         default = given.get(name, own[name])
-        value, hint = getattr(config, name), stated(cls)[name]
+        value, hint = getattr(config, name), hints_with_ranges(cls)[name]
         if is_dataclass(value):
             yield from _meaningless(value, f"{path}.{name}", default)
         elif complaint := wrong(hint, value):
-            usual = "" if default == REQUIRED else f"The default:  {path}.{name}={written(default)}"
+            usual = "" if default == REQUIRED else f"The default:  {path}.{name}={spell(default)}"
             comment = f"It is: {comments_of(cls)[name]}" if name in comments_of(cls) else ""
             yield Problem(
-                f"{path}.{name}={written(value)} {complaint}.", near(str(value), choices(hint)) or comment, usual
+                f"{path}.{name}={spell(value)} {complaint}.",
+                suggest_near(str(value), choices(hint)) or comment,
+                usual,
             )
 
 
@@ -132,7 +134,7 @@ def _device(run: Run) -> Iterator[Problem]:
         else "run.device=cpu, or null: there is no GPU."
     )
     if not re.fullmatch(DEVICES, device):
-        meant = "A GPU is called cuda." if name in ("gpu", "nvidia") else near(device, ["cpu", "cuda"])
+        meant = "A GPU is called cuda." if name in ("gpu", "nvidia") else suggest_near(device, ["cpu", "cuda"])
         yield Problem(f"run.device={device} is no device.", meant, take)
     elif name == "cuda" and not count_gpus():
         yield Problem(f"run.device={device}: there is no GPU here.", "", take)
@@ -140,7 +142,7 @@ def _device(run: Run) -> Iterator[Problem]:
         yield Problem(f"run.device={device}: there are {count_gpus()} GPUs here, counted from 0.", "", take)
 
 
-def _unread(run: Run) -> Iterator[Problem]:
+def _check_unread(run: Run) -> Iterator[Problem]:
     """Choices in groups of plugins' own that no part of this run reads."""
     reading = {group for _, config in _configs(run) for group in installed().part_of(config).part.reads}
     for group in sorted(set(run.extra) - reading):
@@ -153,7 +155,7 @@ def _unread(run: Run) -> Iterator[Problem]:
         yield Problem(f"{group}={name} does nothing in this run.", why, mend)
 
 
-def _needed(run: Run) -> Iterator[Problem]:
+def _check_needs(run: Run) -> Iterator[Problem]:
     """Parts without others that they are to be used with (`Part.needs`)."""
     chosen: dict[str, list[str]] = {}
     for place, config in run.parts():
@@ -188,10 +190,10 @@ def _gradients(run: Run) -> Iterator[Problem]:
 
 def _configs(run: Run) -> Iterator[tuple[str, PartConfig]]:
     """("callback.ema", its configuration) of every part, also of parts within parts ("callback.ema/part")."""
-    return _opened(run.parts())
+    return _iterate_opened(run.parts())
 
 
-def _opened(parts: Iterable[tuple[str, PartConfig]]) -> Iterator[tuple[str, PartConfig]]:
+def _iterate_opened(parts: Iterable[tuple[str, PartConfig]]) -> Iterator[tuple[str, PartConfig]]:
     for place, config in parts:
         yield place, config
         for name in installed().part_of(config).part.opens:
@@ -228,7 +230,7 @@ def _batch(run: Run, width: int) -> list[Problem]:
                 f"batch.global_size={size} does not divide over {width} data-parallel ranks.",
                 "Every rank takes an equal share of each step; another batch would be another run.",
                 f"Nearest: {' or '.join(f'batch.global_size={value}' for value in near)}; "
-                f"or a width among {listed_divisors(size)}.",
+                f"or a width among {list_divisors(size)}.",
             )
         ]
     share = size // width
@@ -240,13 +242,13 @@ def _batch(run: Run, width: int) -> list[Problem]:
             Problem(
                 f"batch.micro_size={micro_size} does not divide {share}, {each}.",
                 "global_size = micro_size x accumulation x data-parallel width.",
-                f"Choose batch.micro_size among {listed_divisors(share)}; null takes the whole share.",
+                f"Choose batch.micro_size among {list_divisors(share)}; null takes the whole share.",
             )
         ]
     return []
 
 
-def _refused(attempt: Callable[[], object]) -> list[Problem]:
+def _catch_refusal(attempt: Callable[[], object]) -> list[Problem]:
     try:
         attempt()
     except UserError as error:

@@ -11,16 +11,16 @@ from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import Offer, installed
 
 
-def named(words: Sequence[str]) -> dict[str, list[str]]:
+def parse_choices(words: Sequence[str]) -> dict[str, list[str]]:
     """The parts that the words name, by group."""
     groups = set(installed().groups())
     pairs = [(key.lstrip("+"), value) for key, _, value in (word.partition("=") for word in words)]
     return {group: [name for name in value.strip("[]").split(",") if name] for group, value in pairs if group in groups}
 
 
-def known_options(words: Sequence[str]) -> KnownOptions:
+def list_options(words: Sequence[str]) -> KnownOptions:
     """The options of the run that the words name, defaults where they are silent."""
-    given = named(words)
+    given = parse_choices(words)
     choices = {
         group: [name] if isinstance(name, str) else list(name) for group, name in default_choices().items()
     } | given

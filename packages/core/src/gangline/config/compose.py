@@ -88,26 +88,26 @@ def earlier(path: str) -> dict[str, Any]:
 
 def _run(asked: Asked, source: str, why: str) -> Run:
     """The run; a file that is not trusted (`why`) may set what runs as a program only as the command line sets it."""
-    found = _composed(asked)
+    found = _compose(asked)
     options = KnownOptions(asked.offers).options if why else {}
     if why and (suspected := suspects(found, options)):
         with suppress(UserError):  # without the layers the command line may be incomplete: it then allows nothing
-            suspected = suspects(found, options, _composed(replace(asked, layers=[])))
+            suspected = suspects(found, options, _compose(replace(asked, layers=[])))
         refuse_suspects(suspected, options, source, why)
     return from_dict({**found, "parts": dict(asked.choices)})
 
 
-def _composed(asked: Asked) -> dict[str, Any]:
+def _compose(asked: Asked) -> dict[str, Any]:
     """Every value, as plain data. Raises UserError."""
     _store(asked)
     try:
         with hydra.initialize(config_path=None, **_INITIALIZE), _environment_unread():
-            return _resolved(hydra_compose(_ROOT, overrides=asked.values))
+            return _resolve(hydra_compose(_ROOT, overrides=asked.values))
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError("the configuration cannot be composed.", _why(error)) from error
+        raise UserError("the configuration cannot be composed.", _explain(error)) from error
 
 
-def _why(error: BaseException) -> str:
+def _explain(error: BaseException) -> str:
     """Return the message of Hydra or OmegaConf in one line, with the option if they name it."""
     said = f"{error} {error.__cause__ or ''}"
     if "\0" in said or r"\x00" in said:
@@ -133,10 +133,10 @@ def _store(asked: Asked) -> None:
     store.store(name=_ROOT, node=root, **_STORE)
 
 
-def _resolved(config: Any) -> dict[str, Any]:
+def _resolve(config: Any) -> dict[str, Any]:
     """Interpolations filled in, but references to the environment as written: `serial` looks those up."""
-    hidden = _respelled(OmegaConf.to_container(config, resolve=False), _ENVIRONMENT, _HIDDEN)
-    return _respelled(OmegaConf.to_container(OmegaConf.create(hidden), resolve=True), _SHOWN, _REFERENCE)
+    hidden = _respell(OmegaConf.to_container(config, resolve=False), _ENVIRONMENT, _HIDDEN)
+    return _respell(OmegaConf.to_container(OmegaConf.create(hidden), resolve=True), _SHOWN, _REFERENCE)
 
 
 @contextmanager
@@ -153,10 +153,10 @@ def _refuse_odd_spelling(*words: Any) -> str:
     raise ValueError("a variable of the environment is named as ${oc.env:NAME}, in one piece")
 
 
-def _respelled(value: Any, old: re.Pattern[str], new: str) -> Any:
+def _respell(value: Any, old: re.Pattern[str], new: str) -> Any:
     """The same data with what matches `old` written as `new` in every string."""
     if isinstance(value, dict):
-        return {str(key): _respelled(item, old, new) for key, item in value.items()}
+        return {str(key): _respell(item, old, new) for key, item in value.items()}
     if isinstance(value, list):
-        return [_respelled(item, old, new) for item in value]
+        return [_respell(item, old, new) for item in value]
     return old.sub(lambda _: new, value) if isinstance(value, str) else value

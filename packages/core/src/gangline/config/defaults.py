@@ -35,7 +35,7 @@ def default_part(group: str) -> PartConfig:
 
 def default_suppliers() -> set[str]:
     """The distributions whose parts a run is made of where nothing is chosen."""
-    named = [(group, name) for group, choice in default_choices().items() for name in _listed(choice)]
+    named = [(group, name) for group, choice in default_choices().items() for name in _as_list(choice)]
     offers = [installed().offers(group).get(name) for group, name in named]
     return {offer.distribution for offer in offers if offer is not None}
 
@@ -58,7 +58,7 @@ def default_run(**given: Any) -> Run:
     usual = default_choices()
     for group, choice in {**usual, **given}.items():
         if group in LISTS:
-            parts[group] = dict(_member(group, one) for one in _listed(choice))
+            parts[group] = dict(_member(group, one) for one in _as_list(choice))
         elif group in usual:
             parts[group] = _config(group, choice)
         elif choice not in (None, False, OFF):
@@ -79,7 +79,7 @@ def _config(group: str, choice: str | bool | PartConfig) -> PartConfig:
     return installed().find(group, "on" if choice is True else str(choice)).part.config()
 
 
-def _listed(choice: Any) -> Iterable[Any]:
+def _as_list(choice: Any) -> Iterable[Any]:
     if isinstance(choice, Mapping):
         return list(choice.values())
     return choice if isinstance(choice, list | tuple) else [choice]

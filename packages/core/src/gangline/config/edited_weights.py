@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class EditedWeights(ABC):  # noqa: B024  # each of its methods has a default
     """For an edit without such weights; an edit that wraps modules overrides these."""
 
-    def merged(self, name: str, weight: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    def merge(self, name: str, weight: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """Return the full parameter `name` with what this edit wraps around it added; `weight` if it wraps nothing.
 
         stored: all parameters of the checkpoint by name, read when asked for. None: they cannot be merged. Of several
@@ -24,7 +24,7 @@ class EditedWeights(ABC):  # noqa: B024  # each of its methods has a default
         """
         return None
 
-    def apart(self, shapes: Mapping[str, tuple[int, ...]], plan: Plan) -> Adapter | None:
+    def extract_adapter(self, shapes: Mapping[str, tuple[int, ...]], plan: Plan) -> Adapter | None:
         """Return what this edit wraps around the weights, to write it alone; None if it cannot be written.
 
         shapes: of all parameters, by name. `plan.names` has the external names of the wrapped parameters.

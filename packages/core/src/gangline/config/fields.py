@@ -56,13 +56,13 @@ def hints(cls: type) -> dict[str, Any]:
         raise TypeError(f"{cls.__qualname__}: the type of an option must be importable at run time: {error}") from error
 
 
-def stated(cls: type) -> dict[str, Any]:
+def hints_with_ranges(cls: type) -> dict[str, Any]:
     """As `hints`, with the ranges: a field that a class only gives another default keeps that of the class above."""
-    return _stated(cls)
+    return _hints_with_ranges(cls)
 
 
 @cache
-def _stated(cls: type) -> dict[str, Any]:
+def _hints_with_ranges(cls: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     bare: dict[str, Any] = {}
     hints(cls)  # says what cannot be imported
@@ -95,7 +95,7 @@ def options(cls: type, prefix: str, opened: Mapping[str, type] | None = None) ->
 
 
 def _options(cls: type, prefix: str, opened: Mapping[str, type], values: Mapping[str, Any]) -> Iterator[Option]:
-    types, ranges = hints(cls), stated(cls)
+    types, ranges = hints(cls), hints_with_ranges(cls)
     for name, value in values.items():
         chosen, declared = opened.get(name), _dataclass_in(types[name])
         if chosen is not None:

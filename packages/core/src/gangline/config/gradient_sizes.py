@@ -12,7 +12,7 @@ class GradientSizes(ABC):  # noqa: B024  # each of its methods has a default
         """Return the bytes on the wire for each gradient of `itemsize` bytes."""
         return itemsize
 
-    def kept_numbers(self, size: int, ranks: int, scatters: bool) -> int:
+    def count_kept(self, size: int, ranks: int, scatters: bool) -> int:
         """Return how many numbers a rank keeps for a bucket of `size` gradients.
 
         ranks, scatters: as of `gangline.gradients.BucketLayout`.

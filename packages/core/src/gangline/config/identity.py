@@ -48,7 +48,7 @@ def free_options(run: Run) -> list[str]:
     return [*MAY_CHANGE, *own]
 
 
-def within(option: str, places: Iterable[str]) -> bool:
+def is_within(option: str, places: Iterable[str]) -> bool:
     """Whether an option is one of `places` or lies below one of them."""
     return any(option == place or option.startswith((f"{place}.", f"{place}/")) for place in places)
 
@@ -62,7 +62,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list
     return {key: [old.get(key), new.get(key)] for key in {**old, **new} if old.get(key, ...) != new.get(key, ...)}
 
 
-def redefined(stored: Mapping[str, Any], run: Run) -> dict[str, list[Any]]:
+def find_redefined(stored: Mapping[str, Any], run: Run) -> dict[str, list[Any]]:
     """Return option -> [value stored in a checkpoint, value now], for those options that define the run.
 
     Left out: names of files, whose content is compared, and options that another release lacks.
@@ -72,7 +72,7 @@ def redefined(stored: Mapping[str, Any], run: Run) -> dict[str, list[Any]]:
     now = json.loads(json.dumps(to_dict(run)))  # as a checkpoint has it
     both = changes(stored, now)
     known = {*_leaves(stored)} & {*_leaves(now)}
-    return {key: both[key] for key in both if key in known and (key == "run.seed" or not within(key, passed))}
+    return {key: both[key] for key in both if key in known and (key == "run.seed" or not is_within(key, passed))}
 
 
 def _leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

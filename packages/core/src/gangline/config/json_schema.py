@@ -99,12 +99,12 @@ def _object(found: Iterable[Option], prefix: str) -> dict[str, Any]:
 
 
 def _option(option: Option) -> dict[str, Any]:
-    schema = _any_of([*_branches(option.stated), _REFERENCE])
+    schema = _join_branches([*_branches(option.stated), _REFERENCE])
     schema |= {"description": option.help} if option.help else {}
     return schema if option.default in (REQUIRED, math.inf) else {**schema, "default": option.default}
 
 
-def _any_of(branches: list[dict[str, Any]]) -> dict[str, Any]:
+def _join_branches(branches: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the schema of a value that fits one of the branches."""
     plain = any(branch == {"type": "string"} or not branch for branch in branches)
     kept = [branch for branch in branches if branch is not _REFERENCE or not plain]
@@ -128,13 +128,13 @@ def _branches(hint: Any) -> Iterator[dict[str, Any]]:
     elif (kind or hint) in (list, tuple, set, frozenset):
         yield {"type": "array", **_items(args)}
     elif (kind or hint) is dict:
-        yield {"type": "object", "additionalProperties": _any_of([*_branches(args[1] if args else Any)])}
+        yield {"type": "object", "additionalProperties": _join_branches([*_branches(args[1] if args else Any)])}
     else:
         yield {"type": _TYPES[hint]} if hint in _TYPES else {}
 
 
 def _items(args: tuple[Any, ...]) -> dict[str, Any]:
-    inner = [_any_of([*_branches(arg)]) for arg in args if arg is not Ellipsis]
+    inner = [_join_branches([*_branches(arg)]) for arg in args if arg is not Ellipsis]
     if len(inner) < 2:
         return {"items": inner[0]} if inner else {}
     return {"prefixItems": inner, "minItems": len(inner), "maxItems": len(inner)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_origin
 from gangline.config.defaults import default_choices
 from gangline.config.fields import Option, options
 from gangline.config.sections import SECTIONS
-from gangline.config.suggest import answer, foreign, near, synonym
+from gangline.config.suggest import answer, foreign, suggest_near, synonym
 from gangline.config.values import alternatives
 from gangline.errors import UserError
 from gangline.plugin import catalogue
@@ -28,18 +28,18 @@ class KnownOptions:
 
     def __init__(self, offers: Mapping[str, Offer]) -> None:
         self._offers = offers
-        self.options = {option.path: option for option in self._all()}
+        self.options = {option.path: option for option in self._iterate_options()}
 
-    def _all(self) -> Iterator[Option]:
+    def _iterate_options(self) -> Iterator[Option]:
         for name, section in SECTIONS.items():
             yield from options(section, name)
         for place, offer in self._offers.items():
-            if not self._inside(place):
+            if not self._is_opened(place):
                 inner = {name: self._offers.get(f"{place}.{name}") for name in offer.part.opens}
                 opened = {name: found.part.config for name, found in inner.items() if found}
                 yield from options(offer.part.config, place, opened)
 
-    def _inside(self, place: str) -> bool:
+    def _is_opened(self, place: str) -> bool:
         """Whether a place is a group that another part opens: its options come with that part's."""
         parent = place.rpartition(".")[0]
         return parent in self._offers
@@ -77,55 +77,64 @@ class KnownOptions:
         groups = installed().groups()
         places = sorted((place for place in [*SECTIONS, *self._offers] if path.startswith(place + ".")), key=len)
         if places:
-            return UserError(what, *self._within(places[-1], path, text))
+            return UserError(what, *self._explain_within(places[-1], path, text))
         if head in LISTS and rest:
             name = rest.partition(".")[0]
-            if lines := foreign(name, _known("track")):
+            if lines := foreign(name, _list_parts("track")):
                 return UserError(what, *lines)
-            if name in _known(head):
+            if name in _list_parts(head):
                 add = f"{head}={name} is not chosen; add it:  {head}=[...,{name}]"
-                return UserError(what, add, *_how_to_get(f"{head}={name}"))
+                return UserError(what, add, *_explain_install(f"{head}={name}"))
             inner = [known for known in self.options if known.startswith(head + ".")]
-            return UserError(what, near(path, inner), f"Options: {', '.join(inner) or 'none'}.")
+            return UserError(what, suggest_near(path, inner), f"Options: {', '.join(inner) or 'none'}.")
         if head in groups:
             hint = f"{head} is {OFF} in this run; choose a part first:  {head}=<name>"
-            return UserError(what, hint, *installed().elsewhere(head), installed().listed(head))
+            return UserError(what, hint, *installed().list_missing_suppliers(head), installed().list_choices(head))
         listed = f"Groups: {', '.join(groups)}. Sections: {', '.join(SECTIONS)}."
         if rest:
             if line := answer(path, text):
-                return UserError(what, line, *_how_to_get(line), listed)
-            guess = synonym(path, self.options) or near(path, self.options) or near(head, [*groups, *SECTIONS])
+                return UserError(what, line, *_explain_install(line), listed)
+            guess = (
+                synonym(path, self.options)
+                or suggest_near(path, self.options)
+                or suggest_near(head, [*groups, *SECTIONS])
+            )
             return UserError(what, guess, listed)
         what = f"there is no group {path}, and no option."
-        if lines := foreign(path, _known("track")):
+        if lines := foreign(path, _list_parts("track")):
             return UserError(what, *lines)
-        return UserError(what, *(self.meant(path, text) or [near(path, [*groups, *LAYERS])]), listed)
+        return UserError(what, *(self.suggest(path, text) or [suggest_near(path, [*groups, *LAYERS])]), listed)
 
-    def meant(self, path: str, text: str) -> list[str]:
+    def suggest(self, path: str, text: str) -> list[str]:
         """Return lines that name what a user may have meant by the word `path` with the value `text`; [] if unknown."""
         groups = installed().groups()
         words = [f"{known}={text}" for known in self.options if known.rpartition(".")[2] == path]
         switched = text.lower() in ("true", "on", "1", "yes")  # bf16=true
-        chosen = [(group, path) for group in groups if switched and path in _known(group)][:1]  # bf16: the precision
+        chosen = [(group, path) for group in groups if switched and path in _list_parts(group)][
+            :1
+        ]  # bf16: the precision
         if not words and (line := answer(path, text)):
-            return [line, *_how_to_get(line)]
+            return [line, *_explain_install(line)]
         if not words and not chosen and (line := synonym(path, self.options)):
             return [line]
-        chosen = chosen or [(group, text) for group in groups if text in _known(group)]
+        chosen = chosen or [(group, text) for group in groups if text in _list_parts(group)]
         if words or not chosen:
             return [f"Did you mean {' or '.join(words)}?"] if words else []
         words = [
-            f"{group}=[{','.join(_added(group, name))}]" if group in LISTS else f"{group}={name}"
+            f"{group}=[{','.join(_add_member(group, name))}]" if group in LISTS else f"{group}={name}"
             for group, name in chosen
         ]
-        return [f"Did you mean {' or '.join(words)}?", *_how_to_get(*(f"{group}={name}" for group, name in chosen))]
+        return [
+            f"Did you mean {' or '.join(words)}?",
+            *_explain_install(*(f"{group}={name}" for group, name in chosen)),
+        ]
 
-    def _within(self, place: str, path: str, text: str) -> list[str]:
+    def _explain_within(self, place: str, path: str, text: str) -> list[str]:
         own = [known for known in self.options if known.startswith(place + ".")]
         listed = f"Options: {', '.join(name.removeprefix(place + '.') for name in own)}." if own else "It has none."
         offer = self._offers.get(place)
         last = path.removeprefix(place + ".")
-        close = near(last, (name.removeprefix(place + ".") for name in own), 0.7)
+        close = suggest_near(last, (name.removeprefix(place + ".") for name in own), 0.7)
         alike = [name for name in own if f"_{last}_" in f"_{name.rpartition('.')[2]}_"]  # batch.size
         close = close.replace("mean ", f"mean {place}.") or (f"Did you mean {' or '.join(alike)}?" if alike else "")
         lines = [answer(path, text) or synonym(path, self.options) or close]
@@ -140,17 +149,17 @@ class KnownOptions:
         return [*lines, listed]
 
 
-def _known(group: str) -> list[str]:
+def _list_parts(group: str) -> list[str]:
     """Parts of a group, installed or not."""
     return list(dict.fromkeys([*installed().offers(group), *catalogue.names(group)]))
 
 
-def _added(group: str, name: str) -> list[str]:
+def _add_member(group: str, name: str) -> list[str]:
     """Return the default members of a list group and one more."""
     return list(dict.fromkeys([*default_choices()[group], name]))
 
 
-def _how_to_get(*lines: str) -> list[str]:
+def _explain_install(*lines: str) -> list[str]:
     """Return how to install the parts that the lines name as group=part, of those that are not installed."""
     named = dict.fromkeys(pair for line in lines for pair in re.findall(r"(\w+)=(\w+)", line))
     absent = [pair for pair in named if catalogue.supplier(*pair) and pair[1] not in installed().offers(pair[0])]

@@ -12,7 +12,7 @@ from gangline.config.serial import to_dict
 from gangline.plugin.registry import installed
 
 
-def rooted(run: Run) -> dict[str, Any]:
+def root_paths(run: Run) -> dict[str, Any]:
     """The run as plain data, every relative path of a file (`PartConfig.file_options`) written in full, patterns too.
 
     References to the environment stay as they are written: each start looks them up anew.
@@ -34,14 +34,14 @@ def rooted(run: Run) -> dict[str, Any]:
 def _root_options(names: Iterable[str], options: dict[str, Any], place: str, references: Container[str]) -> None:
     for name in names:
         if name in options and f"{place}.{name}" not in references:
-            options[name] = _rooted(options[name])
+            options[name] = _root_value(options[name])
 
 
-def _rooted(value: Any) -> Any:
+def _root_value(value: Any) -> Any:
     if isinstance(value, list):
-        return [_rooted(item) for item in value]
+        return [_root_value(item) for item in value]
     if isinstance(value, dict):
-        return {name: _rooted(item) for name, item in value.items()}
+        return {name: _root_value(item) for name, item in value.items()}
     if not isinstance(value, str) or not value or value.startswith("~") or "://" in value:
         return value
     return os.path.abspath(value)

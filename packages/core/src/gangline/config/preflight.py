@@ -19,8 +19,8 @@ from hydra.errors import HydraException
 
 from gangline.config.defaults import default_choices
 from gangline.config.known_options import LAYERS, KnownOptions
-from gangline.config.suggest import near
-from gangline.config.values import quoted
+from gangline.config.suggest import suggest_near
+from gangline.config.values import quote
 from gangline.errors import UserError
 from gangline.plugin.hooks import GROUPS, LISTS
 from gangline.plugin.registry import OFF, Offer, installed
@@ -48,13 +48,13 @@ def parse(word: str) -> Override:
     """
     key, sign, value = (piece.strip() for piece in word.partition("="))
     if not _KEY.fullmatch(key) or not (sign or key.startswith("~")):
-        raise UserError(f"cannot read {word!r}: expected key=value.", *_no_key(key, sign, value))
-    if value[:1] in ("[", "{", '"', "'") and (missing := unclosed(value)):
+        raise UserError(f"cannot read {word!r}: expected key=value.", *_explain_no_key(key, sign, value))
+    if value[:1] in ("[", "{", '"', "'") and (missing := find_unclosed(value)):
         raise UserError(
             f"cannot read {word!r}: {missing} is missing at its end.",
             "A shell takes quotes, and cuts at spaces: put the whole word in quotes, as in  'track=[console, jsonl]'",
         )
-    if twice := doubled_key(value):
+    if twice := find_doubled_key(value):
         raise UserError(f"{word!r} gives {twice!r} twice.", "The last one would win; leave the other out.")
     parser = OverridesParser.create()
     try:
@@ -62,23 +62,23 @@ def parse(word: str) -> Override:
     except HydraException:
         pass
     try:
-        return parser.parse_override(f"{key}={quoted(value)}")
+        return parser.parse_override(f"{key}={quote(value)}")
     except HydraException as error:
-        raise UserError(f"cannot read {word!r}.", f"As plain text:  {shlex.quote(f'{key}={quoted(value)}')}") from error
+        raise UserError(f"cannot read {word!r}.", f"As plain text:  {shlex.quote(f'{key}={quote(value)}')}") from error
 
 
-def _no_key(key: str, sign: str, value: str) -> list[str]:
+def _explain_no_key(key: str, sign: str, value: str) -> list[str]:
     """What to do about a word that does not begin with the name of an option."""
     together = "Write an option without spaces around =, as in  run.steps=10"
     if not key:
         return [together]
     if not sign:
-        guess = "" if "." in key else near(key, [*installed().groups(), *LAYERS])
+        guess = "" if "." in key else suggest_near(key, [*installed().groups(), *LAYERS])
         return [guess or together, "Options of train itself begin with -, see  train --help"]
     return ["A key is names with dots between them, as in  optimizer.learning_rate=1e-3"]
 
 
-def unclosed(text: str) -> str:
+def find_unclosed(text: str) -> str:
     """The quote or bracket that is opened in a text and not closed, as it would close; "" where all are."""
     open_now: list[str] = []
     for sign in re.sub(r"\\.", "", text):  # what a backslash escapes opens and closes nothing
@@ -94,7 +94,7 @@ def unclosed(text: str) -> str:
     return open_now[-1] if open_now else ""
 
 
-def doubled_key(text: str) -> str:
+def find_doubled_key(text: str) -> str:
     """A key that a value such as "{a: 1, b: {c: 2}}" gives twice between the same brackets; "" where none is."""
     open_now: list[set[str] | None] = []  # the keys of each open bracket; None: not a mapping
     key: list[str] | None = None  # pieces of the key that is being read
@@ -151,7 +151,7 @@ def preflight(words: Sequence[str], layers: Sequence[Mapping[str, Any]] = ()) ->
     known = KnownOptions(offers)
     values = []
     for override in overrides:
-        if override.key_or_group in groups or _inside(override.key_or_group, missing):
+        if override.key_or_group in groups or _is_missing(override.key_or_group, missing):
             continue
         try:
             values.append(known.value(override))
@@ -162,7 +162,7 @@ def preflight(words: Sequence[str], layers: Sequence[Mapping[str, Any]] = ()) ->
     return Asked(choices, offers, layers, values)
 
 
-def _inside(path: str, missing: Iterable[str]) -> bool:
+def _is_missing(path: str, missing: Iterable[str]) -> bool:
     """Whether an option belongs to a part that cannot be had: nothing more can be said of it."""
     return any(path.startswith(f"{place}.") for place in missing)
 
@@ -195,7 +195,7 @@ def _choose(
         group = override.key_or_group
         mine[group] = _choice(group, OFF if override.type == OverrideType.DEL else override.value(), override)
     _replace(choices, mine)
-    kept = [_kept(layer, own, choices) for layer, own in zip(layers, before, strict=True)]
+    kept = [_keep_chosen(layer, own, choices) for layer, own in zip(layers, before, strict=True)]
     return {group: choice for group, choice in choices.items() if group in GROUPS or choice != OFF}, kept
 
 
@@ -217,17 +217,19 @@ def _choice(group: str, value: Any, override: Override | None = None) -> Choice:
         names = ["on" if name is True else name for name in names]  # as YAML reads health: [on]
         if not any(isinstance(name, list | dict | bool) or name is None for name in names):
             return list(dict.fromkeys(str(name) for name in names))
-        raise UserError(f"{word}: expected names, as in {group}=[a,b].", installed().listed(group))
+        raise UserError(f"{word}: expected names, as in {group}=[a,b].", installed().list_choices(group))
     if isinstance(value, bool) or value is None:
         return _SWITCH[bool(value)]
     if isinstance(value, list | dict):
-        raise UserError(f"{word}: a run has one part of {group}; write {group}=<name>.", installed().listed(group))
+        raise UserError(
+            f"{word}: a run has one part of {group}; write {group}=<name>.", installed().list_choices(group)
+        )
     if value == "":
-        raise UserError(f"{group}= names no part.", installed().listed(group))
+        raise UserError(f"{group}= names no part.", installed().list_choices(group))
     return override.get_value_string() if override and not isinstance(value, str) else str(value)  # nan is a name here
 
 
-def _kept(layer: Mapping[str, Any], own: Mapping[str, Choice], final: Mapping[str, Choice]) -> dict[str, Any]:
+def _keep_chosen(layer: Mapping[str, Any], own: Mapping[str, Choice], final: Mapping[str, Choice]) -> dict[str, Any]:
     """A layer's values, less those of parts that the final choice replaces."""
     kept: dict[str, Any] = {}
     for key, value in layer.items():
@@ -269,7 +271,7 @@ def _offers(choices: dict[str, Choice], missing: dict[str, UserError]) -> dict[s
                 why = (
                     f"{parent}={choices[parent]} has no choice of {inner}" if parent in choices else f"{parent} is off"
                 )
-                raise UserError(f"{group}={choices[group]}: {why}.", installed().listed(parent))
+                raise UserError(f"{group}={choices[group]}: {why}.", installed().list_choices(parent))
             found[place] = installed().find(group, str(choices[group]))
         except UserError as error:
             missing[place] = error

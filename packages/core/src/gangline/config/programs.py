@@ -62,7 +62,7 @@ def refuse_suspects(found: Mapping[str, Any], options: Mapping[str, Option], sou
         raise UserError.of(problems)
 
 
-def untrusted(run_dir: str | Path) -> str:
+def explain_distrust(run_dir: str | Path) -> str:
     """The reason that others may have written the config.yaml of a run directory; "" where only this user could."""
     for path in (Path(run_dir), Path(run_dir) / "config.yaml"):
         try:

@@ -6,7 +6,7 @@ import copy
 import math
 from dataclasses import replace
 
-from gangline.config.ranges import listed_divisors
+from gangline.config.ranges import list_divisors
 from gangline.config.schema import Run
 from gangline.errors import Problem
 
@@ -24,15 +24,15 @@ def ramp_problems(run: Run, width: int) -> list[Problem]:
         what = f"batch.ramp does not grow up to batch.global_size={batch.global_size}: {stages}."
         return [Problem(what, "It says of each size until which sample it holds.", f"Such as {EXAMPLE}")]
     if batch.micro_size is None:
-        choices = listed_divisors(math.gcd(*sizes) // width) if math.gcd(*sizes) >= width else ""
+        choices = list_divisors(math.gcd(*sizes) // width) if math.gcd(*sizes) >= width else ""
         mend = (
             f"Choose batch.micro_size among {choices}." if choices else f"Choose sizes that divide over {width} ranks."
         )
         return [Problem("batch.ramp needs batch.micro_size.", "It stays the same in every stage.", mend)]
-    return [problem for size in sizes[:-1] for problem in _of_stage(run, size, batch.micro_size, width)]
+    return [problem for size in sizes[:-1] for problem in _check_stage(run, size, batch.micro_size, width)]
 
 
-def _of_stage(run: Run, size: int, micro_size: int, width: int) -> list[Problem]:
+def _check_stage(run: Run, size: int, micro_size: int, width: int) -> list[Problem]:
     """What is wrong with steps of `size` alone: the arithmetic, then what the strategy says of a run of that batch."""
     whole = micro_size * width
     if size % whole:

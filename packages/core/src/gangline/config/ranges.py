@@ -46,7 +46,7 @@ class OneOf(BaseMetadata):
     words: Collection[str]
 
 
-def _nothing(value: Any) -> bool:
+def _is_nothing(value: Any) -> bool:
     return False
 
 
@@ -58,7 +58,7 @@ class RunsCode:
     as a URL in place of a command.
     """
 
-    data: Callable[[Any], bool] = _nothing
+    data: Callable[[Any], bool] = _is_nothing
 
 
 PositiveInt = Annotated[int, Ge(1)]
@@ -85,13 +85,13 @@ _OR_INFINITE = get_args(IsNotNan[float])[1]
 
 def conditions(hint: Any) -> list[Any]:
     """Return the conditions that a type states beside it, `Interval` and `Len` as their bounds."""
-    return list(_ungrouped(get_args(hint)[1:])) if get_origin(hint) is Annotated else []
+    return list(_ungroup(get_args(hint)[1:])) if get_origin(hint) is Annotated else []
 
 
-def _ungrouped(metadata: Collection[Any]) -> Iterator[Any]:
+def _ungroup(metadata: Collection[Any]) -> Iterator[Any]:
     for item in metadata:
         if isinstance(item, GroupedMetadata):
-            yield from _ungrouped(list(item))
+            yield from _ungroup(list(item))
         elif isinstance(item, Predicate) or type(item) in _BOUNDS:
             yield item
 
@@ -110,7 +110,7 @@ def _fits(condition: Any, value: Any) -> bool:
 def wrong(hint: Any, value: Any) -> str | None:
     """What a value has to be and is not, as in "must be at least 1"; None where it has a meaning.
 
-    hint: a type with its metadata (`gangline.config.fields.stated`). Whether a value is of its type is not asked here.
+    hint: a type with its metadata (`gangline.config.fields.hints_with_ranges`); that a value is of its type is known.
     """
     if value is None:
         return None
@@ -118,14 +118,14 @@ def wrong(hint: Any, value: Any) -> str | None:
     if kind is Annotated:
         ranges = conditions(hint) if is_of(args[0], value) else []
         if _infinite(value) and _OR_INFINITE not in ranges:
-            return f"must be {' and '.join(filter(None, ('finite', _shown(ranges))))}"
+            return f"must be {' and '.join(filter(None, ('finite', _show(ranges))))}"
         if not all(_fits(item, value) for item in ranges):
-            return f"must be {_shown(ranges)}"
+            return f"must be {_show(ranges)}"
         return None if _infinite(value) else wrong(args[0], value)
     if len(members := alternatives(hint)) > 1:
         return next((wrong(member, value) for member in members if is_of(member, value)), None)
     if kind is Literal:
-        return None if value in args else f"must be one of {_typed(args)}"
+        return None if value in args else f"must be one of {_spell(args)}"
     if isinstance(value, list | tuple | set | frozenset | Mapping):
         return _wrong_inside(kind, args, value)
     return "must be finite" if kind is None and _infinite(value) else None
@@ -168,7 +168,7 @@ def words(hint: Any) -> str:
     """The range of a type, as in "at least 1", or "" where it states none."""
     kind, args = get_origin(hint), get_args(hint)
     if kind is Annotated:
-        return _shown(conditions(hint)) or words(args[0])
+        return _show(conditions(hint)) or words(args[0])
     if kind is Literal:
         return ""  # the type itself says it
     found = list(dict.fromkeys(filter(None, map(words, args))))
@@ -204,7 +204,7 @@ def states_all(hint: Any) -> bool:
     return hint not in (int, float) and all(map(states_all, get_args(hint)))
 
 
-def _shown(ranges: Collection[Any]) -> str:
+def _show(ranges: Collection[Any]) -> str:
     text = " and ".join(filter(None, (_text(item) for item in ranges if item != _OR_INFINITE)))
     return f"{text}, or inf" if _OR_INFINITE in ranges else text
 
@@ -213,10 +213,10 @@ def _text(condition: Any) -> str:
     if isinstance(condition, Predicate):
         name = getattr(condition.func, "__name__", str(condition.func)).removeprefix("is").replace("_", " ").strip()
         return next((text for func, text in _PREDICATES if func is condition.func), name)
-    return _BOUNDS[type(condition)][1].format(_typed(bound(condition)))
+    return _BOUNDS[type(condition)][1].format(_spell(bound(condition)))
 
 
-def _typed(value: Any) -> str:
+def _spell(value: Any) -> str:
     """Return words or a number as people type them: 1000000, where `:g` would round it to 1e+06."""
     if isinstance(value, float):
         return f"{value:.15g}"
@@ -233,6 +233,6 @@ def divisors(number: int) -> list[int]:
     return sorted({*low, *(number // value for value in low)})
 
 
-def listed_divisors(number: int) -> str:
+def list_divisors(number: int) -> str:
     """`divisors` as a message names them: "1, 2, 4"."""
     return ", ".join(map(str, divisors(number)))

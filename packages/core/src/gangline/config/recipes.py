@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.config.sections import SECTIONS
-from gangline.config.suggest import near
+from gangline.config.suggest import suggest_near
 from gangline.errors import UserError, printable
 from gangline.plugin.registry import installed
 
@@ -45,7 +45,7 @@ def read_recipe(name: str) -> dict[str, Any]:
     if path is None or not path.is_file():
         known = recipes()
         listed = f"Recipes: {', '.join(known) or 'none'}.   (YAML files in ./{LOCAL}, and those that packages bring)"
-        raise UserError(f"there is no recipe {name!r}.", near(name, known), listed)
+        raise UserError(f"there is no recipe {name!r}.", suggest_near(name, known), listed)
     if (size := path.stat().st_size) > LARGEST:
         raise UserError(f"the recipe {path} has {size} bytes; a recipe has at most {LARGEST}.")
     try:
@@ -54,7 +54,7 @@ def read_recipe(name: str) -> dict[str, Any]:
         content = OmegaConf.to_container(OmegaConf.load(StringIO(text)))
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"the recipe {path} cannot be read: {' '.join(str(error).split())}") from error
-    return _checked(content, path)
+    return _check(content, path)
 
 
 def summary(path: Path) -> str:
@@ -63,7 +63,7 @@ def summary(path: Path) -> str:
     return printable(first.lstrip("# ").strip()) if first.startswith("#") else ""
 
 
-def _checked(content: Any, path: Path) -> dict[str, Any]:
+def _check(content: Any, path: Path) -> dict[str, Any]:
     if not isinstance(content, Mapping):
         raise UserError(f"the recipe {path} must be a mapping such as 'parts: {{model: tiny}}'.")
     if "defaults" in content:
@@ -76,7 +76,9 @@ def _checked(content: Any, path: Path) -> dict[str, Any]:
     known = ["parts", *SECTIONS, *installed().groups()]
     for key, value in content.items():
         if key not in known:
-            raise UserError(f"the recipe {path}: there is no {key!r}.", near(str(key), known), f"It may have: {known}")
+            raise UserError(
+                f"the recipe {path}: there is no {key!r}.", suggest_near(str(key), known), f"It may have: {known}"
+            )
         if not isinstance(value, Mapping | None):
             plain = re.sub(r"\bTrue\b", "on", re.sub(r"\bFalse\b", "off", str(value)))
             hint = f"To choose a part write  parts: {{{key}: {plain}}}" if key not in SECTIONS else ""

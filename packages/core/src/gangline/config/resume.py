@@ -9,9 +9,9 @@ from typing import Any
 
 from gangline.checkpoint.id import CheckpointId
 from gangline.config.compose import compose_over
-from gangline.config.identity import changes, free_options, within
-from gangline.config.paths import rooted
-from gangline.config.programs import untrusted
+from gangline.config.identity import changes, free_options, is_within
+from gangline.config.paths import root_paths
+from gangline.config.programs import explain_distrust
 from gangline.config.schema import Run
 from gangline.config.serial import from_dict
 from gangline.errors import UserError
@@ -19,15 +19,15 @@ from gangline.run import attempts
 from gangline.run.ending import read_ending
 
 
-def continued(path: str, content: Mapping[str, Any], words: Sequence[str]) -> tuple[Run, dict[str, Any]]:
+def continue_run(path: str, content: Mapping[str, Any], words: Sequence[str]) -> tuple[Run, dict[str, Any]]:
     """The run of `content` with the words on top, and what they changed: path -> [before, now].
 
     Raises UserError where they would make it another run, and where others may have written a program into it.
     """
-    run = compose_over(content, words, f"resume={path}", untrusted(path))
-    changed = changes(rooted(from_dict(content)), rooted(run))
+    run = compose_over(content, words, f"resume={path}", explain_distrust(path))
+    changed = changes(root_paths(from_dict(content)), root_paths(run))
     free = free_options(run)
-    other = [key for key in changed if not within(key, free)]
+    other = [key for key in changed if not is_within(key, free)]
     if other:
         shown = ", ".join(f"{key} ({changed[key][0]} -> {changed[key][1]})" for key in other)
         remade = ("model", *run.edits)  # other arrays, of which another run holds none

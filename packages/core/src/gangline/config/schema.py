@@ -80,7 +80,7 @@ class ModelConfig(PartConfig):
 
     vocab_size: PositiveInt = 256  # different tokens that the data may have
 
-    def pretrained(self) -> str | None:
+    def weights_directory(self) -> str | None:
         """Return the directory of pretrained weights that the run starts from, or None for initialized weights."""
         return None
 
@@ -102,7 +102,7 @@ class EditConfig(PartConfig, EditedWeights):
 
     wraps: ClassVar[bool] = False
 
-    def resolved(self, run: Run) -> EditConfig:
+    def resolve(self, run: Run) -> EditConfig:
         """These options with what the user left open derived from the run; `edit` is given them."""
         return self
 
@@ -230,7 +230,7 @@ class DataConfig(PartConfig):
         """How this data writes conversations as text; None: the tokenizer's own way. Raises UserError."""
         return None
 
-    def exported(self, run: Run) -> dict[str, bytes]:
+    def export_files(self, run: Run) -> dict[str, bytes]:
         """Files that go beside the weights of a model that learnt this, by name: a tokenizer's. Raises UserError."""
         return {}
 
@@ -240,7 +240,7 @@ class CallbackConfig(PartConfig):
     """Options of a callback."""
 
     def copies(self, run: Run) -> int:
-        """Arrays cut like each trained parameter that it keeps (`like_parameters`), for who plans memory."""
+        """Arrays cut like each trained parameter that it keeps (`allocate_like`), for who plans memory."""
         return 0
 
 
@@ -270,9 +270,9 @@ class LaunchConfig(PartConfig):
         """How many ranks the run has, on all of its nodes: what the user said, else what the strategy asks for."""
         from gangline.launch.devices import count_gpus
 
-        return self.processes or run.parallel.world(count_gpus(run.job.device) * self.most_nodes())
+        return self.processes or run.parallel.world(count_gpus(run.job.device) * self.max_nodes())
 
-    def most_nodes(self) -> int:
+    def max_nodes(self) -> int:
         """On how many nodes its processes are at the most."""
         return 1
 

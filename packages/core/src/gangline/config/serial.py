@@ -22,8 +22,8 @@ from gangline.config.fields import REQUIRED, defaults, hints
 from gangline.config.ranges import choices
 from gangline.config.schema import EditConfig, PartConfig, Run
 from gangline.config.sections import SECTIONS
-from gangline.config.suggest import near, synonym
-from gangline.config.values import Misfit, describe, plain, typed, written
+from gangline.config.suggest import suggest_near, synonym
+from gangline.config.values import Misfit, convert, describe, plain, spell
 from gangline.errors import Problem, UserError
 from gangline.plugin.hooks import GROUPS, LISTS, SINGLE
 from gangline.plugin.registry import OFF, Offer, installed
@@ -90,7 +90,9 @@ def from_dict(content: Mapping[str, Any]) -> Run:
             config = _configure(group, "on" if name is True else str(name), values.pop(group, None), chosen, problems)
             (edits if isinstance(config, EditConfig) else extra)[group] = config
     problems += [Problem(f"{name}={part} belongs to no chosen part.") for name, part in chosen.items()]
-    problems += [Problem(f"{name}: there is no such section.", near(name, [*SECTIONS, *GROUPS])) for name in values]
+    problems += [
+        Problem(f"{name}: there is no such section.", suggest_near(name, [*SECTIONS, *GROUPS])) for name in values
+    ]
     if problems:
         raise UserError.of(problems)
     return Run(job=given.pop("run"), **given, edits=edits, extra=extra, references=references)
@@ -131,7 +133,7 @@ def fill(
     known = list(defaults(cls))
     for key in [key for key in values if key not in known]:
         listed = f"Options: {', '.join(known)}." if known else "It has no options."
-        guess = synonym(f"{path}.{key}", [f"{path}.{name}" for name in known]) or near(str(key), known)
+        guess = synonym(f"{path}.{key}", [f"{path}.{name}" for name in known]) or suggest_near(str(key), known)
         problems.append(Problem(f"{path}.{key}: {owner} has no such option.", guess, listed))
         del values[key]
     arguments = {}
@@ -147,10 +149,10 @@ def fill(
             arguments[key] = fill(inner, said, where, problems)
         elif key in values:
             try:
-                arguments[key] = typed(hint, values[key])
+                arguments[key] = convert(hint, values[key])
             except Misfit as misfit:
-                guess = near(str(values[key]), choices(hint))
-                problems.append(Problem(f"{where}={written(values[key])}: {misfit}.", guess))
+                guess = suggest_near(str(values[key]), choices(hint))
+                problems.append(Problem(f"{where}={spell(values[key])}: {misfit}.", guess))
     if len(problems) > before:
         return None
     try:

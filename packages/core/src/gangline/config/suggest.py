@@ -38,7 +38,7 @@ _ANSWER = {word: answer for words, answer in (ANSWERS | catalogue.WORDS).items()
 _OURS = {theirs: ours for ours, words in (SYNONYMS | catalogue.SYNONYMS).items() for theirs in words.split()}
 
 
-def near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def suggest_near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """A question that names what comes closest to `word`, or "" where nothing is near."""
     close = difflib.get_close_matches(word, list(known), 1, cutoff)
     return f"Did you mean {close[0]}?" if close else ""

@@ -35,7 +35,7 @@ def read_sets(run: Run) -> tuple[dict[str, DataConfig], list[Problem]]:
         if not _NAME.fullmatch(name):
             problems.append(Problem(f"{PATH}: {name!r} is no name of a set.", "Letters, digits, '_' and '-'.", ""))
         elif options is not None:
-            config = fill(type(run.data), _over(run.data, options), f"{PATH}.{name}", problems, opened, offer)
+            config = fill(type(run.data), _override(run.data, options), f"{PATH}.{name}", problems, opened, offer)
             if config is not None:
                 found[name] = config
     return found, problems
@@ -63,11 +63,11 @@ def problems_of(place: str, config: PartConfig, run: Run) -> list[Problem]:
         raise
 
 
-def _over(config: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def _override(config: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """The plain options of a configuration with some replaced; those that are dataclasses option by option."""
     merged = plain(config)
     for name, value in options.items():
         inner = getattr(config, name, None)
         deeper = is_dataclass(inner) and isinstance(value, Mapping)
-        merged[name] = _over(inner, value) if deeper else value
+        merged[name] = _override(inner, value) if deeper else value
     return merged

@@ -48,10 +48,10 @@ def plain(value: Any) -> Any:
     return value
 
 
-def written(value: Any) -> str:
+def spell(value: Any) -> str:
     """A value as a user types it."""
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(written, value))}]"
+        return f"[{','.join(map(spell, value))}]"
     if isinstance(value, bool):
         return str(value).lower()
     return "null" if value is None else str(value)
@@ -68,13 +68,13 @@ def _hydra(value: Any, inside: bool) -> str:
         return f"{{{','.join(f'{key}: {_hydra(item, inside=True)}' for key, item in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{','.join(_hydra(item, inside=True) for item in value)}]"
-    text = written(value)
+    text = spell(value)
     if not isinstance(value, str) or _REFERENCE.fullmatch(text) or (_BARE if inside else _WORDS_ONLY).fullmatch(text):
         return text
-    return quoted(text)
+    return quote(text)
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Text in the double quotes of Hydra's grammar, where a backslash escapes only in front of a quote."""
     escaped = re.sub(r'(\\+)(?="|\Z)', r"\1\1", text).replace('"', '\\"')
     return f'"{escaped}"'
@@ -101,17 +101,17 @@ def describe(hint: Any) -> str:
     if origin in (list, tuple, set, frozenset):
         inner = [arg for arg in args if arg is not Ellipsis]
         count = f"{len(args)} " if origin is tuple and inner == list(args) else ""
-        return "a list" + (f" of {count}{_several(inner[0])}" if len(set(inner)) == 1 else "")
+        return "a list" + (f" of {count}{_convert_several(inner[0])}" if len(set(inner)) == 1 else "")
     return _NOUNS.get(origin or hint, getattr(hint, "__name__", str(hint)))
 
 
-def _several(hint: Any) -> str:
+def _convert_several(hint: Any) -> str:
     """A type in a user's words where there are many of it."""
     one = describe(hint)
     return f"{one.removeprefix('a ')}s" if one in (_NOUNS[int], _NOUNS[float], _NOUNS[dict]) else one
 
 
-def typed(hint: Any, value: Any) -> Any:
+def convert(hint: Any, value: Any) -> Any:
     """`value` as `hint` wants it; raises Misfit. Numbers and booleans may be spelled as text, as on a command line."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any or isinstance(hint, TypeVar):
@@ -119,11 +119,11 @@ def typed(hint: Any, value: Any) -> Any:
     if len(members := alternatives(hint)) > 1:
         return _union(members, value, hint)
     if origin is Literal:
-        return _one_of({str(arg): arg for arg in args}, value, hint)
+        return _convert_one_of({str(arg): arg for arg in args}, value, hint)
     if hint is None or hint is type(None):
         if value is None:
             return None
-        raise Misfit(_expected(hint, value))
+        raise Misfit(_explain_expected(hint, value))
     if not isinstance(origin or hint, type):
         return value
     return _plain_type(origin or hint, args, value, hint)
@@ -132,7 +132,7 @@ def typed(hint: Any, value: Any) -> Any:
 def _plain_type(cls: type, args: tuple[Any, ...], value: Any, hint: Any) -> Any:
     if issubclass(cls, Enum):
         spelled = {str(member.value): member for member in cls} | {member.name: member for member in cls}
-        return value if isinstance(value, cls) else _one_of(spelled, value, hint)
+        return value if isinstance(value, cls) else _convert_one_of(spelled, value, hint)
     if cls in (bool, int, float, str):
         return _scalar(cls, value, hint)
     if issubclass(cls, PurePath) and isinstance(value, str):
@@ -141,17 +141,17 @@ def _plain_type(cls: type, args: tuple[Any, ...], value: Any, hint: Any) -> Any:
         return _sequence(cls, args, list(value), hint)
     if cls is dict and isinstance(value, Mapping):
         key, item = args or (Any, Any)
-        return {typed(key, k): typed(item, v) for k, v in value.items()}
+        return {convert(key, k): convert(item, v) for k, v in value.items()}
     if isinstance(value, cls):
         return value
-    raise Misfit(_expected(hint, value))
+    raise Misfit(_explain_expected(hint, value))
 
 
 def _scalar(cls: type, value: Any, hint: Any) -> Any:
     if type(value) is cls:
         return value
     if isinstance(value, bool) or value is None or isinstance(value, list | dict):
-        raise Misfit(_expected(hint, value))
+        raise Misfit(_explain_expected(hint, value))
     if cls is bool and isinstance(value, str) and value.lower() in _WORDS:
         return _WORDS[value.lower()]
     if cls is str:
@@ -159,21 +159,21 @@ def _scalar(cls: type, value: Any, hint: Any) -> Any:
     try:
         number = float(value)
     except ValueError:
-        raise Misfit(_expected(hint, value)) from None
+        raise Misfit(_explain_expected(hint, value)) from None
     if cls is float:
         return number
     if cls is int and number.is_integer():  # 1e3 is a whole number
         return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else int(number)
-    raise Misfit(_expected(hint, value))
+    raise Misfit(_explain_expected(hint, value))
 
 
 def _sequence(cls: type, args: tuple[Any, ...], value: list[Any], hint: Any) -> Any:
     if cls is tuple and args and args[-1] is not Ellipsis:
         if len(value) != len(args):
             raise Misfit(f"expected {len(args)} values, got {len(value)}")
-        return tuple(typed(arg, item) for arg, item in zip(args, value, strict=True))
+        return tuple(convert(arg, item) for arg, item in zip(args, value, strict=True))
     inner = args[0] if args else Any
-    return cls(typed(inner, item) for item in value)
+    return cls(convert(inner, item) for item in value)
 
 
 def _union(args: tuple[Any, ...], value: Any, hint: Any) -> Any:
@@ -181,21 +181,21 @@ def _union(args: tuple[Any, ...], value: Any, hint: Any) -> Any:
     exact = [arg for arg in args if type(value) is (get_origin(arg) or arg)]
     for arg in [*exact, *(arg for arg in args if arg not in exact)]:
         try:
-            return typed(arg, value)
+            return convert(arg, value)
         except Misfit:
             continue
-    raise Misfit(_expected(hint, value))
+    raise Misfit(_explain_expected(hint, value))
 
 
-def _one_of(spelled: Mapping[str, Any], value: Any, hint: Any) -> Any:
+def _convert_one_of(spelled: Mapping[str, Any], value: Any, hint: Any) -> Any:
     """One of some words; a boolean that YAML made of on, off, yes or no is taken back."""
     words = [str(value)] if not isinstance(value, bool) else [word for word, what in _WORDS.items() if what is value]
     for word in words:
         if word in spelled:
             return spelled[word]
-    raise Misfit(_expected(hint, value))
+    raise Misfit(_explain_expected(hint, value))
 
 
-def _expected(hint: Any, value: Any) -> str:
+def _explain_expected(hint: Any, value: Any) -> str:
     shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     return f"expected {describe(hint)}, got {shown}"

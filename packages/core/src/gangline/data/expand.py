@@ -31,8 +31,8 @@ def expand(stored: StoredBatch, step: int, device: torch.device) -> Batch:
     document = ends = None
     position = torch.arange(T, device=device).expand(B, T)
     if stored.ends is not None:
-        ends = _with_rows(stored.ends, B, T)
-        document, position = _derived(ends, B, T, device)
+        ends = _add_rows(stored.ends, B, T)
+        document, position = _derive(ends, B, T, device)
     if stored.document is not None:
         document = stored.document.to(device, torch.int64, non_blocking=True, copy=True)
     if stored.position is not None:
@@ -66,7 +66,7 @@ def count(stored: StoredBatch) -> int:
     return rows * T - (0 if stored.ends is None else int((stored.ends <= rows * T).sum()))
 
 
-def _derived(ends: Tensor, B: int, T: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _derive(ends: Tensor, B: int, T: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(documents counted from 0 in each row, positions counted from 0 in each document), both (B, T) on the device.
 
     The host knows how long each document is, so nobody waits for the device.
@@ -75,18 +75,18 @@ def _derived(ends: Tensor, B: int, T: int, device: torch.device) -> tuple[Tensor
     row = starts.div(T, rounding_mode="floor")
     number = torch.arange(len(ends)) - torch.searchsorted(row, row)  # less those of the rows before
     few = torch.stack((number, starts)).to(torch.int64)
-    number, starts = _repeated(few, ends - starts, B * T, device)
+    number, starts = _find_repeated(few, ends - starts, B * T, device)
     return number.view(B, T), (torch.arange(B * T, device=device) - starts).view(B, T)
 
 
-def _repeated(x: Tensor, counts: Tensor, total: int, device: torch.device) -> Tensor:
+def _find_repeated(x: Tensor, counts: Tensor, total: int, device: torch.device) -> Tensor:
     """(k, n) -> (k, total) on the device: column j `counts[j]` times."""
     if device.type == "cpu":  # torch's own gathers by index there, which is many times slower
         return torch.from_numpy(np.repeat(x.numpy(), counts.numpy(), axis=1))
     return x.to(device).repeat_interleave(counts.to(device), dim=1, output_size=total)
 
 
-def _with_rows(ends: Tensor, B: int, T: int) -> Tensor:
+def _add_rows(ends: Tensor, B: int, T: int) -> Tensor:
     """(n,) int32: the ends of documents of the batch, where every row ends one."""
     rows = torch.arange(1, B + 1, dtype=torch.int32) * T
     return torch.cat((ends, rows)).unique()

@@ -69,7 +69,7 @@ class SampleReader(BatchReader):
         if self._closed:
             raise RuntimeError("this reader is closed")
         for numbers, counted in self.place.iterate_held_out(count, self.source.length()):
-            yield self._stored(numbers, self._memory, "held out", counted)
+            yield self._store(numbers, self._memory, "held out", counted)
 
     def close(self) -> None:
         self._closed = True
@@ -80,12 +80,12 @@ class SampleReader(BatchReader):
     def _read(self, cursor: int, memory: KeptMemory, n: int, slot: int) -> list[StoredBatch]:
         first, size = self.place.first(cursor + n * self.place.global_size), self.place.micro_size
         starts = range(first, first + self.place.share, size)
-        return [self._stored(range(start, start + size), memory, (slot, start - first)) for start in starts]
+        return [self._store(range(start, start + size), memory, (slot, start - first)) for start in starts]
 
-    def _stored(
+    def _store(
         self, numbers: Sequence[int], memory: KeptMemory, slot: Hashable, counted: int | None = None
     ) -> StoredBatch:
-        found = stacked([self.source.sample(i) for i in numbers], numbers, memory, slot)
+        found = stack_samples([self.source.sample(i) for i in numbers], numbers, memory, slot)
         found.counted = None if counted is None or counted >= len(numbers) else counted
         return found
 
@@ -96,7 +96,9 @@ def use_device(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def stacked(samples: Sequence[Sample], numbers: Sequence[int], memory: KeptMemory, slot: Hashable = 0) -> StoredBatch:
+def stack_samples(
+    samples: Sequence[Sample], numbers: Sequence[int], memory: KeptMemory, slot: Hashable = 0
+) -> StoredBatch:
     """Samples as a microbatch, in the memory of that slot. Raises ValueError where their fields do not fit."""
     dtype = np.result_type(*{sample["tokens"].dtype for sample in samples})
     dtype = dtype if dtype in _STORED else np.dtype(np.int64)

@@ -56,7 +56,7 @@ class StageWork:
             unknown += part.unknown
         return StageWork(forward, weights, again, unknown=tuple(unknown), **sums)
 
-    def recomputed(self, attention_only: bool = False) -> StageWork:
+    def recompute(self, attention_only: bool = False) -> StageWork:
         """The same, computed again in the backward pass: all of it, or attention alone."""
         if attention_only:
             again: dict[Product, int] = {
@@ -65,8 +65,8 @@ class StageWork:
             return replace(self, again=again)
         return replace(self, again=self.forward, kept_again=self.kept, modules_again=self.modules)
 
-    def with_again(self, part: StageWork) -> StageWork:
-        """The same, where a part of it is computed again as `part.recomputed` has it."""
+    def add_recomputed(self, part: StageWork) -> StageWork:
+        """The same, where a part of it is computed again as `part.recompute` has it."""
         again = Counter[Product](self.again)
         again.update(part.again)
         return replace(

@@ -19,7 +19,7 @@ NAMED = 3  # files in a message
 CACHE = "cache"  # option with a folder that many runs write to while they read from it
 
 
-def changed_data(run_dir: Path) -> str:
+def describe_changed_data(run_dir: Path) -> str:
     """Return a line that names the data files that changed since the newest launch, or says that none did.
 
     Empty where that is not known: the data is not in local files, or the search takes longer than SECONDS.

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gangline.errors import PeerFailed, UserError
-from gangline.launch.changed_data import changed_data
+from gangline.launch.changed_data import describe_changed_data
 from gangline.launch.output import log_path
 from gangline.launch.signals import name_of
 from gangline.run.ending import EXIT_FAILURE, EXIT_REQUEUE, EXIT_STOPPED, RunEnding, decide_ending
@@ -103,7 +103,7 @@ class RankFailure:
         return found
 
 
-def lost_peer(error: BaseException) -> bool:
+def is_lost_peer(error: BaseException) -> bool:
     """Whether an error, or what it was raised from, only says that another rank is gone or has failed."""
     seen: BaseException | None = error
     met: set[int] = set()
@@ -151,7 +151,7 @@ def first(logs: Path, attempt: int) -> RankFailure | None:
         return _unwritten.get(_path(logs, attempt))
 
 
-def seen_at(logs: Path, attempt: int) -> float | None:
+def find_time(logs: Path, attempt: int) -> float | None:
     """When the first failure of the `attempt`-th start was written down, in seconds since the epoch; None: it was not.
 
     By the clock of the file system that the logs lie on.
@@ -170,7 +170,7 @@ def report(failure: RankFailure, logs: Path) -> str:
     if failure.kind == "lost":
         return f"train: {failure.what}\nThe logs: {logs}\nTo continue:  {again}\n"
     end = "" if failure.trace else _tail(log_path(logs, failure.rank))
-    if failure.what == how_it_ended(-signal.SIGBUS) and (changed := changed_data(logs.parent)):
+    if failure.what == describe_end(-signal.SIGBUS) and (changed := describe_changed_data(logs.parent)):
         end = f"  {changed}\n{end}"
     log = f"Its log: {log_path(logs, failure.rank)}\n"
     return f"train: rank {failure.rank} failed first: {failure.what}\n{failure.trace}{end}{log}To continue:  {again}\n"
@@ -202,10 +202,10 @@ def _path(logs: Path, attempt: int) -> Path:
 
 def server_lost(code: int) -> str:
     """In words, of the fork server."""
-    return f"the process that ranks are forked from is gone: {how_it_ended(code)}"
+    return f"the process that ranks are forked from is gone: {describe_end(code)}"
 
 
-def how_it_ended(exit_code: int) -> str:
+def describe_end(exit_code: int) -> str:
     """In words, of a process."""
     if exit_code >= 0:
         return f"it lost its connection to the other ranks, or ended with exit code {exit_code}"

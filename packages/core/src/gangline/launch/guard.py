@@ -60,7 +60,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-def born(pid: int) -> int | None:
+def read_birth(pid: int) -> int | None:
     """When a process began, in ticks since boot: with its id it names it; None where it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -24,7 +24,7 @@ def interface_towards(hosts: Sequence[str]) -> str | None:
     Of many hosts the first few are tried.
     """
     address = address_towards(hosts)
-    return _with_address(address) if address else None
+    return _find_address(address) if address else None
 
 
 def address_towards(hosts: Sequence[str]) -> str:
@@ -72,7 +72,7 @@ def _is_local(address: str) -> bool:
     return True
 
 
-def _with_address(address: str) -> str | None:
+def _find_address(address: str) -> str | None:
     if address.startswith("127."):
         return "lo"
     import fcntl

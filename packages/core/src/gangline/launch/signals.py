@@ -51,7 +51,7 @@ def ignore_notices() -> None:
 
 
 @contextmanager
-def early_requests() -> Iterator[None]:
+def ignore_early_requests() -> Iterator[None]:
     """Ignore a scheduler's notices; SIGTERM and SIGHUP end this process with a message until a launcher takes them."""
     ignore_notices()
     early = [one for one in _ENDS if signal.getsignal(one) == signal.SIG_DFL]
@@ -64,7 +64,7 @@ def early_requests() -> Iterator[None]:
 
 
 def default_requests() -> None:
-    """Take back the handlers of `early_requests`: Python runs no handler while a rank waits for others in torch."""
+    """Take back those handlers: Python runs none while a rank waits for others in torch."""
     for signum in _ENDS:
         if signal.getsignal(signum) is _end:
             signal.signal(signum, signal.SIG_DFL)
@@ -83,7 +83,7 @@ def stop_requested() -> str | None:
     return _requested
 
 
-def watched() -> bool:
+def is_watched() -> bool:
     """Whether the local launcher watches over this rank: it kills a rank that has not stopped in time."""
     return _watched
 
@@ -98,16 +98,16 @@ def answer_signal(signum: int, call: Callable[[], None]) -> None:
     if signum == STACKS:
         raise ValueError(f"{name_of(signum)} asks a rank for the stacks of its threads")
     _answers[signum] = call
-    signal.signal(signum, _noted)
+    signal.signal(signum, _ignore)
     signal.siginterrupt(signum, False)  # transfers under way go on
 
 
 def hand_on(signum: int) -> HandedOn:
     """The signal that hands on the request which came as this one."""
-    return HandedOn[asked_by(signum).name]
+    return HandedOn[find_asker(signum).name]
 
 
-def asked_by(signum: int) -> signal.Signals:
+def find_asker(signum: int) -> signal.Signals:
     """The signal that asked, where this one may have been handed on."""
     return signal.Signals(signum) if signum in STOP else signal.Signals[HandedOn(signum).name]
 
@@ -121,7 +121,7 @@ def exit_code(ended: int) -> int:
     """The exit code of a command whose process ended so: 128 + n where signal n, -n here, ended it."""
     if ended >= 0:
         return ended
-    return 128 + (asked_by(-ended) if -ended in list(HandedOn) else -ended)
+    return 128 + (find_asker(-ended) if -ended in list(HandedOn) else -ended)
 
 
 class Requests:
@@ -150,11 +150,11 @@ def install(by_agent: bool) -> None:
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     for signum in (*stop_signals(), *HandedOn):
-        signal.signal(signum, _noted)
+        signal.signal(signum, _ignore)
     threading.Thread(target=_watch, args=(arrived,), daemon=True, name="signals").start()
 
 
-def _noted(signum: int, frame: object) -> None:
+def _ignore(signum: int, frame: object) -> None:
     """Nothing is left to do: the wake-up pipe has told the thread already."""
 
 
@@ -167,7 +167,7 @@ def _watch(arrived: int) -> None:
             threading.Thread(target=_answers[signum], daemon=True, name="answer").start()
         if signum not in (*STOP, *HandedOn):
             continue
-        asked = asked_by(signum)
+        asked = find_asker(signum)
         match requests.take(signum):
             case 1:
                 _requested = signal.SIGTERM.name if asked == signal.SIGHUP else asked.name

@@ -48,7 +48,7 @@ def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: in
     if SPARE in os.environ:
         return _wait(run_dir, attempt)
     set_threads()
-    seen_from_outside(run_dir, rank, agent or os.getppid(), log)
+    show_outside(run_dir, rank, agent or os.getppid(), log)
     try:
         code = load(target)(run_dir, *args) or 0
     except KeyboardInterrupt:
@@ -57,7 +57,7 @@ def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: in
         print(fenced, flush=True)
         return EXIT_FAILURE
     except BaseException as error:
-        return _failed(error, rank, logs, attempt, log)
+        return _record_failure(error, rank, logs, attempt, log)
     if code:
         failures.claim(logs, attempt, RankFailure(rank, "ended", code))
     return code
@@ -95,7 +95,7 @@ def _wait(run_dir: str, mine: int) -> int:
         time.sleep(SPARE_SECONDS)
 
 
-def seen_from_outside(run_dir: str, rank: int, owner: int, log: TextIO) -> None:
+def show_outside(run_dir: str, rank: int, owner: int, log: TextIO) -> None:
     """This rank's pulse, and on `signals.STACKS` where its threads are, in its log, whatever it is busy with."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         memory.sweep()
@@ -116,11 +116,11 @@ def set_threads() -> None:
         torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
-def _failed(error: BaseException, rank: int, logs: Path, attempt: int, log: TextIO) -> int:
+def _record_failure(error: BaseException, rank: int, logs: Path, attempt: int, log: TextIO) -> int:
     failure = RankFailure.of(rank, error)
     with suppress(OSError):  # a full disk
         log.write(failure.trace or f"{error}\n")
-    if not isinstance(error, UserError) and failures.lost_peer(error):
+    if not isinstance(error, UserError) and failures.is_lost_peer(error):
         time.sleep(failures.PEER_WAIT_SECONDS)
         return EXIT_FAILURE
     if failures.claim(logs, attempt, failure) and not failures.is_written(logs, attempt):

@@ -32,7 +32,7 @@ def buffers_of(model: nn.Module) -> Iterator[Buffer]:
         yield Buffer(tensor, tuple(names[key]), next((name for name in names[key] if name in persistent), None))
 
 
-def filled_buffers_of(model: nn.Module) -> list[Buffer]:
+def list_filled_buffers(model: nn.Module) -> list[Buffer]:
     """The same. Raises ValueError for one on the meta device that no checkpoint and no first values fill."""
     found = list(buffers_of(model))
     for buffer in found:

@@ -11,7 +11,7 @@ from torch import nn
 
 from gangline.errors import UserError
 from gangline.model.buffers import buffers_of, put
-from gangline.model.tree import Node, WrapNode, by_path, parameter_shapes
+from gangline.model.tree import Node, WrapNode, map_paths, parameter_shapes
 from gangline.plan import Plan
 from gangline.plugin.registry import load
 
@@ -33,13 +33,13 @@ def construct(node: Node) -> Any:
         if not isinstance(node, WrapNode):
             return load(node.module)(node)
         module, wrapper = construct(node.inner), load(node.module)
-        module.__class__ = _in_front(wrapper, type(module))  # type: ignore[arg-type]
+        module.__class__ = _put_in_front(wrapper, type(module))  # type: ignore[arg-type]
         wrapper.wrap(module, node)
         return module
 
 
 @lru_cache
-def _in_front(wrapper: type[Wrapper], inner: type[nn.Module]) -> type[nn.Module]:
+def _put_in_front(wrapper: type[Wrapper], inner: type[nn.Module]) -> type[nn.Module]:
     return type(f"{wrapper.__name__}{inner.__name__}", (wrapper, inner), {"__doc__": wrapper.__doc__})
 
 
@@ -58,7 +58,7 @@ def model_of(tree: Node, plan: Plan) -> Any:
 
 def _refuse_unsaid(model: nn.Module, tree: Node, plan: Plan) -> None:
     """Parameters that no node says, or not in this shape. One may have further names beside that of a node."""
-    said, tied, known = parameter_shapes(tree), dict(plan.tied), by_path(tree)
+    said, tied, known = parameter_shapes(tree), dict(plan.tied), map_paths(tree)
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)

@@ -22,7 +22,7 @@ class Cache:
         self.length = length
         self._states: dict[nn.Module, object] = {}
 
-    def of(self, module: nn.Module, make: Callable[[int], State]) -> State:
+    def get(self, module: nn.Module, make: Callable[[int], State]) -> State:
         """What `module` keeps; on the first call what `make(length)` gives."""
         if module not in self._states:
             self._states[module] = make(self.length)

@@ -53,7 +53,7 @@ class AttentionCall:
 
     def __str__(self) -> str:
         """What differs from plain causal attention, in the words of the fields."""
-        return _changed(self) or "plain causal attention"
+        return _describe_changes(self) or "plain causal attention"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class LossCall:
             raise ValueError(f"z={self.z} must not be negative")
 
     def __str__(self) -> str:
-        return _changed(self) or "plain cross-entropy"
+        return _describe_changes(self) or "plain cross-entropy"
 
 
 Call = AttentionCall | LossCall
@@ -90,6 +90,6 @@ def call_of(function: object) -> Call | None:
     return own if isinstance(own, Call) else None
 
 
-def _changed(call: Call) -> str:
+def _describe_changes(call: Call) -> str:
     default = type(call)()
     return ", ".join(f"{name}={value}" for name, value in vars(call).items() if value != getattr(default, name))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from gangline.config.schema import Run
 from gangline.errors import UserError
 from gangline.model.edit import Edit
-from gangline.model.tree import Node, children, nodes, parameter_shapes, replaced
+from gangline.model.tree import Node, children, nodes, parameter_shapes, replace_node
 from gangline.plan import Plan
 from gangline.plugin.registry import build, installed, load
 
@@ -34,11 +34,11 @@ def compose_model(run: Run) -> tuple[Node, Plan]:
     """
     tree, plan = build(run.model, run)
     if run.job.loss_chunk is not None:
-        tree, plan = _in_chunks(tree, plan, run.job.loss_chunk)
+        tree, plan = _chunk_losses(tree, plan, run.job.loss_chunk)
     claims: dict[str, str] = {}
     for group, options in sorted(run.edits.items(), key=lambda item: (item[1].wraps, item[0])):
         edit: Edit = load(installed().part_of(options).part.build)
-        tree, plan, claimed = edit(tree, plan, options.resolved(run))
+        tree, plan, claimed = edit(tree, plan, options.resolve(run))
         _check_names(tree, group)
         if options.wraps:
             continue
@@ -56,11 +56,11 @@ def compose_model(run: Run) -> tuple[Node, Plan]:
     return tree, plan
 
 
-def _in_chunks(tree: Node, plan: Plan, chunk: int) -> tuple[Node, Plan]:
+def _chunk_losses(tree: Node, plan: Plan, chunk: int) -> tuple[Node, Plan]:
     """The loss in chunks of so many tokens, of nodes that can; what an edit puts there later stays as it is."""
     for path, node in nodes(tree):
-        if (changed := node.in_chunks(chunk)) is not node:
-            tree = replaced(tree, path, changed)
+        if (changed := node.chunk_loss(chunk)) is not node:
+            tree = replace_node(tree, path, changed)
             plan = replace(plan, facts={**plan.facts, "loss_chunk": chunk})
     return tree, plan
 

@@ -25,7 +25,7 @@ def tell_ends(document_BT: Tensor, ends: Tensor) -> None:
         _told[document_BT] = ends
 
 
-def told_ends(document_BT: Tensor) -> Tensor | None:
+def get_ends(document_BT: Tensor) -> Tensor | None:
     """What `tell_ends` said of them; None: nothing."""
     found: Tensor | None = _told.get(document_BT)
     return found

@@ -23,7 +23,7 @@ def parameter_count(tree: Node) -> int:
     return sum(prod(shape) for shape in parameter_shapes(tree).values())
 
 
-def trained_count(tree: Node, plan: Plan) -> int:
+def count_trained(tree: Node, plan: Plan) -> int:
     """How many of them the plan does not freeze."""
     return sum(prod(shape) for name, shape in parameter_shapes(tree).items() if not plan.is_frozen(name))
 

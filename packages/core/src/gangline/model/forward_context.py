@@ -1,8 +1,8 @@
 """What module code may call without knowing of ranks, stages or recomputation.
 
-In a bare module all of these change nothing: `emit_loss` gives `hidden` back, `emit_metric` is silent, `over_sequence`
-and `for_all_heads` are the identity, `draw` is keyed by (seed 0, step 0, sample = row number), `weight_gradient`
-computes at once and `give_way` does nothing.
+In a bare module all of these change nothing: `emit_loss` gives `hidden` back, `emit_metric` is silent,
+`sum_over_sequence` and `gather_heads` are the identity, `draw` is keyed by (seed 0, step 0, sample = row number),
+`weight_gradient` computes at once and `give_way` does nothing.
 
 A strategy opens a `frame` around each microbatch's forward *and* around its backward pass. What is emitted is
 kept by (microbatch, path, name), so a recomputed forward overwrites its own value and each token counts once.
@@ -47,7 +47,7 @@ class Frame:
     padding                     (B, T) which tokens only fill their row up; None: none does
     coefficient                 d(objective)/d(term): loss scale / global token count, read in the backward pass
     over_sequence               differentiable sum over the ranks that hold the rest of the same sequences
-    for_all_heads               of `for_all_heads`, where heads are cut
+    for_all_heads               of `gather_heads`, where heads are cut
     """
 
     microbatch: int = 0
@@ -104,7 +104,7 @@ def backward() -> Iterator[None]:
 
 
 @contextmanager
-def at(path: str) -> Iterator[None]:
+def emit_under(path: str) -> Iterator[None]:
     """Everything inside is emitted under `path` ("blocks.3")."""
     global _path
     before, _path = _path, path
@@ -190,7 +190,7 @@ def emit_metric(name: str, value: Tensor, reduce: MetricReduce = "sum") -> None:
         current.collected.metrics[(current.microbatch, _path, name)] = (value.detach(), reduce)
 
 
-def over_sequence(x: Tensor) -> Tensor:
+def sum_over_sequence(x: Tensor) -> Tensor:
     """Differentiable sum over the ranks that hold the rest of the same sequences.
 
     x: of the tokens of the hidden state that a block is given; between products that are cut a rank has more of them.
@@ -199,7 +199,7 @@ def over_sequence(x: Tensor) -> Tensor:
     return x if current is None or current.over_sequence is None else current.over_sequence(x)
 
 
-def for_all_heads(x_BtF: Tensor) -> Tensor:
+def gather_heads(x_BtF: Tensor) -> Tensor:
     """What each head reads and no product that is cut has made, such as a key that heads share: (B, T, F).
 
     x: of the t tokens of the hidden state that a block is given; T: those that a product sees whose rows are cut. The

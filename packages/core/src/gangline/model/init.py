@@ -22,7 +22,7 @@ def initialise(shards: Iterable[Shard], plan: Plan, seed: int) -> None:
     Raises LookupError for an array about which the plan has no `Init`.
     """
 
-    def drawn(shard: Shard) -> None:
+    def draw(shard: Shard) -> None:
         name = plan.owner(parameter_of(shard.name))
         rule = plan.init(name)
         fill(
@@ -36,7 +36,7 @@ def initialise(shards: Iterable[Shard], plan: Plan, seed: int) -> None:
         )
 
     for shard in shards:
-        fill_as_kept(shard, plan, drawn)
+        fill_as_kept(shard, plan, draw)
 
 
 def fill_as_kept(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> None:
@@ -44,7 +44,7 @@ def fill_as_kept(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> Non
 
     Raises what `Kept.codes` of the plan's rule raises.
     """
-    rule = plan.kept_of(plan.owner(parameter_of(shard.name)))
+    rule = plan.find_kept(plan.owner(parameter_of(shard.name)))
     if rule is not None and rule.codes:
         load(rule.codes)(shard, plan, fill)
         return
@@ -53,7 +53,7 @@ def fill_as_kept(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> Non
         shard.local.copy_(shard.local.to(getattr(torch, rule.dtype)))
 
 
-def whole_model(
+def make_whole_model(
     tree: Node, plan: Plan, *, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> nn.Module:
     """A model in one piece with its first weights, for use without a strategy."""

@@ -36,7 +36,7 @@ class EmbeddingNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class LinearNode(Node):
-    """x (..., in) -> x Wᵀ + b (..., out). Below a node that knows its sizes (`fitted`) they may be left out."""
+    """x (..., in) -> x Wᵀ + b (..., out). Below a node that knows its sizes (`fit_linears`) they may be left out."""
 
     module: ClassVar[str] = "gangline.model.linear:Linear"
     in_features: int = 0
@@ -62,7 +62,7 @@ class LinearNode(Node):
 LINEAR = LinearNode()  # of the size that the node around it says
 
 
-def fitted(node: Node, sizes: Mapping[str, tuple[int, int]]) -> None:
+def fit_linears(node: Node, sizes: Mapping[str, tuple[int, int]]) -> None:
     """Give the plain linears below `node` their sizes: name of the field -> (in_features, out_features).
 
     For `__post_init__` of a node whose own fields say how wide its products are: so `replace(node, hidden=...)` changes

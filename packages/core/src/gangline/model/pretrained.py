@@ -18,7 +18,7 @@ CAPABILITY = "pretrained"
 
 
 class Pretrained(ABC):
-    """Reads the directory that a model names (`ModelConfig.pretrained`). A class without arguments, torch-free."""
+    """Reads the directory that a model names (`ModelConfig.weights_directory`). Takes no arguments; torch-free."""
 
     @abstractmethod
     def problems(self, run: Run) -> list[Problem]:
@@ -39,12 +39,12 @@ class Pretrained(ABC):
         """
 
 
-def pretrained_of(config: ModelConfig) -> Pretrained:
+def find_pretrained(config: ModelConfig) -> Pretrained:
     """What reads the weights that a model names. Raises UserError where nothing does, or it is not installed."""
     if (found := registry.capability(config, CAPABILITY)) is None:
         name = registry.installed().part_of(config).part.name
         raise UserError(
-            f"model={name} begins with the weights in {config.pretrained()}, and nothing reads them.",
+            f"model={name} begins with the weights in {config.weights_directory()}, and nothing reads them.",
             f"Its part names no capability {CAPABILITY!r}: a gangline.model.pretrained.Pretrained.",
         )
     reader: Pretrained = found()

@@ -82,7 +82,7 @@ class AttentionProduct:
 Product = MatrixProduct | AttentionProduct
 
 
-def of_shapes(shapes: Mapping[str, tuple[int, ...]], tokens: int) -> tuple[MatrixProduct, ...]:
+def list_products(shapes: Mapping[str, tuple[int, ...]], tokens: int) -> tuple[MatrixProduct, ...]:
     """Each matrix of these shapes (out, in) multiplied once by every token; of more than two dims nothing is known."""
     return tuple(
         MatrixProduct(rows=tokens, inner=shape[1], columns=shape[0], weight=name)

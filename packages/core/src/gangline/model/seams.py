@@ -10,7 +10,7 @@ from gangline.model.tree import Node, nodes
 from gangline.plan import Plan, names
 
 
-def said(node: Node, seam: str) -> Call | None:
+def find_call(node: Node, seam: str) -> Call | None:
     """What `node` says its module computes at the seam of that name; None: it says nothing.
 
     A class that names another module than its base and does not say anew what that computes (`seams`) says nothing:
@@ -19,7 +19,7 @@ def said(node: Node, seam: str) -> Call | None:
     return node.seams().get(seam) if _says(node, "seams") else None
 
 
-def recomputed(tree: Node) -> list[str]:
+def list_recomputed(tree: Node) -> list[str]:
     """Paths of the nodes that do not say how their modules take one more token (`Node.decodes`), with their classes."""
     return [
         f"{path or 'the model'} ({type(node).__name__})"
@@ -48,18 +48,18 @@ def calls(tree: Node, plan: Plan, seam: Literal["attention", "loss"]) -> dict[st
     found: dict[str, Call | None] = {}
     for path, node in nodes(tree):
         if any(names(pattern, path) for pattern in patterns):
-            found |= _in(node, path, seam) or {path: None}
+            found |= _find_calls(node, path, seam) or {path: None}
     if seam == "attention" and patterns:
         by_path = dict(nodes(tree))
         for index in range(plan.layers):
             block = f"{plan.blocks}.{index}"
             if block in by_path and not any(path == block or path.startswith(f"{block}.") for path in found):
-                found |= _in(by_path[block], block, seam) or {block: None}
+                found |= _find_calls(by_path[block], block, seam) or {block: None}
     return found
 
 
-def _in(node: Node, path: str, seam: str) -> dict[str, Call | None]:
-    return {inner: call for inner, each in nodes(node, path) if (call := said(each, seam)) is not None}
+def _find_calls(node: Node, path: str, seam: str) -> dict[str, Call | None]:
+    return {inner: call for inner, each in nodes(node, path) if (call := find_call(each, seam)) is not None}
 
 
 def call_at(found: Mapping[str, Call | None], path: str) -> Call | None:

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from gangline.model.calls import Call
 from gangline.model.local_sizes import CommVolume, LocalSizes
-from gangline.model.products import Product, of_shapes
+from gangline.model.products import Product, list_products
 
 Shape = tuple[int, ...]
 Decoding = Literal["tokenwise", "cached"]
@@ -41,7 +41,7 @@ class Node(ABC):
         """What a forward pass of `sizes.tokens` tokens multiplies, children left out and nothing cut, as shapes.
 
         Together they come to `flops`: a node whose products do not is one that does not say. None: it does not."""
-        return of_shapes(self.shapes(), sizes.tokens)
+        return list_products(self.shapes(), sizes.tokens)
 
     def activation_bytes(self, sizes: LocalSizes) -> int | None:
         """Bytes that the forward pass of a microbatch keeps for the backward pass on a rank, children left out.
@@ -78,7 +78,7 @@ class Node(ABC):
         """Whether this module, children left out, adds terms to the objective (`forward_context.emit_loss`)."""
         return False
 
-    def in_chunks(self, tokens: int) -> Node:
+    def chunk_loss(self, tokens: int) -> Node:
         """This node with its loss computed for so many tokens at a time (`run.loss_chunk`); itself: it has no such."""
         return self
 
@@ -130,7 +130,7 @@ def nodes(tree: Node, path: str = "") -> Iterator[tuple[str, Node]]:
         waiting += reversed(below)
 
 
-def by_path(tree: Node) -> dict[str, Node]:
+def map_paths(tree: Node) -> dict[str, Node]:
     """Path -> node; where one wraps another, the outermost."""
     found: dict[str, Node] = {}
     for path, node in nodes(tree):
@@ -138,7 +138,7 @@ def by_path(tree: Node) -> dict[str, Node]:
     return found
 
 
-def replaced(tree: Node, path: str, new: Node) -> Node:
+def replace_node(tree: Node, path: str, new: Node) -> Node:
     """A copy of `tree` with `new` at `path`. Raises LookupError where there is no such node."""
     if not path:
         return new
@@ -146,14 +146,14 @@ def replaced(tree: Node, path: str, new: Node) -> Node:
         if not name:
             continue
         if path == name or path.startswith(name + "."):
-            grown = replaced(child, path[len(name) + 1 :], new)
+            grown = replace_node(child, path[len(name) + 1 :], new)
             field, _, index = name.partition(".")
             if not index:
                 return replace(tree, **{field: grown})
             row = getattr(tree, field)
             return replace(tree, **{field: (*row[: int(index)], grown, *row[int(index) + 1 :])})
     if isinstance(tree, WrapNode):
-        return replace(tree, inner=replaced(tree.inner, path, new))
+        return replace(tree, inner=replace_node(tree.inner, path, new))
     raise LookupError(f"no node {path!r} in {type(tree).__name__}; it has {', '.join(n for n, _ in children(tree))}")
 
 

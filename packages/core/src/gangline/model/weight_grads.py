@@ -64,12 +64,12 @@ def accumulate_grad(weight: Tensor, gradient: Tensor) -> None:
         accumulated(weight)
 
 
-def when_accumulated(parameter: nn.Parameter, call: Callable[[Tensor], None]) -> None:
+def call_when_accumulated(parameter: nn.Parameter, call: Callable[[Tensor], None]) -> None:
     """Have `call(parameter)` called after each gradient that is added to it, by autograd or by `accumulate_grad`."""
 
-    def accumulated(weight: Tensor) -> None:
+    def notify(weight: Tensor) -> None:
         if weight.grad is not None:  # else autograd passed without one: it is deferred
             call(weight)
 
-    parameter.register_post_accumulate_grad_hook(accumulated)
-    parameter._accumulated = accumulated  # type: ignore[attr-defined]  # kept there: both are collected together
+    parameter.register_post_accumulate_grad_hook(notify)
+    parameter._accumulated = notify  # type: ignore[attr-defined]  # kept there: both are collected together

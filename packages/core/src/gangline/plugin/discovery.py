@@ -102,7 +102,7 @@ def discover(environ: Mapping[str, str]) -> Found:
     known = {entry.distribution for entry in catalogue.ENTRIES}
     ours.sort(key=lambda entry: normal(owner(entry)) not in known)  # who comes late is told of a clash
     by_name: dict[str, list[EntryPoint]] = {}
-    wanted = _wanted(environ)
+    wanted = _read_wanted(environ)
     for entry in ours:
         if wanted is None or wanted & {normal(entry.name), normal(owner(entry))}:
             by_name.setdefault(entry.name, []).append(entry)
@@ -110,13 +110,13 @@ def discover(environ: Mapping[str, str]) -> Found:
             found.left_out[normal(owner(entry))] = entry.name
     for name, entries in by_name.items():
         if len(entries) > 1 or name == PROJECT:
-            _same_name(found, name, entries, [other for other in by_name if other != name])
+            _refuse_same_name(found, name, entries, [other for other in by_name if other != name])
         else:
             _load(found, manager, entries[0])
     _two_defaults(found)
     _fill_views(found)
     for offer in [offer for offers in found.offers.values() for offer in offers.values()]:
-        if why := _nobody_builds(found, offer):
+        if why := _explain_unbuilt(found, offer):
             plugin = next((entry.name for entry in ours if owner(entry) == offer.distribution), offer.distribution)
             failure = BrokenPlugin(plugin, offer.distribution, offer.version, *why)
             found.unbuilt[offer.group, offer.part.name] = failure
@@ -125,7 +125,7 @@ def discover(environ: Mapping[str, str]) -> Found:
         contract = _CONTRACT.fullmatch(group)
         for entry in every.select(group=group) if contract else ():
             if contract and normal(owner(entry)) not in ours_speak:
-                _other_contract(found, entry, int(contract[1]))
+                _refuse_other_contract(found, entry, int(contract[1]))
     there = {normal(name) for entry in ours for name in (entry.name, owner(entry))} | {PROJECT, DISTRIBUTION}
     for name in sorted((wanted or set()) - there):
         found.failures.append(BrokenPlugin(name, name, "", f"is named by {VARIABLE}, but is not installed"))
@@ -162,7 +162,7 @@ def _name_and_version(dist: Distribution) -> tuple[str, str]:
     return metadata["Name"], metadata["Version"]
 
 
-def _wanted(environ: Mapping[str, str]) -> set[str] | None:
+def _read_wanted(environ: Mapping[str, str]) -> set[str] | None:
     named = environ.get(VARIABLE)
     return None if named is None else {normal(name.strip()) for name in named.split(",") if name.strip()}
 
@@ -255,7 +255,7 @@ def _clash(what: str, *who: str) -> tuple[str, str]:
     return names, f"Uninstall one, or set {VARIABLE} to the plugins you want."
 
 
-def _same_name(found: Found, name: str, entries: list[EntryPoint], others: list[str]) -> None:
+def _refuse_same_name(found: Found, name: str, entries: list[EntryPoint], others: list[str]) -> None:
     """Several packages registered one plugin name: none of them is loaded, for nobody can say which was meant."""
     who = [" ".join(_identity(entry)).strip() for entry in entries]
     who = sorted([*who, f"{PROJECT} itself"] if name == PROJECT else who)
@@ -269,7 +269,7 @@ def _same_name(found: Found, name: str, entries: list[EntryPoint], others: list[
         found.failures.append(BrokenPlugin(name, *_identity(entry), why, mend))
 
 
-def _other_contract(found: Found, entry: EntryPoint, version: int) -> None:
+def _refuse_other_contract(found: Found, entry: EntryPoint, version: int) -> None:
     """A plugin for an older or a newer gangline: named without importing it."""
     spoken = int(ENTRY_POINTS.removeprefix("gangline.v"))
     why = f"speaks plugin contract v{version}; this gangline speaks v{spoken}"
@@ -297,7 +297,7 @@ def _group(hook: Hook, part: Part) -> str:
     return group
 
 
-def _nobody_builds(found: Found, offer: Offer) -> tuple[str, str] | None:
+def _explain_unbuilt(found: Found, offer: Offer) -> tuple[str, str] | None:
     """Why choosing the part would change nothing, and what mends it; None: core or another part builds it."""
     group = offer.group
     outer, nested, field = group.rpartition("/")

@@ -120,7 +120,7 @@ class Installed:
             raise UserError(f"{group}={name} cannot be used.", f"{failure.supplier} {failure.why}.", failure.mend)
         if (offer := self._found.offers.get(group, {}).get(name)) is not None:
             return offer
-        raise UserError(f"{group}={name} is not available here.", *self.reasons(group, name), self.listed(group))
+        raise UserError(f"{group}={name} is not available here.", *self.reasons(group, name), self.list_choices(group))
 
     def reasons(self, group: str, name: str) -> list[str]:
         """Return why `group=name` is not available here and how to get it."""
@@ -144,7 +144,7 @@ class Installed:
         lines = [f"Did you mean {group}={close[0]}?"] if close else []
         for failure in self._found.failures:
             lines += [f"{failure.supplier} may be what offers it, but it {failure.why}", failure.mend]
-        return lines if close else [*lines, *self.elsewhere(group)]
+        return lines if close else [*lines, *self.list_missing_suppliers(group)]
 
     def _files(self, group: str, name: str) -> list[str]:
         """Lines for a name that is a path: of text, or of weights."""
@@ -156,12 +156,12 @@ class Installed:
             ]
         return []
 
-    def elsewhere(self, group: str) -> list[str]:
+    def list_missing_suppliers(self, group: str) -> list[str]:
         """Lines that say who would offer more for a group, and is not installed."""
         others = catalogue.suppliers(group).items()
         return [f"{dist} offers {what}:  {catalogue.get(dist)}" for dist, what in others if not version_of(dist)]
 
-    def listed(self, group: str) -> str:
+    def list_choices(self, group: str) -> str:
         """The line that ends every message about a choice."""
         return f"Installed choices for {group}: {', '.join(self.choices(group)) or 'none'}.   {SEE}"
 

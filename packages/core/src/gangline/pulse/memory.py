@@ -11,7 +11,7 @@ import os
 import re
 from pathlib import Path
 
-from gangline.launch.guard import born, space
+from gangline.launch.guard import read_birth, space
 
 ROOT = Path("/dev/shm")
 _OURS = re.compile(r"gangline-pulse-(?P<space>\d+)-(?P<pid>\d+)-(?P<born>\d+)-(?P<run>[0-9a-f]{12})-(?P<rank>\d+)")
@@ -19,7 +19,7 @@ _OURS = re.compile(r"gangline-pulse-(?P<space>\d+)-(?P<pid>\d+)-(?P<born>\d+)-(?
 
 def path(run_dir: str | Path, rank: int, owner: int) -> Path | None:
     """Of a rank whose launcher is the process `owner`; None where there is no shared memory, or no such process."""
-    start = born(owner)
+    start = read_birth(owner)
     if start is None or not ROOT.is_dir():
         return None
     return ROOT / f"gangline-pulse-{space()}-{owner}-{start}-{_run(run_dir)}-{rank}"
@@ -28,20 +28,20 @@ def path(run_dir: str | Path, rank: int, owner: int) -> Path | None:
 def list_pulses(run_dir: str | Path) -> list[Path]:
     """Return the pulses of a run on this machine whose launcher lives, by rank."""
     run = _run(run_dir)
-    found = [(int(match["rank"]), file) for match, file in _all() if match["run"] == run and _lives(match)]
+    found = [(int(match["rank"]), file) for match, file in _list_files() if match["run"] == run and _lives(match)]
     return [file for _, file in sorted(found)]
 
 
 def sweep() -> None:
     """Remove the pulses of launchers that are dead; of others nothing."""
-    for match, file in _all():
+    for match, file in _list_files():
         if not _lives(match):
             file.unlink(missing_ok=True)
 
 
 def remove(owner: int) -> None:
     """Remove the pulses of all ranks of a launcher, which is about to end."""
-    for match, file in _all():
+    for match, file in _list_files():
         if int(match["pid"]) == owner and _lives(match):
             file.unlink(missing_ok=True)
 
@@ -54,7 +54,7 @@ def owner_of(file: Path) -> int:
     return int(match["pid"])
 
 
-def _all() -> list[tuple[re.Match[str], Path]]:
+def _list_files() -> list[tuple[re.Match[str], Path]]:
     found = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(ROOT):
@@ -69,7 +69,7 @@ def _all() -> list[tuple[re.Match[str], Path]]:
 
 
 def _lives(match: re.Match[str]) -> bool:
-    return born(int(match["pid"])) == int(match["born"])
+    return read_birth(int(match["pid"])) == int(match["born"])
 
 
 def _run(run_dir: str | Path) -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic_ns
 
-from gangline.launch.guard import born
+from gangline.launch.guard import read_birth
 from gangline.pulse import layout, memory
 from gangline.pulse.layout import BEAT, GROUPS, HISTOGRAMS, NUMBER, PHASE, PHASES, RECORD, ROW, SINCE, SPENT, UNDER
 
@@ -38,7 +38,7 @@ class Pulse:
         self._warm = False
         words = self._words
         words[PHASE], words[SINCE] = self._phase, self._since
-        words[layout.PID], words[layout.BORN] = os.getpid(), born(os.getpid()) or 0
+        words[layout.PID], words[layout.BORN] = os.getpid(), read_birth(os.getpid()) or 0
         words[layout.RANK], words[layout.WORLD], words[layout.GENERATION] = rank, world, generation
         words[layout.VERSION] = layout.MAGIC  # last: what has it may be read, and says whose it is
 
@@ -49,7 +49,7 @@ class Pulse:
         owner: the process that starts and watches the ranks of this machine, with which the pulse goes.
         """
         file = memory.path(run_dir, rank, owner)
-        buffer = None if file is None else _mapped(file)
+        buffer = None if file is None else _map_file(file)
         return cls(buffer, rank, world, generation)
 
     @property
@@ -154,7 +154,7 @@ class Pulse:
         words[UNDER] = self._phase
         return self.enter(_COLLECTIVE)
 
-    def done(self, row: int, phase: int, finished: bool = True) -> None:
+    def finish(self, row: int, phase: int, finished: bool = True) -> None:
         """It waits no more, and is in `phase` again."""
         self.enter(phase)
         self._words[ROW] = 0
@@ -162,7 +162,7 @@ class Pulse:
             self._words[RECORD + layout.ROW_WORDS * (row % layout.RECORDS) + layout.DONE] = self._since
 
 
-def _mapped(file: Path) -> mmap.mmap | None:
+def _map_file(file: Path) -> mmap.mmap | None:
     """A file of shared memory, filled with zeros; None where there is no room for it."""
     size = 8 * layout.WORDS
     fresh = file.with_name(f"{file.name}.new")  # no reader sees the half of it

@@ -172,7 +172,7 @@ def append(run_dir: str | Path, attempt: Attempt) -> None:
     before = _content(run_dir)
     kept = before.removesuffix(_split(before)[1])
     end = "" if not kept or kept.endswith(b"\n") else "}\n" if _CUT.search(kept) else "\n"  # of the last line
-    stated = json.loads(json.dumps(_stated(attempt)))  # as the reader has it
+    stated = json.loads(json.dumps(_select_stated(attempt)))  # as the reader has it
     line = json.dumps({**stated, "sum": _checksum(stated)}) + "\n"
     with open_own(path, "a") as file:
         if kept != before:
@@ -182,7 +182,7 @@ def append(run_dir: str | Path, attempt: Attempt) -> None:
         os.fsync(file.fileno())
 
 
-def _stated(attempt: Attempt) -> dict[str, Any]:
+def _select_stated(attempt: Attempt) -> dict[str, Any]:
     """The first five fields always, and the others where they differ from their defaults."""
     usual = {field.name: field.default for field in fields(Attempt)[5:]}
     return {key: value for key, value in asdict(attempt).items() if key not in usual or value != usual[key]}
@@ -198,7 +198,7 @@ def newest(lines: Iterable[Attempt]) -> int:
     return max((line.attempt for line in lines), default=1)
 
 
-def happened(lines: Iterable[Attempt], attempt: int, step: int) -> Iterator[Attempt]:
+def iterate_happened(lines: Iterable[Attempt], attempt: int, step: int) -> Iterator[Attempt]:
     """What had happened when these steps were done: all, but for what a run that was killed is about to do once more.
 
     That is, of this attempt, orders of this and later steps by which the run went on. A return, a restart and a stop
@@ -226,7 +226,7 @@ def next_cursor(lines: Iterable[Attempt], cursor: int, size_at: Callable[[int], 
     return cursor
 
 
-def skipped_beyond(lines: Iterable[Attempt], id: CheckpointId, cursor: int) -> Attempt | None:
+def find_skipped_beyond(lines: Iterable[Attempt], id: CheckpointId, cursor: int) -> Attempt | None:
     """Return a line that skips samples beyond the cursor of a checkpoint that it led to: it was changed since.
 
     The first step after such a line reads what comes behind the skipped samples.

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from gangline.checkpoint.id import CheckpointId
-from gangline.config.paths import rooted
+from gangline.config.paths import root_paths
 from gangline.config.schema import Run
 from gangline.config.serial import from_dict, to_dict
 from gangline.config.yaml_files import PlainDumper, load_yaml
@@ -91,7 +91,7 @@ class RunDirectory:
         """
         if self._handed_over:
             return False
-        if self.path not in self._made or "data" in self.read_provenance() or self._lock.held_by_others():
+        if self.path not in self._made or "data" in self.read_provenance() or self._lock.is_held_by_others():
             return False
         self.unlock()
         shutil.rmtree(self.path, ignore_errors=True)
@@ -139,7 +139,7 @@ class RunDirectory:
         """Undo `rewrite` where nothing has begun since: what the ranks refused is not what the run goes on with."""
         if self._handed_over:
             return
-        if self._replaced and self._starts() == self._begun and not self._lock.held_by_others():
+        if self._replaced and self._starts() == self._begun and not self._lock.is_held_by_others():
             for path, text in self._replaced.items():
                 write_whole(path, text)
 
@@ -177,10 +177,10 @@ class RunDirectory:
     def go_on(self, run: Run, argv: Sequence[str] = (), changed: dict[str, Any] | None = None) -> None:
         """`share`, with `rewrite` by the job's first node. Raises UserError where a later one wants another run."""
 
-        def entered(first: bool) -> None:
+        def enter(first: bool) -> None:
             if first:
                 self.rewrite(run, argv, changed)
-            elif difference := _difference(self._typed(), rooted(run)):
+            elif difference := _difference(self._read_typed(), root_paths(run)):
                 self.unlock()
                 raise UserError(
                     f"a job is at {self.path}, with another configuration: {difference}.",
@@ -188,7 +188,7 @@ class RunDirectory:
                     "To change the run, end the job first.",
                 )
 
-        self._lock.share(entered=entered)
+        self._lock.share(entered=enter)
 
     @classmethod
     def meet(cls, run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDirectory:
@@ -207,7 +207,7 @@ class RunDirectory:
         with directory._lock.entry():
             if not directory.config.exists():
                 directory._write(run, argv, job, changed={})
-            elif difference := _difference(directory._typed(), rooted(run)):
+            elif difference := _difference(directory._read_typed(), root_paths(run)):
                 raise UserError(
                     f"{directory.path} already holds another run: {difference}.",
                     "To go on with it:  train resume=... and what is to change.",
@@ -230,7 +230,7 @@ class RunDirectory:
         except (FileNotFoundError, ValueError):  # a kill may have torn it
             return {}
 
-    def changed_parts(self) -> list[str]:
+    def list_changed_parts(self) -> list[str]:
         """Lines that say which parts were of another version when the run began."""
         try:
             before = _flat(json.loads(read_regular(self.parts)))
@@ -243,9 +243,9 @@ class RunDirectory:
             if before[where] != now[where]
         ]
 
-    def _typed(self) -> dict[str, Any]:
+    def _read_typed(self) -> dict[str, Any]:
         """Return `content` with each value in its option's type: a person may have written `nodes: 1` for "1"."""
-        return rooted(from_dict(self._content()))
+        return root_paths(from_dict(self._content()))
 
     def _content(self) -> dict[str, Any]:
         try:
@@ -270,7 +270,7 @@ class RunDirectory:
     def _write(
         self, run: Run, argv: Sequence[str], job: str | None, changed: dict[str, Any], run_dir: str | None = None
     ) -> None:
-        content = rooted(run)
+        content = root_paths(run)
         content["run"]["dir"] = run_dir if run_dir is not None else content["run"]["dir"]
         start = provenance.describe(argv, changed)
         facts = self.read_provenance()

@@ -66,7 +66,7 @@ def generation(environ: Mapping[str, str] = os.environ) -> int:
 def progress(run_dir: str | Path) -> Progress:
     """What is kept; of a run that never began, zeros."""
     path = Path(run_dir) / FILE
-    return _with_steps(run_dir, read_regular(path)) if path.exists() else Progress()
+    return _add_steps(run_dir, read_regular(path)) if path.exists() else Progress()
 
 
 def advance(
@@ -75,8 +75,8 @@ def advance(
     """Begin a generation. `counts`: it follows a failure or an order, `ordered`: the latter; `first`: it is the first
     of a job, and `failed` the one before it, so that what was futile there counts on.
     """
-    with _locked(run_dir, seconds=HELD_SECONDS) as handle:
-        now = _with_steps(run_dir, os.pread(handle, 4096, 0))
+    with _lock(run_dir, seconds=HELD_SECONDS) as handle:
+        now = _add_steps(run_dir, os.pread(handle, 4096, 0))
         step = max(now.step, now.best)
         futile = 0 if step > now.best or (first and not failed) else now.futile + counts
         restarts = 0 if first else now.restarts + counts
@@ -95,17 +95,17 @@ def hold(run_dir: str | Path, step: int = 0) -> Iterator[None]:
     if VARIABLE not in os.environ or not (Path(run_dir) / FILE).exists():
         yield
         return
-    with _locked(run_dir, shared=True) as handle:
-        now = _kept(run_dir, os.pread(handle, 4096, 0))
+    with _lock(run_dir, shared=True) as handle:
+        now = _recover(run_dir, os.pread(handle, 4096, 0))
         if now.generation > generation():
             raise Fenced(f"generation {now.generation} of the run has begun, and this rank is of {generation()}")
-        if step > max(now.step, most_steps(run_dir)):
+        if step > max(now.step, read_most_steps(run_dir)):
             _put_steps(run_dir, step)
         yield
 
 
 @contextmanager
-def _locked(run_dir: str | Path, *, shared: bool = False, seconds: float | None = None) -> Iterator[int]:
+def _lock(run_dir: str | Path, *, shared: bool = False, seconds: float | None = None) -> Iterator[int]:
     handle = open_lock(Path(run_dir) / FILE)
     try:
         with suppress(OSError):  # the time is over; or no locks here, and who uses the run directory has been told
@@ -115,20 +115,20 @@ def _locked(run_dir: str | Path, *, shared: bool = False, seconds: float | None 
         os.close(handle)
 
 
-def _with_steps(run_dir: str | Path, content: bytes) -> Progress:
-    now = _kept(run_dir, content)
-    return replace(now, step=max(now.step, most_steps(run_dir)))
+def _add_steps(run_dir: str | Path, content: bytes) -> Progress:
+    now = _recover(run_dir, content)
+    return replace(now, step=max(now.step, read_most_steps(run_dir)))
 
 
-def _kept(run_dir: str | Path, content: bytes) -> Progress:
+def _recover(run_dir: str | Path, content: bytes) -> Progress:
     """Of what a kill or a crash of the machine tore, the generation that events.jsonl has: none is given twice."""
     try:
         return Progress(**json.loads(content))
     except (ValueError, TypeError):
-        return Progress(generation=_told(Path(run_dir) / _EVENTS))
+        return Progress(generation=_find_told(Path(run_dir) / _EVENTS))
 
 
-def _told(events: Path) -> int:
+def _find_told(events: Path) -> int:
     newest = 0
     for line in read_regular(events, LINES_BYTES).splitlines() if events.exists() else ():
         with suppress(ValueError, TypeError, KeyError, RecursionError):
@@ -136,7 +136,7 @@ def _told(events: Path) -> int:
     return newest
 
 
-def most_steps(run_dir: str | Path) -> int:
+def read_most_steps(run_dir: str | Path) -> int:
     """The most steps of a run that were ever done; 0 where that is not known."""
     try:
         return int(read_regular(Path(run_dir) / STEP))

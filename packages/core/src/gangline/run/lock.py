@@ -43,7 +43,7 @@ class RunLock:
         except BlockingIOError:
             holder = os.read(handle, 100).decode(errors="replace").strip() or "another process"
             os.close(handle)
-            raise _in_use(self.path, holder) from None
+            raise _explain_in_use(self.path, holder) from None
         except OSError:
             _say_unlocked(os.fstat(handle).st_dev)
         os.ftruncate(handle, 0)
@@ -68,7 +68,7 @@ class RunLock:
                 try:
                     lock_handle(handle, seconds=0)
                 except BlockingIOError:
-                    job, first = self._joined(handle), False
+                    job, first = self._join(handle), False
                 else:
                     job, first = uuid.uuid4().hex[:12], True
                     os.ftruncate(handle, 0)
@@ -83,7 +83,7 @@ class RunLock:
                     break
                 os.close(handle)
             if over and time.monotonic() > deadline:
-                raise _in_use(self.path, "the last node of a job that is over")
+                raise _explain_in_use(self.path, "the last node of a job that is over")
             time.sleep(0.1)
         return self._job
 
@@ -92,7 +92,7 @@ class RunLock:
         if self._handle is not None and self._job:
             os.pwrite(self._handle, f"job {self._job}{_OVER}\n".encode(), 0)
 
-    def held_by_others(self) -> bool:
+    def is_held_by_others(self) -> bool:
         """Whether other nodes of the job hold the directory. Asked at the end: the lock may be lost by it."""
         try:
             if self._handle is not None and self._job:
@@ -129,17 +129,17 @@ class RunLock:
         finally:
             os.close(handle)
 
-    def _joined(self, handle: int) -> str:
+    def _join(self, handle: int) -> str:
         holder = os.pread(handle, 100, 0).decode(errors="replace").strip()
         try:
             lock_handle(handle, shared=True, seconds=0)
         except BlockingIOError:
             os.close(handle)
-            raise _in_use(self.path, holder) from None
+            raise _explain_in_use(self.path, holder) from None
         return holder.removeprefix("job ")
 
 
-def held(run_dir: Path) -> bool:
+def is_held(run_dir: Path) -> bool:
     """Whether a process of this machine holds the directory; asked of the kernel, so that no lock is touched."""
     file = run_dir / ".lock"
     try:
@@ -178,7 +178,7 @@ def unwritable(path: Path, error: OSError) -> UserError:
     )
 
 
-def _in_use(path: Path, holder: str) -> UserError:
+def _explain_in_use(path: Path, holder: str) -> UserError:
     return UserError(
         f"{path} is in use: another train, {holder}, is running in it.",
         "Wait for it or end it; a second run needs a directory of its own (run.dir=...).",

@@ -73,10 +73,10 @@ def _refusal(path: str, *mend: str) -> UserError:
 
 def _exposes(path: str, value: Any) -> bool:
     """Whether a value is text that is secret, by the name of its option or by itself."""
-    return isinstance(value, str) and (_named_secret(path, value) or next(_secrets(value, _FORMS), None) is not None)
+    return isinstance(value, str) and (_is_named_secret(path, value) or next(_secrets(value, _FORMS), None) is not None)
 
 
-def _named_secret(option: str, text: str) -> bool:
+def _is_named_secret(option: str, text: str) -> bool:
     """Whether an option's name says that its text is secret; a reference to the environment is none."""
     literal = ENVIRONMENT.sub(lambda found: (found[2] or "").strip(), text)
     if _MAYBE.search(option) and not looks_secret(option):
@@ -87,7 +87,7 @@ def _named_secret(option: str, text: str) -> bool:
 def redact(word: str) -> str:
     """A command-line word without what may be secret: the value of a key that looks so, a password within a URL."""
     key, _, value = word.partition("=")
-    if _named_secret(key.strip("+~'\" "), value.strip("'\"")):
+    if _is_named_secret(key.strip("+~'\" "), value.strip("'\"")):
         return f"{key}={HIDDEN}"
     hidden = {place for span in _secrets(word, [*_FORMS, _IN_MAPPING]) for place in range(*span)}
     signs = [sign if place not in hidden else "" if place - 1 in hidden else HIDDEN for place, sign in enumerate(word)]

@@ -50,7 +50,9 @@ def open_regular(path: str | Path, limit: int = STREAM_BYTES) -> BinaryIO:
 
     Raises UserError for a pipe, a device, and a file of more than `limit` bytes; OSError where it cannot be opened.
     """
-    return cast(BinaryIO, open(path, "rb", opener=lambda name, flags: _within(limit, name, open_handle(name, flags))))
+    return cast(
+        BinaryIO, open(path, "rb", opener=lambda name, flags: _check_size(limit, name, open_handle(name, flags)))
+    )
 
 
 def read_regular(path: str | Path, limit: int = DOCUMENT_BYTES) -> bytes:
@@ -219,7 +221,7 @@ def _link(new: Path, path: Path) -> None:
             raise FileExistsError(error.errno, error.strerror, str(path)) from None
 
 
-def _within(limit: int, path: str, handle: int) -> int:
+def _check_size(limit: int, path: str, handle: int) -> int:
     if (size := os.fstat(handle).st_size) > limit:
         os.close(handle)
         raise UserError(

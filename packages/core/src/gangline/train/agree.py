@@ -11,7 +11,7 @@ import torch
 
 from gangline.comm.base import Comm
 from gangline.comm.objects import gather_json
-from gangline.comm.pulsed import unwatched
+from gangline.comm.pulsed import unwrap_pulse
 from gangline.data.base import DataSource
 from gangline.errors import UserError
 from gangline.health import Verdict
@@ -52,7 +52,7 @@ def agree(
     metrics: the `gangline.train.emitted.hash_metrics` of what callbacks returned here.
     """
     if world.size == 1:
-        return Gathered(None, by_phase([own_phases]), None, signal or "", verdicts, due, time.time())
+        return Gathered(None, group_by_phase([own_phases]), None, signal or "", verdicts, due, time.time())
     number = _SIGNALS.index(signal) if signal in _SIGNALS else 0
     none = -1.0 if own_loss is None else 0.0  # NaN is a loss, too
     row = [
@@ -70,21 +70,21 @@ def agree(
     rows = world.all_gather(mine).tolist()
     times = [row[0] for row in rows]
     spread = {"min": min(times), "median": statistics.median(times), "max": max(times)}
-    found = _told(world, device, verdicts) if any(row[2] for row in rows) else []
+    found = _share(world, device, verdicts) if any(row[2] for row in rows) else []
     signalled = _SIGNALS[int(max(row[1] for row in rows))]
-    phases, losses = by_phase([row[8:] for row in rows]), [None if row[5] else row[6] for row in rows]
+    phases, losses = group_by_phase([row[8:] for row in rows]), [None if row[5] else row[6] for row in rows]
     due, alike = any(row[3] for row in rows), all(row[7] == metrics for row in rows)
     return Gathered(spread, phases, losses, signalled, found, due, rows[0][4], alike)
 
 
-def all_true(world: Comm, device: torch.device, mine: bool) -> bool:
+def check_all_true(world: Comm, device: torch.device, mine: bool) -> bool:
     """Whether it is true of every rank. No pulse beats: who asks again and again stands still to those who watch."""
     if world.size == 1:
         return mine
-    return bool(unwatched(world).all_gather(torch.tensor([float(mine)], device=device)).all())
+    return bool(unwrap_pulse(world).all_gather(torch.tensor([float(mine)], device=device)).all())
 
 
-def by_phase(rows: Sequence[Sequence[float]]) -> dict[str, list[float]] | None:
+def group_by_phase(rows: Sequence[Sequence[float]]) -> dict[str, list[float]] | None:
     """From a row of seconds for each rank to a list by rank for each phase."""
     if not rows[0]:
         return None
@@ -110,10 +110,10 @@ def gather_verdicts(world: Comm, device: torch.device, verdicts: list[Verdict]) 
         return verdicts, time.time()
     mine = torch.tensor([[float(len(verdicts)), time.time()]], dtype=torch.float64, device=device)
     rows = world.all_gather(mine).tolist()
-    return _told(world, device, verdicts) if any(row[0] for row in rows) else [], rows[0][1]
+    return _share(world, device, verdicts) if any(row[0] for row in rows) else [], rows[0][1]
 
 
-def same_data(world: Comm, device: torch.device, sources: dict[str, DataSource]) -> None:
+def check_same_data(world: Comm, device: torch.device, sources: dict[str, DataSource]) -> None:
     """Raises UserError where ranks opened different data under one name, as while a corpus is being extended."""
     if world.size == 1:
         return
@@ -129,6 +129,6 @@ def same_data(world: Comm, device: torch.device, sources: dict[str, DataSource])
             )
 
 
-def _told(world: Comm, device: torch.device, verdicts: list[Verdict]) -> list[Verdict]:
+def _share(world: Comm, device: torch.device, verdicts: list[Verdict]) -> list[Verdict]:
     told = gather_json(world, device, [verdict.to_dict() for verdict in verdicts])
     return [Verdict.of(content) for part in told for content in part]

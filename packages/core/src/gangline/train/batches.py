@@ -39,7 +39,7 @@ class Batches:
         self._wait_for_copies()
         if size is not None and size != self.place.global_size:
             self._resize(size)
-        given = self._given(lambda reader: self._read(reader, cursor, step))
+        given = self._hand_over(lambda reader: self._read(reader, cursor, step))
         batches = [expand(stored, step, self.place.device) for stored in given]
         if self.place.device.type == "cuda":
             self._copied = torch.cuda.current_stream(self.place.device).record_event()
@@ -59,7 +59,7 @@ class Batches:
             return [next(begun[0])]
 
         for _ in self.place.iterate_held_out(count, self.source.length()):
-            given = self._given(read)
+            given = self._hand_over(read)
             found += [expand(stored, 0, self.place.device) for stored in given]
             if self.place.device.type == "cuda":
                 torch.cuda.current_stream(self.place.device).synchronize()
@@ -71,7 +71,7 @@ class Batches:
         if self._reader is not None:
             self._reader.close()
 
-    def _given(self, read: Callable[[BatchReader], Sequence[StoredBatch]]) -> Sequence[StoredBatch]:
+    def _hand_over(self, read: Callable[[BatchReader], Sequence[StoredBatch]]) -> Sequence[StoredBatch]:
         """What this rank's reader gives, or that of the peer which reads for it."""
         if self._peers is None:
             assert self._reader is not None

@@ -41,7 +41,7 @@ def begin_with_weights(s: Session) -> bool:
     s.history = attempts.read(s.directory.path)
     s.attempt = attempts.newest(s.history)
     with _reading_from(s, directory):
-        id = _chosen(s, directory, wanted)
+        id = _choose(s, directory, wanted)
         continues = _continues(s, id)
         if bad := load(s, id, same_run=False, same_data=continues):
             others = ", ".join(str(other) for other in s.checkpointer.list() if other != id)
@@ -70,7 +70,7 @@ def _reading_from(s: Session, directory: RunDirectory) -> Iterator[None]:
         theirs.close()
 
 
-def _chosen(s: Session, directory: RunDirectory, wanted: CheckpointId | None) -> CheckpointId:
+def _choose(s: Session, directory: RunDirectory, wanted: CheckpointId | None) -> CheckpointId:
     """The checkpoint of an earlier start, else the one that is named, else the newest; the same on all ranks."""
     earlier = s.directory.read_provenance().get(FACT, {}).get("checkpoint")
     found = earlier or wanted or s.checkpointer.latest()

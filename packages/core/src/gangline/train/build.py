@@ -29,7 +29,7 @@ from gangline.run.events import Events
 from gangline.run.generation import generation
 from gangline.runtime import Job, Runtime
 from gangline.shard import Places
-from gangline.train.agree import same_data
+from gangline.train.agree import check_same_data
 from gangline.train.batches import Batches
 from gangline.train.begin_with_weights import begin_with_weights
 from gangline.train.callbacks import attach, code_of
@@ -70,7 +70,7 @@ def peers(source: DataSource, place: ReadPlace, mesh: Mesh, comms: Comms) -> Com
     return comms.axis(*(axis for axis in AXES if axis not in DATA_AXES))
 
 
-def held_out_sources(run: Run) -> dict[str, DataSource]:
+def build_held_out_sources(run: Run) -> dict[str, DataSource]:
     """What the run validates on: the held-out part of its own data under "", then the sets by name.
 
     Raises UserError, which names the set, for one that cannot be built, or has other tokens than the run's own data.
@@ -106,7 +106,7 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
         with events.phase("build"):
             session = assemble(composed, directory, mesh, comms, device)
             session.events, session.nodes = events, nodes
-            same_data(comms.world, device, sources_of(session))
+            check_same_data(comms.world, device, sources_of(session))
             attach(session)
             check_replicas(session)
         with events.phase("restore"):
@@ -179,7 +179,7 @@ def assemble(composed: Composed, directory: RunDirectory, mesh: Mesh, comms: Com
     place = ReadPlace(*runtime.data_coordinate, run.batch.global_size, micro, device, comms)
     held_out = {
         name: Batches(source, place, peers(source, place, mesh, comms))
-        for name, source in held_out_sources(run).items()
+        for name, source in build_held_out_sources(run).items()
     }
     return Session(
         composed=composed,

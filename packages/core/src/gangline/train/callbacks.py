@@ -51,7 +51,7 @@ def attach(s: Session) -> None:
         ]
         if strange:
             raise ValueError(f"{choice(place)} names an array {strange[0]!r}; its names begin with {place}/")
-        s.first_states[place] = deepcopy(named(s, place, member.state) or {})
+        s.first_states[place] = deepcopy(call_member(s, place, member.state) or {})
     if s.health:
         _leave_out(s, failed)
 
@@ -63,7 +63,7 @@ def _leave_out_blamed(s: Session) -> None:
     """
     if not s.health:
         return
-    for place, why in gather_json(s.comms.world, s.device, blamed(s.directory.path))[0].items():
+    for place, why in gather_json(s.comms.world, s.device, find_blamed(s.directory.path))[0].items():
         _, name, *part = place.split("/", 2)
         if name not in s.health:
             continue
@@ -87,7 +87,7 @@ def _does_without(s: Session, name: str, part: Sequence[str]) -> str | None:
         return f"; it could not leave out {part[0]} alone: {_failure(s, place, error)}"
 
 
-def blamed(run_dir: str | Path) -> dict[str, str]:
+def find_blamed(run_dir: str | Path) -> dict[str, str]:
     """The checks in whose code ranks of this job failed, and what was said of that.
 
     Also of an earlier job of the run that was to be started again: only who ends or changes a run has a new word, and
@@ -122,28 +122,28 @@ def _leave_out(s: Session, failed: dict[str, str]) -> None:
                 s.notes.append(f"{why} (rank {rank}); it has no part in this run")
 
 
-def each(s: Session, event: str, *arguments: object) -> dict[str, float | list[float]]:
+def call_each(s: Session, event: str, *arguments: object) -> dict[str, float | list[float]]:
     """Call `event` of every callback and then of every check, as they were chosen; their metrics under their names."""
     found: dict[str, float | list[float]] = {}
     for place, member in s.members.items():
-        metrics = named(s, place, _emitted, place, getattr(member, event), *arguments)
+        metrics = call_member(s, place, _call_for_metrics, place, getattr(member, event), *arguments)
         name = place.partition("/")[2]
         found |= {f"{name}/{metric}": value for metric, value in (metrics or {}).items()}
     return found
 
 
-def _emitted(place: str, call: Callable[..., object], *arguments: object) -> Emitted:
+def _call_for_metrics(place: str, call: Callable[..., object], *arguments: object) -> Emitted:
     return read_metrics(choice(place), call(*arguments))
 
 
-def before_clip(s: Session) -> None:
+def call_before_clip(s: Session) -> None:
     """Show the gradients of the step to every callback that asks for them, and have their norm measured again."""
     if any(type(member).before_clip is not Callback.before_clip for member in s.members.values()):
-        each(s, "before_clip", s.runtime.parameters())
+        call_each(s, "before_clip", s.runtime.parameters())
         s.runtime.remeasure()
 
 
-def named(s: Session, place: str, call: Callable[..., T], *arguments: object) -> T | None:
+def call_member(s: Session, place: str, call: Callable[..., T], *arguments: object) -> T | None:
     """What a method of a callback or a check gives.
 
     What a check raises is a note, ends nothing and gives None; what a callback raises ends the run, with its name.
@@ -164,10 +164,10 @@ def _failure(s: Session, place: str, error: BaseException) -> str:
     """What a check raised, in words. What a callback raised is raised again, with its name."""
     if isinstance(s.members[place], HealthCheck):
         return f"{choice(place)} failed: {type(error).__name__}: {error}"
-    raise _with_name(place, error)
+    raise _add_name(place, error)
 
 
-def _with_name(place: str, error: BaseException) -> BaseException:
+def _add_name(place: str, error: BaseException) -> BaseException:
     """The error, such that it says who raised it."""
     if isinstance(error, UserError):
         return UserError(f"{choice(place)}: {error.what}", *error.details)
@@ -177,7 +177,7 @@ def _with_name(place: str, error: BaseException) -> BaseException:
     return error
 
 
-def together(s: Session, place: str, call: Callable[..., T], *arguments: object) -> T:
+def call_together(s: Session, place: str, call: Callable[..., T], *arguments: object) -> T:
     """What a method gives that all ranks call together, with collectives in it.
 
     What it raises ends the run, with its name, also where a check did: on a rank that went on alone the next
@@ -187,7 +187,7 @@ def together(s: Session, place: str, call: Callable[..., T], *arguments: object)
         with _calling(place):
             return call(*arguments)
     except RAISED as error:
-        with_name = _with_name(place, error)
+        with_name = _add_name(place, error)
         if with_name is error:  # it must not become its own cause
             raise
         raise with_name from error
@@ -231,16 +231,16 @@ def lendings(s: Session) -> Iterator[tuple[str, AbstractContextManager[None]]]:
     Raises ValueError where a callback lends weights that it has no arrays of.
     """
     for place, member in s.members.items():
-        for label in named(s, place, member.lends) or ():
+        for label in call_member(s, place, member.lends) or ():
             prefix = f"{place}/{label}/"
             missing = [name for name in s.runtime.names() if f"{prefix}{name}" not in (member.registry or ())]
             if missing:
                 raise ValueError(f"{choice(place)} lends {label!r}, but has no array {prefix}{missing[0]}")
-            yield f"{place.partition('/')[2]}/{label}", lent(s.runtime, prefix, list(member.shards()))
+            yield f"{place.partition('/')[2]}/{label}", lend_weights(s.runtime, prefix, list(member.shards()))
 
 
 @contextmanager
-def lent(runtime: Runtime, prefix: str, shards: list[Shard]) -> Iterator[None]:
+def lend_weights(runtime: Runtime, prefix: str, shards: list[Shard]) -> Iterator[None]:
     """Within, every `model/<name>` for which there is `<prefix><name>` holds its values, on all ranks.
 
     Where the dtypes are equal the two swap in place, so that no third copy is needed.

@@ -11,7 +11,7 @@ import torch
 from gangline.data.base import FirstModel
 from gangline.data.expand import expand
 from gangline.data.sample import Sample
-from gangline.data.sample_reader import KeptMemory, stacked
+from gangline.data.sample_reader import KeptMemory, stack_samples
 from gangline.launch.signals import stop_requested
 from gangline.runtime import Runtime
 from gangline.train.agree import agree
@@ -33,7 +33,7 @@ def introduce(s: Session) -> str | None:
     def score(samples: Sequence[Sample], each: int = 1) -> np.ndarray:
         if signal := agree(s.comms.world, s.device, 0.0, stop_requested(), [], False).signal:
             raise _StopAskedError(signal)
-        return scored(s.runtime, samples, s.device, each)
+        return score_samples(s.runtime, samples, s.device, each)
 
     def tell(what: str) -> None:
         nonlocal said
@@ -52,7 +52,7 @@ def introduce(s: Session) -> str | None:
     return None
 
 
-def scored(runtime: Runtime, samples: Sequence[Sample], device: torch.device, each: int = 1) -> np.ndarray:
+def score_samples(runtime: Runtime, samples: Sequence[Sample], device: torch.device, each: int = 1) -> np.ndarray:
     """(n,) float64: the log-likelihood of each sample, which all ranks give alike. Each rank computes its share.
 
     each: as `Runtime.score` has it.
@@ -62,7 +62,7 @@ def scored(runtime: Runtime, samples: Sequence[Sample], device: torch.device, ea
     batches = []
     for number in range(index * share, (index + 1) * share):
         sample = samples[min(number, len(samples) - 1)]
-        stored = stacked([sample], [number], KeptMemory(device))
+        stored = stack_samples([sample], [number], KeptMemory(device))
         stored.counted = None if number < len(samples) else 0  # fills the share up
         batches.append(expand(stored, 0, device))
     return runtime.score(batches, each).numpy()[: len(samples)]

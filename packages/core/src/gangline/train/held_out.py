@@ -29,14 +29,14 @@ def check_held_out(session: Session) -> None:
                     "Restore those files: losses before and after would be of other samples.",
                     f"To go on from its weights and optimizer state as a new run:  train from={path} weights={path}",
                 )
-            session.notes.append(changed("the held-out part of the data", before, now, session.step))
+            session.notes.append(describe_change("the held-out part of the data", before, now, session.step))
     for name, batches in session.validation_sets.items():
         before = facts.get("validation_sets", {}).get(name, {}).get("fingerprint")
         if before is not None and (now := batches.source.fingerprint()) != before:
-            session.notes.append(changed(f"validate.sets.{name}", before, now, session.step))
+            session.notes.append(describe_change(f"validate.sets.{name}", before, now, session.step))
 
 
-def changed(what: str, before: str, now: str, step: int) -> str:
+def describe_change(what: str, before: str, now: str, step: int) -> str:
     """Return the note."""
     return (
         f"{what} is not what it was (fingerprint {before} before, {now} now): its losses up to step {step} and from "

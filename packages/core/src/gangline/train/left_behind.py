@@ -11,14 +11,14 @@ from gangline.plugin import registry
 from gangline.train.session import Session
 
 
-def left_behind(s: Session, why: str) -> dict[str, str]:
+def list_left_behind(s: Session, why: str) -> dict[str, str]:
     """Return the figure and the commands of a run that ends because of `why`; "" for each that it lacks."""
     directory = s.directory.path
     ended = why == "done" or why in signal.Signals.__members__
     more = f" run.steps={2 * s.step}" if why == "done" else ""
     return {
         "figure": figure_of(s) if ended else "",
-        "curves": f"gangline compare {directory} OTHER_RUN{_shown_by(s.run, str(directory))}" if ended else "",
+        "curves": f"gangline compare {directory} OTHER_RUN{_list_curves(s.run, str(directory))}" if ended else "",
         "resume": f"train resume={directory}{more}" if ended and s.saved else "",
     }
 
@@ -40,7 +40,7 @@ def figure_of(s: Session) -> str:
         return ""
 
 
-def _shown_by(run: Run, directory: str) -> str:
+def _list_curves(run: Run, directory: str) -> str:
     """The commands of others that show what the run's trackers wrote (capability `curves`), each after a comma."""
     found = [(config, registry.capability(config, "curves")) for config in run.track.values()]
     return "".join(f", {shows(config, directory)}" for config, shows in found if shows)

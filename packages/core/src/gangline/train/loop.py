@@ -12,12 +12,12 @@ from gangline.record import StepRecord
 from gangline.run import attempts
 from gangline.train import verdicts
 from gangline.train.agree import agree, rank_mfu
-from gangline.train.callbacks import before_clip, each
+from gangline.train.callbacks import call_before_clip, call_each
 from gangline.train.emitted import Emitted, hash_metrics, refuse_unlike
 from gangline.train.first_model import introduce
 from gangline.train.orders import Ending, announce, carry_out
 from gangline.train.report import Clock, peak_memory
-from gangline.train.save import asked, poll, save, settle, tell
+from gangline.train.save import make_request, poll, save, settle, tell
 from gangline.train.session import Session
 from gangline.train.unreported import flush, report
 from gangline.train.validate import validate
@@ -31,18 +31,18 @@ def loop(s: Session) -> Ending:
         return ending
     if signal := introduce(s):
         return Ending(signal)
-    each(s, "begin", s.step)
+    call_each(s, "begin", s.step)
     s.checkpointer.prepare(s.saved_registry)
     clock, begun = Clock(), s.step
     while s.step < s.run.steps:
         clock.pulse.step(s.step + 1)
         flush(s)
-        each(s, "before_step", s.step + 1)
+        call_each(s, "before_step", s.step + 1)
         record, own_loss, before = step(s, clock)
         emitted: Emitted = {}
         if s.members:
             with clock("callback"):
-                emitted = each(s, "after_step", record, not record.skipped)
+                emitted = call_each(s, "after_step", record, not record.skipped)
             record.metrics |= emitted
         request = s.checkpointer.due(s.step, record.step_seconds, s.run.checkpoint.every)
         mine = verdicts.after_step(s, record)
@@ -57,7 +57,7 @@ def loop(s: Session) -> Ending:
         record.rank_losses = agreed.rank_losses
         if record.step > begun + 1:  # the rows of a start's first step have what was before it
             record.rank_mfu = rank_mfu(record.mfu, record.step_seconds, agreed)
-        order, found = verdicts.judged(s, [*before, *agreed.verdicts], agreed.now, record)
+        order, found = verdicts.judge(s, [*before, *agreed.verdicts], agreed.now, record)
         record.verdicts = [verdict.to_dict() for verdict in found.verdicts]
         stays = order.action < Action.ROLL_BACK
         saves = stays and s.checkpointer.keeps
@@ -77,7 +77,7 @@ def loop(s: Session) -> Ending:
         clock = ahead
         if saves:
             with clock("checkpoint"):
-                save(s, asked(s, request, stops=bool(agreed.signal)))
+                save(s, make_request(s, request, stops=bool(agreed.signal)))
         poll(s)
         announce(s, found)
         ending = carry_out(s, order, found)
@@ -103,7 +103,7 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, float | None, tuple[Verd
     learning_rate = s.run.optimizer.learning_rate * s.schedule(s.step) * attempts.rate(s.history, s.step + 1)
     if s.members:
         with clock("callback"):
-            before_clip(s)
+            call_before_clip(s)
     with clock("optimizer"):
         grad_norm = s.runtime.clip(s.run.optimizer.clip_norm)
         finite = result.finite and math.isfinite(grad_norm)  # a callback may have changed the gradients
@@ -111,7 +111,7 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, float | None, tuple[Verd
         skipped = refused if finite else "loss or gradients are not finite"
         if not skipped:
             s.optimizer.step(learning_rate)
-            s.runtime.applied()
+            s.runtime.finish_update()
         s.precision.update(found_inf=not finite)
     first = s.cursor
     s.step += 1
@@ -134,7 +134,7 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, float | None, tuple[Verd
         memory_bytes=peak_memory(s.device),
         finite=finite,
         skipped=skipped,
-        metrics=summed_up(s, result.metrics),
+        metrics=summarise_metrics(s, result.metrics),
         time=time.time(),
         monotonic=time.monotonic(),
         generation=s.events.generation,
@@ -142,7 +142,7 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, float | None, tuple[Verd
     return record, result.own_loss_sum / result.own_tokens if result.own_tokens else None, found
 
 
-def summed_up(s: Session, metrics: dict[str, float | list[float]]) -> dict[str, float | list[float]]:
+def summarise_metrics(s: Session, metrics: dict[str, float | list[float]]) -> dict[str, float | list[float]]:
     """What modules emitted, and what the edits that put them there make of it."""
     more = [options.summary(metrics) for options in s.run.edits.values()]
     return {name: value for found in (metrics, *more) for name, value in found.items()}

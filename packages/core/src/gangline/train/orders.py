@@ -49,10 +49,10 @@ def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
         rate=order.rate if order.cuts else 1.0,
         rate_from=s.step,
         rate_steps=order.rate_steps if order.cuts else 0,
-        exclude=excluded(s, order.exclude),
+        exclude=resolve_nodes(s, order.exclude),
     )
     if order.action < Action.ROLL_BACK:
-        if not any(_same(line, earlier) for earlier in s.history):  # the run was started again from before it
+        if not any(_is_same(line, earlier) for earlier in s.history):  # the run was started again from before it
             begin(s, line)
         return None
     if order.action is Action.ROLL_BACK:
@@ -68,13 +68,13 @@ def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
     return replace(stop, why=line.order, requeue=set(order.kinds) == {STORE_LOST})
 
 
-def excluded(s: Session, names: Iterable[str]) -> tuple[str, ...]:
+def resolve_nodes(s: Session, names: Iterable[str]) -> tuple[str, ...]:
     """Names of nodes; of ranks ("rank 3") their nodes."""
     ranks = {f"rank {rank}": node for rank, node in enumerate(s.nodes)}
     return tuple(dict.fromkeys(ranks.get(name, name) for name in names))
 
 
-def _same(line: Attempt, earlier: Attempt) -> bool:
+def _is_same(line: Attempt, earlier: Attempt) -> bool:
     return all(getattr(line, name) == getattr(earlier, name) for name in ("attempt", "step", "order", "kinds"))
 
 

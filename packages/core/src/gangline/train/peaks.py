@@ -42,10 +42,10 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float | None, 
         return None, f"{name}: no published rate known"
     # Slow dtypes on a CPU are emulated: the peak is then what the machine can do in float32.
     dtypes = {dtype} if dtype is torch.float64 else {dtype, torch.float32}
-    return max(map(_measured, dtypes)), "measured: the best matmul of one thread, times threads"
+    return max(map(_measure, dtypes)), "measured: the best matmul of one thread, times threads"
 
 
-def _measured(dtype: torch.dtype, sizes: tuple[int, ...] = (256, 512), seconds: float = 0.06) -> float:
+def _measure(dtype: torch.dtype, sizes: tuple[int, ...] = (256, 512), seconds: float = 0.06) -> float:
     """The fastest of all matmuls of one thread that fit in `seconds` a size, times the threads of this process.
 
     On a busy machine the slower ones measure its other work. A small one needs one core for a third of a millisecond,

@@ -29,7 +29,7 @@ def hand_over(batches: Sequence[StoredBatch] | Exception | None, peers: Comm) ->
 
     batches: of the first peer, or what its reader raised: it raises that, its peers PeerFailed. The others pass None.
     """
-    content = b"" if batches is None else _packed(batches)
+    content = b"" if batches is None else _pack(batches)
     size = torch.tensor([len(content)], dtype=torch.int64)
     peers.broadcast(size, 0)
     held = (
@@ -38,13 +38,13 @@ def hand_over(batches: Sequence[StoredBatch] | Exception | None, peers: Comm) ->
     peers.broadcast(held, 0)
     if isinstance(batches, Exception):
         raise batches
-    return list(batches) if batches is not None else _unpacked(held)
+    return list(batches) if batches is not None else _unpack(held)
 
 
-def _packed(batches: Sequence[StoredBatch] | Exception) -> bytearray:
+def _pack(batches: Sequence[StoredBatch] | Exception) -> bytearray:
     """A line of JSON, its length before it, and behind it every tensor's bytes."""
     if isinstance(batches, Exception):
-        return _with_head({"error": f"{type(batches).__name__}: {batches}"}, ())
+        return _add_head({"error": f"{type(batches).__name__}: {batches}"}, ())
     tensors = [tensor for batch in batches for tensor in _tensors(batch).values()]
     head = [
         {
@@ -53,10 +53,10 @@ def _packed(batches: Sequence[StoredBatch] | Exception) -> bytearray:
         }
         for batch in batches
     ]
-    return _with_head(head, tensors)
+    return _add_head(head, tensors)
 
 
-def _with_head(head: Any, tensors: Sequence[Tensor]) -> bytearray:
+def _add_head(head: Any, tensors: Sequence[Tensor]) -> bytearray:
     line = json.dumps(head).encode()
     found = bytearray(np.int64(len(line)).tobytes() + line)
     for tensor in tensors:
@@ -65,7 +65,7 @@ def _with_head(head: Any, tensors: Sequence[Tensor]) -> bytearray:
     return found
 
 
-def _unpacked(held: Tensor) -> list[StoredBatch]:
+def _unpack(held: Tensor) -> list[StoredBatch]:
     length = int(held[:_ALIGNED].view(torch.int64))
     head = json.loads(bytes(held[_ALIGNED : _ALIGNED + length].numpy()))
     if isinstance(head, dict):

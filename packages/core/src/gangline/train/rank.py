@@ -21,7 +21,7 @@ from gangline.comm.transport import connect
 from gangline.config.schema import Run
 from gangline.data.base import DataSource
 from gangline.errors import PeerFailed, UserError
-from gangline.launch.failures import RestartWanted, lost_peer
+from gangline.launch.failures import RestartWanted, is_lost_peer
 from gangline.launch.output import log_path
 from gangline.mesh import Mesh
 from gangline.plugin import registry
@@ -32,12 +32,12 @@ from gangline.run.ending import EXIT_STOPPED, PREEMPTING, RunEnding, decide_endi
 from gangline.run.generation import generation, hold
 from gangline.train.agree import gather_verdicts
 from gangline.train.build import build, device_of
-from gangline.train.callbacks import each, tell_of_error
+from gangline.train.callbacks import call_each, tell_of_error
 from gangline.train.determinism import use_deterministic_kernels
-from gangline.train.left_behind import left_behind
+from gangline.train.left_behind import list_left_behind
 from gangline.train.loop import loop
 from gangline.train.orders import Ending
-from gangline.train.save import NOT_FINITE, lost_directory, save, settle, tell
+from gangline.train.save import NOT_FINITE, find_lost_directory, save, settle, tell
 from gangline.train.session import Session
 from gangline.train.unreported import flush, recover
 from gangline.train.verdicts import cut_off
@@ -58,7 +58,7 @@ def work(run_dir: str) -> int:
     if run.deterministic:
         use_deterministic_kernels(device)
     mesh = Mesh.of(run.parallel.axes(int(os.environ.get("WORLD_SIZE", "1"))))
-    comms = joined(run, mesh, device)
+    comms = join_ranks(run, mesh, device)
     session = build(run, directory, mesh, comms, device)
     code = train(session)
     comms.close()  # not after a failure: it would wait for work of peers that never comes, before anybody is told
@@ -80,7 +80,7 @@ def set_environment(run: Run) -> None:
             os.environ.setdefault(name, value)
 
 
-def joined(run: Run, mesh: Mesh, device: torch.device) -> Comms:
+def join_ranks(run: Run, mesh: Mesh, device: torch.device) -> Comms:
     """This rank among the others, in whatever the parts of the run wrap around it."""
     limit = run.launch.timeout_seconds
     comms = connect(mesh, device=device, deterministic=run.deterministic, timeout=limit, pulse=current())
@@ -119,7 +119,7 @@ def train(s: Session) -> int:
             s.close_readers()
         settle(s, every_tier=True)
         flush(s)
-        if ending.why in ("done", *PREEMPTING) and (lost := lost_at_the_end(s)):
+        if ending.why in ("done", *PREEMPTING) and (lost := find_lost_save(s)):
             ending = lost
         s.checkpointer.close()
         tell(s)
@@ -148,7 +148,7 @@ def errors_reported(s: Session, began: float, first: int) -> Iterator[None]:
 
 def evidence_of(error: BaseException, s: Session) -> str:
     """Return an error in one line. What a transport library prints of a lost peer stays in the log."""
-    if lost_peer(error) and not isinstance(error, PeerFailed):
+    if is_lost_peer(error) and not isinstance(error, PeerFailed):
         return f"lost the connection to another rank (details: {log_path(s.directory.path / 'logs', s.comms.rank)})"
     said = str(error).strip().splitlines()
     return ": ".join([type(error).__name__, *said[:1]])
@@ -167,7 +167,7 @@ def ending_of(s: Session, ending: Ending) -> RunEnding:
     return decide_ending(number, evidence, signal=ending.why, saved=saved is not None and saved.step == s.step)
 
 
-def lost_at_the_end(s: Session) -> Ending | None:
+def find_lost_save(s: Session) -> Ending | None:
     """New workers save what these could not, where the last save failed for the job's store was lost; on all ranks."""
     mine = [cut_off(s)] if s.failed_save and s.cut_off else []
     found, _ = gather_verdicts(s.comms.world, s.device, mine)
@@ -183,7 +183,7 @@ def run_loop(s: Session, first: int) -> Ending:
     keeps = s.run.checkpoint.at_end and s.checkpointer.keeps
     if ending.why == "done" and keeps and (s.step > first or fleeting(s)):
         save_at_end(s)
-    each(s, "end", ending.why)
+    call_each(s, "end", ending.why)
     return ending
 
 
@@ -220,7 +220,7 @@ def summary(s: Session, ending: Ending, seconds: float, steps: int) -> dict:
         "directory": str(s.directory.path),
         "failed_save": s.failed_save,
         "unigram_entropy": s.source.unigram_entropy(),
-        **left_behind(s, ending.why),
+        **list_left_behind(s, ending.why),
     }
 
 
@@ -239,7 +239,7 @@ def exit_code(s: Session, ending: Ending) -> int:
             f"The newest whole one is {s.saved}." if s.saved else "There is no earlier one.",
             f"{remedy(why)}: train resume={shlex.quote(str(s.directory.path))}",
         )
-    if s.comms.rank == 0 and (lost := lost_directory(s)):
+    if s.comms.rank == 0 and (lost := find_lost_directory(s)):
         raise lost
     if ending.why == "stop" and s.comms.rank == 0:
         lines = ("train: the run stopped.", ending.evidence, *advice(s, ending))

@@ -36,10 +36,10 @@ def finisher(recompute: Recompute, compile: bool, every: int = 1, seams: Sequenc
         if chosen and recompute is Recompute.selective:
             _recompute_attention(block, path, seams)
         # The path must be known while the forward is recomputed, so it is set innermost; outside what is compiled.
-        forward = block.forward if compile else _at(block.forward, path)
+        forward = block.forward if compile else _locate(block.forward, path)
         if chosen and recompute is Recompute.full:
-            forward = _recomputed(forward)
-        block.forward = _at(torch.compile(forward), path) if compile else forward
+            forward = _recompute(forward)
+        block.forward = _locate(torch.compile(forward), path) if compile else forward
 
     return finish
 
@@ -51,23 +51,23 @@ def _recompute_attention(block: nn.Module, path: str, seams: Sequence[Seam]) -> 
         attention = seam_function(module, "attention")
         inner = seam_module(module, "attention")
         if attention is not None:
-            module.attention = _recomputed(attention)
+            module.attention = _recompute(attention)
         elif inner is not None:
-            inner.forward = _recomputed(inner.forward)
+            inner.forward = _recompute(inner.forward)
 
 
-def _recomputed(forward: Callable) -> Callable:
-    def recomputed(*inputs):
+def _recompute(forward: Callable) -> Callable:
+    def run_recomputed(*inputs):
         if not torch.is_grad_enabled():
             return forward(*inputs)
         return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False)
 
-    return recomputed
+    return run_recomputed
 
 
-def _at(forward: Callable, path: str) -> Callable:
-    def located(hidden, batch):
-        with forward_context.at(path):
+def _locate(forward: Callable, path: str) -> Callable:
+    def run_located(hidden, batch):
+        with forward_context.emit_under(path):
             return forward(hidden, batch)
 
-    return located
+    return run_located

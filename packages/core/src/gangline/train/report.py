@@ -16,7 +16,7 @@ from gangline.comm.base import Comms
 from gangline.config.schema import Run
 from gangline.config.serial import to_dict
 from gangline.mesh import DATA_AXES, Mesh
-from gangline.model.flops import flops_per_token, parameter_count, trained_count
+from gangline.model.flops import count_trained, flops_per_token, parameter_count
 from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline.plugin import registry
@@ -82,7 +82,7 @@ class Reporter:
         share = run.batch.global_size // mesh.size(*DATA_AXES)
         accumulation = share // run.batch.micro_size if run.batch.micro_size else run.parallel.accumulation(share, mesh)
         rate = "unknown" if peak is None else f"{peak / 1e12:.3g} TFLOP/s a device ({source})"
-        trained = trained_count(tree, plan)
+        trained = count_trained(tree, plan)
         of = "" if trained == parameters else f", {trained / 1e6:.4g} M of them trained"
         describe = {
             "model": f"{parameters / 1e6:.4g} M parameters{of}, {flops / 1e6:.4g} MFLOP a token (forward and backward)",
@@ -96,19 +96,19 @@ class Reporter:
         start = Start(
             run.job.name, directory, step, run.steps, attempt, self.parameters, world, self.describe, to_dict(run)
         )
-        self._each("begin", start)
+        self._call_each("begin", start)
 
     def record(self, record: StepRecord) -> None:
         record.notes, self.noted = self.noted, []
-        self._each("record", record)
+        self._call_each("record", record)
 
     def note(self, text: str) -> None:
         self.noted.append(text)
-        self._each("note", text)
+        self._call_each("note", text)
 
     def end(self, summary: dict) -> None:
-        self._each("start_end", summary)  # what several wait for goes on at once, and their deadlines with it
-        self._each("end", summary)
+        self._call_each("start_end", summary)  # what several wait for goes on at once, and their deadlines with it
+        self._call_each("end", summary)
 
     def mfu(self, tokens_per_second: float) -> float | None:
         """The share of the peak; a peak that was measured is at least what the run reaches."""
@@ -119,7 +119,7 @@ class Reporter:
             self.peak = max(self.peak, achieved)
         return achieved / self.peak
 
-    def _each(self, call: str, argument: object) -> None:
+    def _call_each(self, call: str, argument: object) -> None:
         for name, tracker in self.trackers.items():
             if name in self.failed:
                 continue
@@ -134,7 +134,9 @@ class Reporter:
                         self.note(f"track={name} has no room to write ({error.strerror}); it is asked again each step")
                     continue
                 self.failed.add(name)
-                self._each("note", f"track={name} failed and is left out from here on: {type(error).__name__}: {error}")
+                self._call_each(
+                    "note", f"track={name} failed and is left out from here on: {type(error).__name__}: {error}"
+                )
 
 
 def peak_memory(device: torch.device) -> int:

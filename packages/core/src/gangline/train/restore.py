@@ -15,7 +15,7 @@ from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.document import Document
 from gangline.checkpoint.id import CheckpointId
 from gangline.comm.objects import gather_json
-from gangline.config.identity import redefined
+from gangline.config.identity import find_redefined
 from gangline.config.serial import to_dict
 from gangline.config.values import override
 from gangline.errors import BadCheckpoint, UserError
@@ -23,8 +23,8 @@ from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline.run.directory import part_versions
 from gangline.run.generation import hold
-from gangline.shard import Registry, Shard, in_model
-from gangline.train.callbacks import choice, named
+from gangline.shard import Registry, Shard, is_of_model
+from gangline.train.callbacks import call_member, choice
 from gangline.train.session import Session
 
 LOCAL = "local/"  # arrays of one layout
@@ -35,7 +35,7 @@ OPTIONAL = (LOCAL, *MEMBERS)  # arrays that a checkpoint may lack, or hold beyon
 
 def fingerprint(registry: Registry) -> str:
     """A short hash of the model's array names and shapes."""
-    lines = sorted(f"{name} {registry[name].shape}" for name in registry if in_model(name))
+    lines = sorted(f"{name} {registry[name].shape}" for name in registry if is_of_model(name))
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
 
 
@@ -46,7 +46,9 @@ def capture(session: Session) -> Document:
         "precision": session.precision.state(),
         "data": session.source.state(session.cursor),
     }
-    theirs = {p.replace("/", ".", 1): named(session, p, member.state) or {} for p, member in session.members.items()}
+    theirs = {
+        p.replace("/", ".", 1): call_member(session, p, member.state) or {} for p, member in session.members.items()
+    }
     return Document(
         step=session.step,
         attempt=session.attempt,
@@ -73,13 +75,13 @@ def restore(session: Session) -> None:
     session.history = attempts.read(session.directory.path)
     session.attempt = attempts.newest(session.history)
     session.comms.world.barrier()  # every rank has read the attempts before rank 0 writes a line
-    known = listed(session)
+    known = list_common(session)
     wanted = session.checkpointer.latest()
     if wanted is None and known:
         raise UserError(
             f"no checkpoint in {session.directory.path} led to attempt {session.attempt}, the newest one.",
             f"There are: {', '.join(map(str, known))}. The line of an attempt is missing or was changed.",
-            f"Restore {attempts.FILE} from a copy. {_afresh(session)}",
+            f"Restore {attempts.FILE} from a copy. {_explain_afresh(session)}",
         )
     if wanted is None:
         begin(session, Attempt(session.attempt, None, why="start"))
@@ -100,12 +102,12 @@ def restore(session: Session) -> None:
             *damage,
             f"Start afresh (new weights):  train from={shlex.quote(str(session.directory.path))}",
         )
-    if line := attempts.skipped_beyond(session.history, wanted, session.cursor):
+    if line := attempts.find_skipped_beyond(session.history, wanted, session.cursor):
         raise UserError(
             f"{session.directory.path / attempts.FILE} was changed: attempt {line.attempt} skips the samples from "
             f"{line.skipped_from} to {line.skipped_from + line.skipped - 1}.",
             f"Checkpoint {wanted}, which comes after it, has read up to sample {session.cursor - 1}.",
-            f"Restore {attempts.FILE} from a copy. {_afresh(session)}",
+            f"Restore {attempts.FILE} from a copy. {_explain_afresh(session)}",
         )
     if damage:
         session.attempt += 1
@@ -113,7 +115,7 @@ def restore(session: Session) -> None:
     session.saved = str(wanted)
 
 
-def listed(session: Session) -> list[CheckpointId]:
+def list_common(session: Session) -> list[CheckpointId]:
     """The checkpoints that every rank sees: all ranks try the same ones, in the same order."""
     mine = session.checkpointer.list()
     everyone = gather_json(session.comms.world, session.device, [str(id) for id in mine])
@@ -149,13 +151,13 @@ def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data
         if same_data:
             check_data(session, id, document)
         stored = session.checkpointer.arrays(id)
-        wanted, fresh = _wanted(session, id, document)
+        wanted, fresh = _select_wanted(session, id, document)
         if weights_alone:
             session.notes.append(f"checkpoint {id} holds weights alone: the optimizer starts afresh")
             wanted = [shard for shard in wanted if not shard.name.startswith(OPTIMIZER)]
     except BadCheckpoint as error:
         bad = f"checkpoint {id}: {error}"
-    if told := seen(session, id, bad):  # before the load, which is for all ranks or for none
+    if told := agree_on_damage(session, id, bad):  # before the load, which is for all ranks or for none
         return told
     _check_leftover(session, id, stored, wanted)
     wanted = session.base.fill(wanted, stored, document.base, f"checkpoint {id}")
@@ -163,7 +165,7 @@ def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data
         session.checkpointer.load(id, wanted, session.registry)
     except BadCheckpoint as error:
         bad = f"checkpoint {id}: {error}"
-    if told := seen(session, id, bad):
+    if told := agree_on_damage(session, id, bad):
         return told
     session.step, session.cursor, session.tokens = document.step, document.cursor, document.tokens
     if not weights_alone:
@@ -174,7 +176,7 @@ def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data
         if state is None:  # it may have counted steps that this checkpoint does not know
             state = deepcopy(session.first_states.get(place))
         if state is not None:
-            named(session, place, member.load_state, state)
+            call_member(session, place, member.load_state, state)
     _first_values(session, fresh)
     return None
 
@@ -196,7 +198,7 @@ def _first_values(session: Session, fresh: set[str]) -> None:
     for place, member in session.members.items():
         if any(name in fresh for name in member.registry or ()):
             theirs = [shard for shard in member.shards() if shard.name in fresh]
-            named(session, place, member.first_values, theirs, weights)
+            call_member(session, place, member.first_values, theirs, weights)
 
 
 def holds_weights_alone(session: Session, id: CheckpointId) -> bool:
@@ -204,14 +206,14 @@ def holds_weights_alone(session: Session, id: CheckpointId) -> bool:
     return id.step == 0 and not any(name.startswith(OPTIMIZER) for name in session.checkpointer.arrays(id))
 
 
-def seen(session: Session, id: CheckpointId, bad: str) -> str:
+def agree_on_damage(session: Session, id: CheckpointId, bad: str) -> str:
     """Damage that any rank has met, the same answer on all ranks; None where there is none."""
     flag = torch.tensor([float(bool(bad))], dtype=torch.float64, device=session.device)
     session.comms.world.all_reduce(flag, op="max")
     return bad or (f"checkpoint {id} is damaged (seen by another rank)" if float(flag) else "")
 
 
-def _wanted(session: Session, id: CheckpointId, document: Document) -> tuple[list[Shard], set[str]]:
+def _select_wanted(session: Session, id: CheckpointId, document: Document) -> tuple[list[Shard], set[str]]:
     """(the shards to fill, the names of those that may come and go and are not stored).
 
     Of the latter those of a layout that did not write the checkpoint are zeroed here.
@@ -223,7 +225,7 @@ def _wanted(session: Session, id: CheckpointId, document: Document) -> tuple[lis
     for place in _places(fresh):
         session.notes.append(f"checkpoint {id} lacks arrays of {choice(place)}: they start from the weights")
     wanted = []
-    optimizer = session.optimizer.filled_from(document.states.get("optimizer", {}))
+    optimizer = session.optimizer.select_filled(document.states.get("optimizer", {}))
     for shard in (*(shard for shard in session.shards() if not shard.name.startswith(OPTIMIZER)), *optimizer):
         if shard.name not in fresh:
             wanted.append(shard)
@@ -240,11 +242,11 @@ def _places(names: Iterable[str]) -> list[str]:
 def _check(session: Session, id: CheckpointId, document: Document) -> None:
     stored, ours = session.checkpointer.arrays(id), session.registry
     if document.model and document.model != fingerprint(ours):
-        differ = [name for name in ours if in_model(name) and stored.get(name) != ours[name].shape]
-        differ += [name for name in stored if in_model(name) and name not in ours]
+        differ = [name for name in ours if is_of_model(name) and stored.get(name) != ours[name].shape]
+        differ += [name for name in stored if is_of_model(name) and name not in ours]
         example = differ[0] if differ else "their names"
         what = f"{stored.get(example, 'absent')} stored, {ours[example].shape if example in ours else 'absent'} here"
-        raise UserError(f"checkpoint {id} is of another model.", f"{example}: {what}", _afresh(session))
+        raise UserError(f"checkpoint {id} is of another model.", f"{example}: {what}", _explain_afresh(session))
 
 
 def _check_leftover(session: Session, id: CheckpointId, stored: Iterable[str], wanted: Iterable[Shard]) -> None:
@@ -254,28 +256,28 @@ def _check_leftover(session: Session, id: CheckpointId, stored: Iterable[str], w
     left = [name for name in stored if name not in session.registry and name not in known]
     refused = [name for name in left if not name.startswith((OPTIMIZER, *OPTIONAL))]
     if own := [name for name in left if name.startswith(OPTIMIZER)]:
-        refused += _refused(own, session.optimizer.leaves(own))
+        refused += _select_refused(own, session.optimizer.leaves(own))
     for place in _places(left):
         theirs = [name for name in left if name.startswith(f"{place}/")]
         if member := session.members.get(place):
-            leaves = named(session, place, member.leaves, theirs)
-            refused += _refused(theirs, theirs if leaves is None else leaves)
+            leaves = call_member(session, place, member.leaves, theirs)
+            refused += _select_refused(theirs, theirs if leaves is None else leaves)
     if refused:
         what = ", ".join(refused[:3])
-        raise UserError(f"checkpoint {id} holds state that this run has no place for.", what, _afresh(session))
+        raise UserError(f"checkpoint {id} holds state that this run has no place for.", what, _explain_afresh(session))
     for place in _places(left):
         session.notes.append(f"checkpoint {id} holds arrays of {choice(place)} that this run does not use: left out")
     if own:
         session.notes.append(f"checkpoint {id} holds optimizer arrays that this run does not use: left out")
 
 
-def _refused(names: Iterable[str], leaves: Collection[str]) -> list[str]:
+def _select_refused(names: Iterable[str], leaves: Collection[str]) -> list[str]:
     return [name for name in names if name not in leaves]
 
 
 def _check_settings(session: Session, id: CheckpointId, document: Document) -> None:
     """Raise UserError if config.yaml no longer has the settings that the checkpoint was trained with."""
-    if not (found := redefined(document.config, session.run)):
+    if not (found := find_redefined(document.config, session.run)):
         return
     path = str(session.directory.path)
     before = ", ".join(override(option, old) for option, (old, _) in found.items())
@@ -289,7 +291,7 @@ def _check_settings(session: Session, id: CheckpointId, document: Document) -> N
     )
 
 
-def _afresh(session: Session) -> str:
+def _explain_afresh(session: Session) -> str:
     return f"Start a new run with these settings (new weights):  train from={shlex.quote(str(session.directory.path))}"
 
 
@@ -302,7 +304,7 @@ def check_data(session: Session, id: CheckpointId, document: Document) -> None:
         raise UserError(
             f"checkpoint {id} was trained on other data, or on the same in another order.",
             f"fingerprint {document.data} then, {session.source.fingerprint()} now ({session.source.describe()})",
-            _afresh(session),
+            _explain_afresh(session),
         )
     now = session.source.fingerprint()
     if now != document.data:  # a source that took up the run's past may have its fingerprint again

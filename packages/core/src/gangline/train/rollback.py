@@ -10,7 +10,7 @@ from gangline.errors import BadCheckpoint
 from gangline.health import Action, Order
 from gangline.run import attempts
 from gangline.run.attempts import Attempt
-from gangline.train.restore import begin, document_of, holds_weights_alone, listed, load, seen
+from gangline.train.restore import agree_on_damage, begin, document_of, holds_weights_alone, list_common, load
 from gangline.train.session import Session
 
 
@@ -33,9 +33,9 @@ def roll_back(session: Session, order: Order, line: Attempt) -> bool:
 def return_points(session: Session, order: Order, line: Attempt) -> Iterator[tuple[CheckpointId, Attempt]]:
     """(checkpoint, `line` as the one that begins an attempt there), newest first, of all that the order allows."""
     read = session.cursor
-    for wanted in allowed(order, attempts.branch(session.directory.path, listed(session))):
+    for wanted in list_allowed(order, attempts.branch(session.directory.path, list_common(session))):
         kept, bad = _cursor_of(session, wanted)
-        if why := seen(session, wanted, bad):
+        if why := agree_on_damage(session, wanted, bad):
             session.notes.append(f"{wanted}: {why}; going back to the checkpoint before it")
             continue
         passes_all = order.skip is None and order.action is Action.ROLL_BACK
@@ -44,7 +44,7 @@ def return_points(session: Session, order: Order, line: Attempt) -> Iterator[tup
         yield wanted, replace(at, skipped=skipped, skipped_from=kept)
 
 
-def allowed(order: Order, known: list[CheckpointId]) -> list[CheckpointId]:
+def list_allowed(order: Order, known: list[CheckpointId]) -> list[CheckpointId]:
     """Of these, newest first, those that an order leads to, the best first."""
     if order.before_step is None:
         return known

@@ -11,9 +11,9 @@ from gangline.checkpoint.base import SaveFailed, SaveHandle, SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.comm.objects import gather_json
 from gangline.errors import UserError
-from gangline.launch.signals import watched
-from gangline.train.agree import all_true
-from gangline.train.callbacks import each
+from gangline.launch.signals import is_watched
+from gangline.train.agree import check_all_true
+from gangline.train.callbacks import call_each
 from gangline.train.restore import capture
 from gangline.train.session import Session
 
@@ -21,19 +21,19 @@ NOT_FINITE = "the weights are not finite"
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01  # seconds between two looks at a save
 
 
-def asked(s: Session, mine: SaveRequest | None, stops: bool) -> SaveRequest:
+def make_request(s: Session, mine: SaveRequest | None, stops: bool) -> SaveRequest:
     """What this rank asks of a save that all ranks begin now; `mine`: what its checkpointer asked for.
 
     `stops`: a signal ends the run; a rank is killed when its launcher or the scheduler has waited long enough.
     """
     if stops:
-        bounds = [s.run.launch.seconds_to_stop() if watched() else None, s.run.launch.signal_seconds]
+        bounds = [s.run.launch.seconds_to_stop() if is_watched() else None, s.run.launch.signal_seconds]
         deadline = min((bound for bound in bounds if bound is not None), default=None)
         return SaveRequest(s.step, last=True, deadline_seconds=deadline)
     return mine or SaveRequest(s.step)
 
 
-def lost_directory(s: Session) -> UserError | None:
+def find_lost_directory(s: Session) -> UserError | None:
     """Return the error of a run whose directory was deleted while it trains, None where it is there."""
     if s.directory.config.exists():
         return None
@@ -46,10 +46,10 @@ def lost_directory(s: Session) -> UserError | None:
 
 def save(s: Session, request: SaveRequest) -> None:
     """Begin a checkpoint; one that fails leaves a note. The one before must be visible on all ranks: see `settle`."""
-    if s.comms.rank == 0 and (lost := lost_directory(s)):
+    if s.comms.rank == 0 and (lost := find_lost_directory(s)):
         s.reporter.note(str(lost))
     s.newest = None
-    each(s, "before_save", s.step)
+    call_each(s, "before_save", s.step)
     if bad := nonfinite_weights(s):
         s.bad_weights = f"{NOT_FINITE} ({bad})"
         failed = SaveFailed(CheckpointId(s.step, s.attempt), s.bad_weights)
@@ -62,7 +62,7 @@ def save(s: Session, request: SaveRequest) -> None:
         except SaveFailed as error:
             s.newest = SaveHandle(error.id).finish(error)
         else:
-            each(s, "after_save", s.newest.id)
+            call_each(s, "after_save", s.newest.id)
     s.settling.append(s.newest)
 
 
@@ -90,7 +90,7 @@ def settle(s: Session, every_tier: bool = False) -> None:
     visible = [] if s.newest is None else [s.newest.visible]
     futures = [save.settled for save in s.settling] if every_tier else visible
     pause = _SHORTEST_PAUSE
-    while not all_true(s.comms.world, s.device, all(future.done() for future in futures)):
+    while not check_all_true(s.comms.world, s.device, all(future.done() for future in futures)):
         time.sleep(pause)
         pause = min(1.2 * pause, _LONGEST_PAUSE)
     poll(s)
@@ -126,7 +126,7 @@ def tell(s: Session) -> None:
     s.notes.clear()
 
 
-def why_cut_off(s: Session) -> str:
+def explain_cut_off(s: Session) -> str:
     """Why this rank will never reach the job's store again, or "". torch's client connects once, and never anew."""
     try:
         if s.comms.store is not None:
@@ -141,6 +141,6 @@ def why_cut_off(s: Session) -> str:
 def give_up(s: Session, error: SaveFailed) -> None:
     """Report a failed save, once, and train on; the end of the run looks at it again."""
     s.failed_save = error.why
-    s.cut_off = s.cut_off or why_cut_off(s)
+    s.cut_off = s.cut_off or explain_cut_off(s)
     goes_on = ", and training goes on" if s.step < s.run.steps else ""
     s.reporter.note(f"{error}; what was saved before is untouched{goes_on}")

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from gangline.record import StepRecord
 from gangline.train.batches import Batches
-from gangline.train.callbacks import each, lendings
+from gangline.train.callbacks import call_each, lendings
 from gangline.train.emitted import match_metrics, refuse_unlike
 from gangline.train.session import Session
 
 
 def validate(s: Session, record: StepRecord) -> None:
     """Put every loss into the record: of lent weights under the names of callback and weights, "ema/0.999"."""
-    each(s, "before_validation", s.step)
+    call_each(s, "before_validation", s.step)
     record.validation_loss, record.validation_losses = losses(s)
     for name, lent in lendings(s):
         with lent:
             default, sets = losses(s)
         record.validation_losses[name] = default
         record.validation_losses |= {f"{name}/{held_out}": loss for held_out, loss in sets.items()}
-    emitted = each(s, "after_validation", record)
+    emitted = call_each(s, "after_validation", record)
     if s.callbacks and not match_metrics(s, emitted):
         refuse_unlike(s, emitted)
     record.metrics |= emitted

@@ -13,7 +13,7 @@ from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
 from gangline.record import StepRecord
 from gangline.run import attempts
 from gangline.train.agree import gather_verdicts
-from gangline.train.callbacks import failures, named, together
+from gangline.train.callbacks import call_member, call_together, failures
 from gangline.train.session import Session
 
 STORE_LOST = "store-lost"
@@ -27,9 +27,9 @@ def before_run(s: Session) -> tuple[Order, Agreed]:
     found = [
         _as_json(verdict)
         for name, check in s.health.items()
-        for verdict in together(s, f"health/{name}", lambda check=check: list(check.before_run()))
+        for verdict in call_together(s, f"health/{name}", lambda check=check: list(check.before_run()))
     ]
-    return judged(s, *gather_verdicts(s.comms.world, s.device, found), None)
+    return judge(s, *gather_verdicts(s.comms.world, s.device, found), None)
 
 
 def before_update(s: Session, loss: float, grad_norm: float) -> tuple[str, tuple[Verdict, ...]]:
@@ -38,34 +38,34 @@ def before_update(s: Session, loss: float, grad_norm: float) -> tuple[str, tuple
     if not asking:
         return "", ()
     mine = [v for name, check in asking.items() for v in ask(s, name, check.before_update, loss, grad_norm)]
-    order, agreed = judged(s, *gather_verdicts(s.comms.world, s.device, mine), None)
+    order, agreed = judge(s, *gather_verdicts(s.comms.world, s.device, mine), None)
     why = "; ".join(str(verdict) for verdict in agreed.verdicts if verdict.kind in order.kinds)
     return why if order.action >= Action.SKIP else "", agreed.verdicts
 
 
 def after_step(s: Session, record: StepRecord) -> list[Verdict]:
     """What this rank's checks find in the step just done, and core itself."""
-    found = [] if record.finite or s.precision.scales else [not_finite(record)]
+    found = [] if record.finite or s.precision.scales else [make_not_finite(record)]
     if s.bad_weights:
         found.append(bad_weights(s))
     if s.cut_off:
         found.append(cut_off(s))
     for name, check in s.health.items():
         if record.step % check.every == 0:
-            together(s, f"health/{name}", check.collective, s.comms.world)
+            call_together(s, f"health/{name}", check.collective, s.comms.world)
             found += ask(s, name, check.observe, record)
     return found + failures(s)
 
 
-def judged(s: Session, verdicts: Iterable[Verdict], now: float, record: StepRecord | None) -> tuple[Order, Agreed]:
+def judge(s: Session, verdicts: Iterable[Verdict], now: float, record: StepRecord | None) -> tuple[Order, Agreed]:
     """(the order, what it was made of): every rank makes it, and rank 0's is taken, so that none goes its own way."""
     found = tuple({json.dumps(v.to_dict()): v for v in verdicts}.values())  # all ranks find what global numbers say
     if not found:
         return Order(Action.NOTE, ()), Agreed((), (), now)
     coming = s.step + 1 if record is None else record.step  # the step that is judged, or about to come
-    agreed = Agreed(found, tuple(attempts.happened(s.history, s.attempt, coming)), now)
+    agreed = Agreed(found, tuple(attempts.iterate_happened(s.history, s.attempt, coming)), now)
     responses = [
-        named(s, f"health/{name}", lambda check=check: _as_json(check.respond(agreed, record)))
+        call_member(s, f"health/{name}", lambda check=check: _as_json(check.respond(agreed, record)))
         for name, check in s.health.items()
     ]
     order = decide(agreed, [order for order in responses if order is not None])
@@ -74,7 +74,7 @@ def judged(s: Session, verdicts: Iterable[Verdict], now: float, record: StepReco
 
 def ask(s: Session, name: str, call: Callable[..., Iterable[Verdict]], *arguments: object) -> list[Verdict]:
     """A check's verdicts; what it raises is named, and what it said before that counts for nothing."""
-    return named(s, f"health/{name}", lambda: [_as_json(verdict) for verdict in call(*arguments)]) or []
+    return call_member(s, f"health/{name}", lambda: [_as_json(verdict) for verdict in call(*arguments)]) or []
 
 
 def _as_json(said: Said) -> Said:
@@ -103,7 +103,7 @@ def bad_weights(s: Session) -> Verdict:
     return Verdict("not-finite", f"step {s.step}", 1.0, evidence, Action.STOP, details=details)
 
 
-def not_finite(record: StepRecord) -> Verdict:
+def make_not_finite(record: StepRecord) -> Verdict:
     """Core's own verdict; a health check may override it, or answer it with an order."""
     evidence = f"loss {record.loss}, gradient norm {record.grad_norm}; the weights were left as they were"
     return Verdict("not-finite", f"step {record.step}", 1.0, evidence, Action.STOP)

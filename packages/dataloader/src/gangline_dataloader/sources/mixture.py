@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gangline import Problem, UserError
-from gangline.config.suggest import near
+from gangline.config.suggest import suggest_near
 from gangline.data.vocabulary import vocabulary_problems
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, RowPlace, WeightStage, shares
 from gangline_dataloader.sources.infill import infill_of
@@ -178,7 +178,7 @@ def _check_names(given: Mapping[str, Any], names: Any, option: str, whole: bool 
         if name not in names:
             raise UserError(
                 f"{option}.{name}: there is no source {name}.",
-                near(str(name), list(names)),
+                suggest_near(str(name), list(names)),
                 f"Sources: {', '.join(sorted(names))}.",
             )
     if missing := sorted(set(names) - set(given)) if whole else []:

@@ -36,19 +36,19 @@ class TemplatedConfig(DataConfig, ABC):
         from gangline_basics.data.codec import TokenizerCodec
         from gangline_finetune.chat.tokenizer import tokenizer_of
 
-        return TokenizerCodec(tokenizer_of(self.tokenizer, run.model.pretrained()), None, "replace")
+        return TokenizerCodec(tokenizer_of(self.tokenizer, run.model.weights_directory()), None, "replace")
 
     def chat_template(self, run: Run) -> ChatTemplate:
         from gangline_basics.data.chat import template_of
         from gangline_finetune.chat.tokenizer import tokenizer_of
 
-        return template_of(tokenizer_of(self.tokenizer, run.model.pretrained()), self.template)
+        return template_of(tokenizer_of(self.tokenizer, run.model.weights_directory()), self.template)
 
-    def exported(self, run: Run) -> dict[str, bytes]:
+    def export_files(self, run: Run) -> dict[str, bytes]:
         from gangline_basics.data.tokenizer_files import tokenizer_files
         from gangline_finetune.chat.tokenizer import tokenizer_of
 
-        weights = run.model.pretrained()
+        weights = run.model.weights_directory()
         return tokenizer_files(tokenizer_of(self.tokenizer, weights), weights, self.template)
 
     def check(self, run: Run) -> list[Problem]:
@@ -58,7 +58,7 @@ class TemplatedConfig(DataConfig, ABC):
         try:
             codec = self.codec(run)
             tokenizer = codec.path
-            check_same(tokenizer, codec, run.model.pretrained())
+            check_same(tokenizer, codec, run.model.weights_directory())
             self.check_rows(self.chat_template(run))
         except UserError as error:
             return [error.problem()]

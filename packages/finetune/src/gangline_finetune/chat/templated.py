@@ -45,7 +45,7 @@ class EncodedRows:
 
 def encode_rows(config: TemplatedConfig, run: Run, split: Split) -> EncodedRows:
     """Read, render and tokenize one split. Raises UserError."""
-    tokenizer = tokenizer_of(config.tokenizer, run.model.pretrained())
+    tokenizer = tokenizer_of(config.tokenizer, run.model.weights_directory())
     codec, template = TokenizerCodec(tokenizer, None, "replace"), template_of(tokenizer, config.template)
     rendered: list[list[RenderedChat]] = []
     left_out: Counter[str] = Counter()

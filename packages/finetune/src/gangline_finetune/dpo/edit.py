@@ -8,7 +8,7 @@ from gangline import UserError
 from gangline.model.calls import LossCall
 from gangline.model.compose import compose_model
 from gangline.model.seams import calls
-from gangline.model.tree import Node, by_path, nodes, replaced
+from gangline.model.tree import Node, map_paths, nodes, replace_node
 from gangline.plan import Plan
 from gangline_finetune.dpo.nodes import DpoHeadNode
 
@@ -23,8 +23,8 @@ def edit(tree: Node, plan: Plan, options: DpoConfig) -> tuple[Node, Plan, list[s
     if not isinstance(call, LossCall) or call.z:
         told = "nobody says what" if call is None else str(call)
         raise UserError("dpo=on needs the log-likelihood of answers.", f"The head of this model computes {told}.")
-    head = DpoHeadNode(inner=by_path(tree)[plan.head], beta=options.beta)
-    return replaced(tree, plan.head, head), plan, [plan.head]
+    head = DpoHeadNode(inner=map_paths(tree)[plan.head], beta=options.beta)
+    return replace_node(tree, plan.head, head), plan, [plan.head]
 
 
 def find_token_loss(run: Run) -> str | None:

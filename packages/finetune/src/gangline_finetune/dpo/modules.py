@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gangline.batch import Batch
 from gangline.model.build import Wrapper
-from gangline.model.forward_context import emit_metric, over_sequence
+from gangline.model.forward_context import emit_metric, sum_over_sequence
 from gangline_finetune.dpo.nodes import DpoHeadNode
 
 ROUNDING = 256  # machine epsilons of a log-likelihood that a sum over an answer may be off by
@@ -85,7 +85,7 @@ class DpoHead(Wrapper):
         here_2B = torch.stack(found)
         # Ranks beside each other may have the same tokens, all of them: how often a token is counted, the number of
         # ranks says, for together they have each token of a row once.
-        every = over_sequence(torch.cat((here_2B, torch.ones_like(here_2B[:1]))))
+        every = sum_over_sequence(torch.cat((here_2B, torch.ones_like(here_2B[:1]))))
         often = (every[-1] * batch.tokens.shape[1] / batch.extra["dpo_length"][0]).detach()
         return (every[:-1] / often).view(-1, 2), often
 

@@ -98,14 +98,14 @@ class LoraConfig(EditConfig):
         from gangline_finetune.lora.start import names_and_shapes
 
         names, shapes, _ = names_and_shapes(run)
-        load(self.adapter, names, shapes, shards, plan, run.model.pretrained())
+        load(self.adapter, names, shapes, shards, plan, run.model.weights_directory())
 
-    def merged(self, name: str, weight: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def merge(self, name: str, weight: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
         from gangline_finetune.lora.merge import merge_adapter
 
         return merge_adapter(name, weight, stored, self.scale)
 
-    def apart(self, shapes: Mapping[str, tuple[int, ...]], plan: Plan) -> Adapter:
+    def extract_adapter(self, shapes: Mapping[str, tuple[int, ...]], plan: Plan) -> Adapter:
         """As peft keeps it."""
         from gangline_finetune.lora.lengths import compute_lengths
         from gangline_finetune.lora.peft import CONFIG, config_of, names_of

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from gangline import UserError
 from gangline.model.linear_nodes import LinearNode
-from gangline.model.tree import Node, by_path, nodes, replaced
+from gangline.model.tree import Node, map_paths, nodes, replace_node
 from gangline.plan import Cut, Init, Name, Plan, names
 from gangline_basics.model.kept_node import keep_in_8_bits, keep_in_bf16
 from gangline_finetune.lora.config import LoraConfig
@@ -18,7 +18,7 @@ from gangline_finetune.lora.nodes import DoraNode, DroppedLoraNode, LengthsNode,
 
 def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[str]]:
     """Wrap every target. Raises UserError where a target names no linear, and for what stacks cannot have."""
-    plan, coded = plan.extended(frozen=("*",)), list[str]()
+    plan, coded = plan.extend(frozen=("*",)), list[str]()
     if options.base == "bf16":
         plan = keep_in_bf16(tree, plan)
     elif options.base == "8bit":
@@ -31,7 +31,7 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
     theirs: dict[str, tuple] = {}
     trained: dict[str, tuple] = {}
     for path, linear in found.items():
-        tree = replaced(tree, path, _wrap(by_path(tree)[path], linear, options, _site(path, plan)))
+        tree = replace_node(tree, path, _wrap(map_paths(tree)[path], linear, options, _site(path, plan)))
         place = ".".join("*" if part.isdigit() else part for part in path.split("."))  # one rule for all blocks
         a, b, lengths = (f"{place}.{name}" for name in ("lora_a", "lora_b", "lora_lengths"))
         parts = (a, b, lengths) if options.dora else (a, b)
@@ -45,7 +45,7 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
         trained[place] = parts
     every = {"cuts": cuts, "inits": inits, "names": theirs, "trained": trained}
     rules: dict[str, tuple] = {kind: sum(of_places.values(), ()) for kind, of_places in every.items()}
-    return tree, plan.extended(**rules), list(dict.fromkeys([*found, *coded]))
+    return tree, plan.extend(**rules), list(dict.fromkeys([*found, *coded]))
 
 
 def choose_linears(linears: Mapping[str, LinearNode], targets: Iterable[str]) -> dict[str, LinearNode]:

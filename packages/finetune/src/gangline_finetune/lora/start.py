@@ -33,7 +33,7 @@ def problems(options: LoraConfig, run: Run) -> list[Problem]:
             has = ", ".join(f"{SAME[name]}={value}" for name, value in other.items())
             mend = " ".join(f"lora.{name}={str(value).lower()}" for name, value in other.items())
             return [Problem(f"lora.adapter={directory} has {has}.", f"So says its {CONFIG}.", mend)]
-        if options.dora and run.model.pretrained() is None:
+        if options.dora and run.model.weights_directory() is None:
             why = "Its lengths of rows are those of the base, which a run without model.weights draws."
             return [Problem(f"lora.adapter={directory} needs its base.", why, "model.weights=DIR")]
         names, shapes, _ = names_and_shapes(run)

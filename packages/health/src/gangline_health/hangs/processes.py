@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangline.launch.guard import born
+from gangline.launch.guard import read_birth
 from gangline.launch.output import log_path
 from gangline.launch.signals import STACKS
 from gangline.storage.files import open_regular
@@ -56,7 +56,12 @@ def kill(seen: Seen, signum: int) -> bool:
 
 def _ask(run_dir: Path, seen: Seen) -> tuple[Path | None, int]:
     log = log_path(run_dir / "logs", seen.rank)
-    if STACKS is None or born(seen.pid) is None or state(seen.pid)[0] in ("T", "") or not handles(seen.pid, STACKS):
+    if (
+        STACKS is None
+        or read_birth(seen.pid) is None
+        or state(seen.pid)[0] in ("T", "")
+        or not handles(seen.pid, STACKS)
+    ):
         return None, 0
     size = log.stat().st_size if log.exists() else 0
     return (log, size) if kill(seen, STACKS) else (None, 0)

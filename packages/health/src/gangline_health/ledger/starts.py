@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gangline.record import every_record
+from gangline.record import read_every_record
 from gangline_health.ledger.clock import Line, moment, set_right
 
 
@@ -54,7 +54,7 @@ def read(run_dir: Path, events: Iterable[Line], told: Callable[[str], object]) -
         return found.setdefault(number, RanksStart(number))
 
     metrics = run_dir / "metrics.jsonl"
-    steps = [line for line in (every_record(metrics, told) if metrics.exists() else ()) if _is_step(line)]
+    steps = [line for line in (read_every_record(metrics, told) if metrics.exists() else ()) if _is_step(line)]
     for line in set_right([*events, *steps]):
         if "event" not in line:
             get_start(line).steps.append(line)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gangline.shard import in_model
+from gangline.shard import is_of_model
 
 if TYPE_CHECKING:
     from gangline.runtime import Runtime
@@ -69,9 +69,9 @@ def array_sums(runtime: Runtime, device: torch.device) -> tuple[list[str], torch
     Added over all ranks, it is a function of the whole array alone, not of how it is cut: each word counts by its place
     in the array, and of the holders of a box one alone.
     """
-    found = {name: torch.zeros((), dtype=torch.int64) for name in sorted(runtime.registry) if in_model(name)}
+    found = {name: torch.zeros((), dtype=torch.int64) for name in sorted(runtime.registry) if is_of_model(name)}
     for shard in runtime.shards():
-        if shard.primary and in_model(shard.name):
+        if shard.primary and is_of_model(shard.name):
             found[shard.name] = found[shard.name] + _sum_placed(shard).cpu()
     return list(found), torch.stack(list(found.values())).to(device) if found else torch.zeros(0, dtype=torch.int64)
 

@@ -58,7 +58,7 @@ def job_set(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) -> dic
         labels["kueue.x-k8s.io/queue-name"] = config.queue
     if config.priority is not None:
         labels["kueue.x-k8s.io/priority-class"] = config.priority
-    nodes = config.most_nodes() + config.spares
+    nodes = config.max_nodes() + config.spares
     rules = [{"name": "finalExit", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}]
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",

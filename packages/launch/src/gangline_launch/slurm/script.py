@@ -78,8 +78,8 @@ def mounts(config: SlurmLaunch, run_dir: Path) -> list[str]:
 def options(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int) -> list[str]:
     """For #SBATCH."""
     fewest, _, _ = config.elastic_nodes().partition(":")
-    most = config.most_nodes() + config.spares
-    nodes = str(most) if int(fewest) == config.most_nodes() else f"{int(fewest) + config.spares}-{most}"
+    most = config.max_nodes() + config.spares
+    nodes = str(most) if int(fewest) == config.max_nodes() else f"{int(fewest) + config.spares}-{most}"
     output = "launch/slurm-%A_%a.out" if tasks else "launch/slurm-%j.out"
     given = {
         "job-name": f"gangline-{run.job.name}",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from gangline import Problem
-from gangline.config import ModelConfig, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, listed_divisors
+from gangline.config import ModelConfig, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, list_divisors
 from gangline_basics.model.rope_rates import Rope
 from gangline_models.rope.base import PlainRope, RopeChoice
 
@@ -32,7 +32,7 @@ class FamilyConfig(ModelConfig):
     init_std: NonNegativeFloat = 0.02  # of every matrix; those that write to the residual stream: / sqrt(2 · layers)
     weights: str | None = None  # a Hugging Face directory to start from instead of drawn weights
 
-    def pretrained(self) -> str | None:
+    def weights_directory(self) -> str | None:
         return self.weights
 
     @property
@@ -62,7 +62,7 @@ class FamilyConfig(ModelConfig):
         if self.dim % self.heads == 0 or self.head_width != self.dim // self.heads:
             return []
         what = f"model.dim={self.dim} does not divide into model.heads={self.heads}"
-        mend = f"Choose model.heads among {listed_divisors(self.dim)}."
+        mend = f"Choose model.heads among {list_divisors(self.dim)}."
         return [Problem(what, "Where nothing else is said a head is dim / heads wide.", mend)]
 
 
@@ -103,7 +103,7 @@ class RotaryConfig(FamilyConfig):
                 Problem(
                     f"model.kv_heads={self.key_heads} does not divide model.heads={self.heads}",
                     "Each key head serves the same number of query heads.",
-                    f"Choose model.kv_heads among {listed_divisors(self.heads)}.",
+                    f"Choose model.kv_heads among {list_divisors(self.heads)}.",
                 )
             )
         return found

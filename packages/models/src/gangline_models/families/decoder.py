@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from gangline.config.fields import stated
+from gangline.config.fields import hints_with_ranges
 from gangline.errors import UserError
 from gangline_basics.model.config import DecoderConfig
 from gangline_models.families.decoder_rope import ROPE_FIELDS, SCALING, read_rope
@@ -63,7 +63,11 @@ def decoder_of(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
     Reads what transformers 4 writes (rope_theta, rope_scaling) and what 5 does (rope_parameters). Raises UserError for
     what the decoder cannot compute.
     """
-    architecture, holder, ranges = theirs["architectures"][0], f"{directory} holds a model", stated(DecoderConfig)
+    architecture, holder, ranges = (
+        theirs["architectures"][0],
+        f"{directory} holds a model",
+        hints_with_ranges(DecoderConfig),
+    )
     for key, value in ABSENT.items():
         if theirs.get(key, value) != value:
             raise UserError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Gt, Le
 
 from gangline import UserError
-from gangline.config.fields import stated
+from gangline.config.fields import hints_with_ranges
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import DecoderNode
 from gangline_basics.model.decoder_tree import attention_of, block_of
@@ -63,7 +63,7 @@ class Phi3Format(RotaryFormat[Phi3]):
         ):
             reader.expect(name, value)
         share = take_fields(reader).get(SHARE, reader.read_given(SHARE, 1.0))
-        reader.check(SHARE, share, stated(Phi3)["rotary_share"] | None)
+        reader.check(SHARE, share, hints_with_ranges(Phi3)["rotary_share"] | None)
         found = read_rope(reader, self.silent_theta, original=4096, share=True)
         if share is None or found["rope"].kind not in KINDS:
             what = SHARE if share is None else "rope_type"

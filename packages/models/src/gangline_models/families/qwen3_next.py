@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Gt, Le
 
 from gangline import Problem, UserError
-from gangline.config import PositiveInt, listed_divisors
-from gangline.config.fields import stated
+from gangline.config import PositiveInt, list_divisors
+from gangline.config.fields import hints_with_ranges
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node
 from gangline.plan import Cut, Init, Name, Plan
@@ -93,7 +93,7 @@ class Qwen3Next(RotaryConfig):
                     f"model.delta_key_heads={self.delta_key_heads} does not divide "
                     f"model.delta_heads={self.delta_heads}",
                     "Each key head serves the same number of value heads.",
-                    f"Choose model.delta_key_heads among {listed_divisors(self.delta_heads)}.",
+                    f"Choose model.delta_key_heads among {list_divisors(self.delta_heads)}.",
                 )
             )
         return found
@@ -131,7 +131,7 @@ class Qwen3NextFormat(RotaryFormat[Qwen3Next]):
             reader.take(name)
         reader.expect("use_sliding_window", False)
         share = take_fields(reader).get(SHARE, reader.read_given(SHARE, 0.25))
-        reader.check(SHARE, share, stated(Qwen3Next)["rotary_share"] | None)
+        reader.check(SHARE, share, hints_with_ranges(Qwen3Next)["rotary_share"] | None)
         found = read_rope(reader, self.silent_theta, share=True)
         if share is None or found["rope"].kind not in KINDS:
             what = SHARE if share is None else "rope_type"

@@ -1,6 +1,6 @@
 """What edits that wrap leave behind: added to the weights that they wrap, or written apart. Torch-free.
 
-What that is, an edit says: `EditConfig.merged` and `EditConfig.apart`.
+What that is, an edit says: `EditConfig.merge` and `EditConfig.extract_adapter`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def merging(read: Read, shapes: Shapes, edits: Mapping[str, EditConfig]) -> Read
     def merge_arrays(wanted: Shapes) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in read(wanted):
             for group, options in edits.items():
-                added = options.merged(name, tensor, stored)
+                added = options.merge(name, tensor, stored)
                 if added is None:
                     raise UserError(f"{group} cannot be merged into the weights that it wraps: it says nothing of how.")
                 tensor = added
@@ -91,7 +91,7 @@ def bits_beside(shapes: Shapes, plan: Plan, base: str | None) -> int | None:
         """Whether the base holds it in bfloat16."""
         return all(tensors.dtype(theirs.name) == "bfloat16" for theirs in find_theirs(plan, name, shapes[name]))
 
-    kept = {name: rule.dtype for name in shapes if (rule := plan.kept_of(name)) is not None}
+    kept = {name: rule.dtype for name in shapes if (rule := plan.find_kept(name)) is not None}
     if "int8" in kept.values():
         return 8
     if kept and base is not None:

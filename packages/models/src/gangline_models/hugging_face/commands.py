@@ -17,7 +17,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.weights import add_weights, weights_under
 from gangline.config.values import override, plain
 from gangline.errors import UserError
-from gangline.shard import in_model, parameter_of
+from gangline.shard import is_of_model, parameter_of
 from gangline_models.hugging_face.config import config_json_of, read_edited_config
 from gangline_models.hugging_face.names import find_theirs
 from gangline_models.hugging_face.write import DTYPES, MAX_SHARD_BYTES, export
@@ -50,7 +50,7 @@ def export_run(argv: Sequence[str]) -> int:
     id = _choose(kept, options.run_dir, options.checkpoint)
     stored: Read = partial(_arrays, kept, id, _plan_of(run))
     base, record = BaseWeights(run, *compose_model(run)), kept.document(id).get("base", {})
-    arrays, read, check = base.completed(kept.arrays(id), stored, record, f"checkpoint {id} of {options.run_dir}")
+    arrays, read, check = base.complete(kept.arrays(id), stored, record, f"checkpoint {id} of {options.run_dir}")
     count = write_model(options, run, options.run_dir, arrays, read, check)
     print(f"{options.out}: {id} of {options.run_dir}, {count} tensors in {options.dtype}")
     return 0
@@ -92,18 +92,18 @@ def write_model(
     from gangline_models.hugging_face.adapters import bits_beside, decode_kept, merging, write_apart
 
     _, plan = compose_model(run)
-    found = {parameter_of(name): shape for name, shape in arrays.items() if in_model(name)}
+    found = {parameter_of(name): shape for name, shape in arrays.items() if is_of_model(name)}
     read = decode_kept(_map_reader(read, weights_under(options.weights, arrays, found)), found, plan)
-    wrapping = {group: edit.resolved(run) for group, edit in sorted(run.edits.items()) if edit.wraps}
+    wrapping = {group: edit.resolve(run) for group, edit in sorted(run.edits.items()) if edit.wraps}
     if options.apart is not None:
-        adapter = wrapping[options.apart].apart(found, plan) if options.apart in wrapping else None
+        adapter = wrapping[options.apart].extract_adapter(found, plan) if options.apart in wrapping else None
         if adapter is None:
             raise UserError(
                 f"{options.apart} of {where} cannot be written apart.",
                 f"Model edits of this run that wrap: {', '.join(wrapping) or 'none'}.",
             )
         check()
-        base = run.model.pretrained()
+        base = run.model.weights_directory()
         write_apart(options.out, adapter, read, found, options.dtype, base)
         if (bits := bits_beside(found, plan, base)) is not None:
             whose = f"the weights of {base}" if base else "its first weights"
@@ -147,7 +147,7 @@ def _check_after(
 def _collect_files(run: Run) -> dict[str, bytes]:
     """What goes with the weights. Files of the data that are gone since the run keep nobody from its weights."""
     try:
-        return run.data.exported(run)
+        return run.data.export_files(run)
     except UserError as error:
         missing = " ".join((error.what, *error.details))
         print(f"gangline export: note: the weights go without a tokenizer: {missing}", file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.config.schema import EditConfig, ModelConfig, Run
-from gangline.config.suggest import near
+from gangline.config.suggest import suggest_near
 from gangline.errors import Problem, UserError
 from gangline.plugin.catalogue import suppliers
 from gangline.run.directory import holds_checkpoint
@@ -102,7 +102,7 @@ def _model(directory: str | Path, theirs: dict[str, Any]) -> ModelConfig:
     if architecture not in known:
         raise UserError(
             f"{directory} holds a model of architecture {architecture}.",
-            f"{near(str(architecture), list(known))} Known here: {', '.join(known)}.".strip(),
+            f"{suggest_near(str(architecture), list(known))} Known here: {', '.join(known)}.".strip(),
             f"More come with {', '.join(suppliers('model'))}, where that is not installed.",
         )
     return known[architecture].read(directory, theirs)
@@ -133,7 +133,7 @@ def check_weights(run: Run) -> list[Problem]:
     Edits compare what belongs to them in `EditConfig.check`. A run that continues takes its weights from its checkpoint
     and does not need the directory.
     """
-    config, directory = run.model, run.model.pretrained()
+    config, directory = run.model, run.model.weights_directory()
     if directory is None or (here := model_format(config)) is None or holds_checkpoint(run):
         return []
     try:

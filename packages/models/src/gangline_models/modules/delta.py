@@ -89,7 +89,7 @@ class GatedDelta(nn.Module):
         q_BTKC, k_BTKC = (y.unflatten(-1, (-1, self.key_dim)) for y in (q, k))
         v_BTHC, z_BTHC = (y.unflatten(-1, (-1, self.value_dim)) for y in (v, z))
         given = q_BTKC, k_BTKC, v_BTHC, self.decay(a_BTH), b_BTH.sigmoid()
-        carried = None if cache is None else cache.of(self, Carried)
+        carried = None if cache is None else cache.get(self, Carried)
         if carried is not None and carried.tensor is not None:
             out_BTHC, carried.tensor = next_token(*given, carried.tensor)
         else:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from gangline.batch import Batch
 from gangline.model.build import construct
-from gangline.model.forward_context import for_all_heads
+from gangline.model.forward_context import gather_heads
 from gangline.model.linear import Linear
 from gangline_basics.model.attention import plain
 from gangline_basics.model.kept_tokens import KeptTokens, KeyValues, attend_one_query
@@ -73,17 +73,17 @@ class LatentAttention(nn.Module):
         c_BtF, r_BtF = self.wkv_a(x_BtD).split((self.latent, self.rotary), dim=-1)
         q_BHTC = q_BTF.unflatten(-1, (-1, self.nope + self.rotary)).transpose(1, 2)
         q_nope, q_rotary = q_BHTC.split((self.nope, self.rotary), dim=-1)
-        r_B1TF = for_all_heads(r_BtF).unsqueeze(1)
+        r_B1TF = gather_heads(r_BtF).unsqueeze(1)
         if self.interleaved:
             q_rotary, r_B1TF = split_pairs(q_rotary), split_pairs(r_B1TF)
         q_rotary, r_B1TF = rotate_pair(q_rotary, r_B1TF, batch.position, self.rates, self.magnitude)
         if batch.cache is None:
             out_BHTC = self._attend_heads(self._attend_padded, q_nope, q_rotary, c_BtF, r_B1TF, batch)
         elif type(self.kv.up) is not Linear or self.kv.up.bias is not None:  # an adapter's product has no weight to ask
-            keys = batch.cache.of(self, partial(KeyValues, self._attend_padded, self.call))
+            keys = batch.cache.get(self, partial(KeyValues, self._attend_padded, self.call))
             out_BHTC = self._attend_heads(keys.attend, q_nope, q_rotary, c_BtF, r_B1TF, batch)
         else:
-            kept = batch.cache.of(self, KeptTokens)
+            kept = batch.cache.get(self, KeptTokens)
             of_token = torch.cat((self.kv.norm(c_BtF).unsqueeze(1), r_B1TF), dim=-1)
             if kept.empty:
                 kept.begin((of_token,), batch.document)

@@ -29,7 +29,7 @@ class ShortConvolution(nn.Module):
     def forward(self, x_BTF: Tensor, document_BT: Tensor | None, cache: Cache | None = None) -> Tensor:
         if cache is None:
             return self.convolve_tokens(x_BTF, document_BT)
-        carried = cache.of(self, Carried)
+        carried = cache.get(self, Carried)
         if carried.tensor is None:
             carried.tensor = self.tail(x_BTF, document_BT)
             return self.convolve_tokens(x_BTF, document_BT)

@@ -43,7 +43,7 @@ class Mtp(EditConfig):
         there, lacks = self._list_found(run)
         if not there or not lacks:
             return []
-        what = f"model.weights={run.model.pretrained()} holds a part of what mtp.depth={self.depth} needs."
+        what = f"model.weights={run.model.weights_directory()} holds a part of what mtp.depth={self.depth} needs."
         return [Problem(what, f"It lacks {', '.join(lacks[:3])}.", "Take another mtp.depth, or mtp=off.")]
 
     def _check_frozen(self, run: Run) -> list[Problem]:
@@ -72,13 +72,13 @@ class Mtp(EditConfig):
         if not list_their_names(run):
             return ["mtp: files of this model have no place for the modules' weights: an export leaves them out."]
         _, lacks = self._list_found(run)
-        return [f"model.weights={run.model.pretrained()} lacks mtp's weights: they are drawn."] if lacks else []
+        return [f"model.weights={run.model.weights_directory()} lacks mtp's weights: they are drawn."] if lacks else []
 
     def _list_found(self, run: Run) -> tuple[list[str], list[str]]:
         """Names of the modules' tensors that the directory has, and of those that it lacks; none of no directory."""
         from gangline.run.directory import holds_checkpoint
 
-        directory = run.model.pretrained()
+        directory = run.model.weights_directory()
         if directory is None or holds_checkpoint(run):
             return [], []
         from gangline_models.hugging_face.tensors import tensor_names

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gangline import UserError
 from gangline.model.compose import compose_model
 from gangline.model.linear_nodes import LinearNode
-from gangline.model.tree import Node, by_path, nodes, parameter_shapes, replaced
+from gangline.model.tree import Node, map_paths, nodes, parameter_shapes, replace_node
 from gangline.plan import Init, Name, Plan, matches
 from gangline_basics.model.decoder_nodes import DecoderNode, HeadNode
 from gangline_models.hugging_face.names import find_theirs
@@ -32,24 +32,24 @@ def edit(tree: Node, plan: Plan, options: Mtp) -> tuple[Node, Plan, list[str]]:
     head, last = found.get(plan.head), f"{plan.blocks}.{plan.layers - 1}"
     if not isinstance(tree, DecoderNode) or not isinstance(head, HeadNode):
         raise UserError("mtp has no rule for the head of this model.", "", "mtp=off, or another model.")
-    embedding = sorted(parameter_shapes(by_path(tree)[plan.embed]))
+    embedding = sorted(parameter_shapes(map_paths(tree)[plan.embed]))
     if embedding != ["weight"]:
         why = f"It holds {', '.join(embedding)}; a module reads one table of tokens, without positions."
         raise UserError("mtp has no rule for the embedding of this model.", why, "mtp=off, or another model.")
     modules = tuple(_module(tree, plan, head, index) for index in range(options.depth))
-    node = MtpHeadNode(inner=by_path(tree)[plan.head], mtp=modules, weight=options.weight)
-    edited = replaced(tree, plan.head, node)
+    node = MtpHeadNode(inner=map_paths(tree)[plan.head], mtp=modules, weight=options.weight)
+    edited = replace_node(tree, plan.head, node)
     rules = _plan_modules(plan, head, options.depth) | {"names": tuple(_names(plan, edited, options.depth))}
     ties = {f"{at}.{alias}": plan.owner(of) for at, n in nodes(edited) if at for alias, of in n.ties().items()}
     rules["tied"] = tuple(ties.items())
     rules["head_blocks"] = (f"{_modules(plan)}.*.block",)
     for kind, of_blocks in _plan_blocks(tree, plan, last).items():
         rules[kind] = (*rules.get(kind, ()), *of_blocks)
-    return edited, plan.extended(**rules), [plan.head]
+    return edited, plan.extend(**rules), [plan.head]
 
 
 def _module(tree: Node, plan: Plan, head: HeadNode, index: int) -> MtpNode:
-    nodes_of = by_path(tree)
+    nodes_of = map_paths(tree)
     embed, block = nodes_of[plan.embed], nodes_of[f"{plan.blocks}.{plan.layers - 1}"]
     shares = [(f"embed.{name}", f"{plan.embed}.{name}") for name in parameter_shapes(embed)]
     return MtpNode(
@@ -98,7 +98,7 @@ class _Inside:
 
     def __init__(self, tree: Node, plan: Plan, last: str) -> None:
         self._plan, self._last = plan, last
-        self._everywhere = [*parameter_shapes(tree), *by_path(tree)]
+        self._everywhere = [*parameter_shapes(tree), *map_paths(tree)]
         self._here = [name for name in self._everywhere if matches(last, name)]
 
     def rename(self, pattern: str) -> Iterator[str]:

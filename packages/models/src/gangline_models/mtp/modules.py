@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gangline.batch import Batch
 from gangline.model.build import Wrapper, construct
-from gangline.model.forward_context import at, emit_loss, emit_metric
+from gangline.model.forward_context import emit_loss, emit_metric, emit_under
 from gangline_models.mtp.nodes import MtpHeadNode, MtpNode
 
 
@@ -42,7 +42,7 @@ class MtpModule(nn.Module):
         """tokens: t_{i+k} of each token i."""
         ahead_BTD = self.embed_norm(self.embed(replace(batch, tokens=tokens_BT)))
         both = torch.cat((ahead_BTD, self.hidden_norm(hidden_BTD)), -1)
-        with at(self.path):
+        with emit_under(self.path):
             return self.block(self.merge(both), batch)
 
 
@@ -68,8 +68,8 @@ class MtpHead(Wrapper):
         further, targets = [], []
         module: Any
         for k, module in enumerate(self.mtp, 1):
-            tokens_BT, _ = batch.ahead(k - 1)
-            targets_BT, counts_BT = batch.ahead(k)
+            tokens_BT, _ = batch.shift_targets(k - 1)
+            targets_BT, counts_BT = batch.shift_targets(k)
             hidden_BTD = module(hidden_BTD, batch, tokens_BT)
             head = module.head
             further.append(head.loss(head.normalise(hidden_BTD), head.weight, targets_BT, counts_BT))

@@ -31,7 +31,7 @@ class Mup(EditConfig):
     def check(self, run: Run) -> list[Problem]:
         from gangline.model.compose import compose_model
         from gangline.model.tree import parameter_shapes
-        from gangline.plan import chosen
+        from gangline.plan import choose_by_pattern
 
         optimizer = run.optimizer
         if not isinstance(optimizer, Adamw) or optimizer.maps_matrices():
@@ -43,7 +43,8 @@ class Mup(EditConfig):
         shapes = {name: shape for name, shape in parameter_shapes(tree).items() if not plan.is_frozen(name)}
         wanted = rates(shapes, plan, plan.facts["dim"] / self.base_dim)
         if all(
-            math.isclose(chosen(optimizer.rates, name, 1.0), wanted.get(name, 1.0), rel_tol=1e-3) for name in shapes
+            math.isclose(choose_by_pattern(optimizer.rates, name, 1.0), wanted.get(name, 1.0), rel_tol=1e-3)
+            for name in shapes
         ):
             return []
         block = re.compile(rf"^{re.escape(plan.blocks)}\.\d+\.")

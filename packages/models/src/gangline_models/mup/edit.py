@@ -16,7 +16,7 @@ from dataclasses import replace
 from math import sqrt
 
 from gangline import UserError
-from gangline.model.tree import Node, by_path, nodes, parameter_shapes, replaced
+from gangline.model.tree import Node, map_paths, nodes, parameter_shapes, replace_node
 from gangline.plan import Plan, matches
 from gangline_basics.model.decoder_nodes import AttentionNode, HeadNode
 from gangline_models.mup.config import Mup
@@ -26,17 +26,17 @@ def edit(tree: Node, plan: Plan, options: Mup) -> tuple[Node, Plan, list[str]]:
     """Scale logits, scores and first weights. Raises UserError for a model whose nodes it does not know."""
     wider = plan.facts["dim"] / options.base_dim
     found = dict(nodes(tree))
-    head = by_path(tree).get(plan.head)
+    head = map_paths(tree).get(plan.head)
     if not isinstance(head, HeadNode):
         why = "Another edit that changes it, such as mtp or dpo, cannot be had beside mup."
         raise UserError("mup has no rule for the head of this model.", why, "mup=off, or another model.")
-    tree = replaced(tree, plan.head, replace(head, scale=head.scale / wider))
+    tree = replace_node(tree, plan.head, replace(head, scale=head.scale / wider))
     claimed = [plan.head]
     for path, node in found.items():
         if isinstance(node, AttentionNode):
             base = options.base_head_dim or node.head_dim
             scale = (node.scale or 1 / sqrt(base)) * base / node.head_dim
-            tree = replaced(tree, path, replace(node, scale=scale))
+            tree = replace_node(tree, path, replace(node, scale=scale))
             claimed.append(path)
     matrices = [
         name for name, shape in parameter_shapes(tree).items() if len(shape) >= 2 and name.startswith(f"{plan.blocks}.")

@@ -96,10 +96,10 @@ def _groups(case: Case, fold: Fold, beside: bool) -> Iterator[list[int]]:
     mesh = case.mesh
     axes = tuple(axis for axis in mesh.axes if axis in fold.out_of)
     firsts = range(fold.size) if beside else range(0, mesh.size(*axes), fold.size)
-    for point in mesh.along({}, [axis for axis in mesh.axes if axis not in axes]):
+    for point in mesh.iterate_along({}, [axis for axis in mesh.axes if axis not in axes]):
         for joint in firsts:
             first = mesh.rank({**point, **mesh.coordinate_along(axes, joint)})
-            yield fold.beside(mesh, first) if beside else fold.ranks(mesh, first)
+            yield fold.rest_ranks(mesh, first) if beside else fold.ranks(mesh, first)
 
 
 def gather(

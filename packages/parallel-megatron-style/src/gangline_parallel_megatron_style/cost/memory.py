@@ -88,10 +88,10 @@ def _count_kept(case: Case, arrays: Iterable[Array], updated: bool = True) -> Co
 def count_kept_numbers(case: Case, group: ParamGroup, numbers: int) -> int:
     """Numbers that the reduction of gradients keeps on a rank for a group of so many parameters."""
     if group.copies > 1:
-        return case.gradients.kept_numbers(numbers // group.shards, group.copies, scatters=False)
+        return case.gradients.count_kept(numbers // group.shards, group.copies, scatters=False)
     if group.shards == 1:
         return 0
-    return case.gradients.kept_numbers(numbers, group.shards, scatters=case.config.zero > 0)
+    return case.gradients.count_kept(numbers, group.shards, scatters=case.config.zero > 0)
 
 
 def part_of(case: Case, array: Array) -> int:

@@ -143,7 +143,7 @@ def _count_summed(case: Case, rank: int) -> dict[int, int]:
     for one in case.mesh.group(case.mesh.rank({"pp": rank}), SHARD_AXES):
         each.append(Counter[int]())
         for array in arrays:
-            boxes = case.registry.of_rank(model_array(array.name), one)
+            boxes = case.registry.list_rank_boxes(model_array(array.name), one)
             each[-1][array.sums] += sum(prod(box.shape) for box, _ in boxes)
     return max(each, key=lambda numbers: numbers.total())
 

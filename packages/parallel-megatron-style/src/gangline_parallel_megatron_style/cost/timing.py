@@ -107,10 +107,10 @@ def stage_work(case: Case, gpu: bool = True) -> list[StageWork]:
             ulysses = case.config.context == "ulysses"
             work = work_of(node, path, case.plan, case.sizes, sequence_length=case.sequence_length, ulysses=ulysses)
             work = replace(work, kept=count_node(node, sizes, path))
-            known[key] = work.recomputed(case.recompute is not Recompute.full) if recomputed else work
+            known[key] = work.recompute(case.recompute is not Recompute.full) if recomputed else work
             for inside in case.head_blocks if path == case.plan.head else ():
                 if case.is_recomputed(inside):
-                    known[key] = known[key].with_again(part(inside, True, inside))
+                    known[key] = known[key].add_recomputed(part(inside, True, inside))
         return known[key]
 
     for stage, blocks in enumerate(case.stages):

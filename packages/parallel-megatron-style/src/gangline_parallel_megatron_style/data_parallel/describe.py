@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from gangline.model.buffers import filled_buffers_of
+from gangline.model.buffers import list_filled_buffers
 from gangline.plan import Plan
 from gangline.shard import dtype_name
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes
@@ -22,7 +22,7 @@ def describe(model: nn.Module, plan: Plan) -> ModelShapes:
         shapes.setdefault(name, tuple(parameter.shape))
         aliases[name] = (*aliases.get(name, ()), alias)
     buffers = {}
-    for buffer in filled_buffers_of(model):
+    for buffer in list_filled_buffers(model):
         if buffer.kept is not None:
             buffers[buffer.kept] = tuple(buffer.tensor.shape), dtype_name(buffer.tensor.dtype)
             aliases[buffer.kept] = buffer.names

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gangline.comm.base import Pending
 from gangline.comm.purpose import mark_traffic
-from gangline.model.weight_grads import when_accumulated
+from gangline.model.weight_grads import call_when_accumulated
 from gangline.runtime import ParamShard
 from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
 from gangline_parallel_megatron_style.data_parallel.options import BufferOptions
@@ -45,7 +45,7 @@ class GradBuffer:
         length, dtype = views.packing.length, options.precision.grad_dtype
         self._in_host = options.host(length, dtype) if options.offload else None  # `total` where the optimizer steps
         for name, parameter in parameters.items():
-            when_accumulated(parameter, self._take(name))
+            call_when_accumulated(parameter, self._take(name))
 
     def clear(self) -> None:
         """Forget the gradients of the last step."""

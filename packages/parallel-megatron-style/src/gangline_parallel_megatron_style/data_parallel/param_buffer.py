@@ -73,7 +73,7 @@ class ParamBuffer:
     def _pieces(self, name: str, registry: Registry, rank: int) -> tuple[ParamShard, ...]:
         """The boxes of an array that this rank has, as leaves that are views of `shard`."""
         layout, at, found = registry[model_array(name)], self.views.locate(name), []
-        for box, primary in registry.of_rank(model_array(name), rank):
+        for box, primary in registry.list_rank_boxes(model_array(name), rank):
             local = self.shard[at : at + box.size].view(box.shape)
             leaf = local.data.requires_grad_(self.trained)
             if self.trained and leaf.dtype != self.options.precision.grad_dtype:

@@ -99,7 +99,7 @@ class Storage:
     def _take_buffers(self, model: nn.Module) -> dict[str, Tensor]:
         found = {}
         for buffer in list(buffers_of(model)):
-            if buffer.kept is not None and not self.registry.of_rank(model_array(buffer.kept), self.rank):
+            if buffer.kept is not None and not self.registry.list_rank_boxes(model_array(buffer.kept), self.rank):
                 continue  # of another stage
             device, tensor = self.options.device, buffer.tensor
             local = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
@@ -131,7 +131,7 @@ class Storage:
                     for piece in pieces:
                         yield piece.shard
         for name, tensor in self.buffers.items():
-            ((box, primary),) = self.registry.of_rank(model_array(name), self.rank)
+            ((box, primary),) = self.registry.list_rank_boxes(model_array(name), self.rank)
             yield Shard(model_array(name), tuple(tensor.shape), tensor.dtype, box.offset, tensor, primary)
 
     def local(self) -> tuple[Registry, list[Shard]]:

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from gangline.model.flops import flops_per_token, parameter_count
-from gangline.model.tree import Node, by_path, nodes, parameter_shapes
+from gangline.model.tree import Node, map_paths, nodes, parameter_shapes
 from gangline.plan import Plan
 
 REMEMBERED = 32  # models; a search over folds has one for each size of them
@@ -44,7 +44,7 @@ class AlikeBlocks:
 
     @cached_property
     def by_path(self) -> dict[str, Node]:
-        return by_path(self.tree)
+        return map_paths(self.tree)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:

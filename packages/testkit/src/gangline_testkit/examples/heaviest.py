@@ -14,7 +14,7 @@ class Heaviest(GradientsConfig):
     def wire_bytes(self, itemsize):
         return self.share * (itemsize + 8)  # a value and its place
 
-    def kept_numbers(self, size, ranks, scatters):
+    def count_kept(self, size, ranks, scatters):
         return size
 
 

@@ -50,8 +50,8 @@ class ApartRuntime(WholeRuntime):
             return float(self.comm.all_reduce(own, "max"))
 
     @torch.no_grad()
-    def applied(self) -> None:
-        super().applied()
+    def finish_update(self) -> None:
+        super().finish_update()
         if self.steps % self.every == 0:
             with mark_traffic("weights"):
                 for master in self._masters:

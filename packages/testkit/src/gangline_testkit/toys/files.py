@@ -209,7 +209,7 @@ class FilesCheckpointer(Checkpointer):
             return
         content = _checked(shard.name, box, kept, directory)
         values = _decode(content, kept["dtype"], box.shape)
-        shard.local.detach()[common.within(shard.box)] = values[common.within(box)].to(shard.dtype)
+        shard.local.detach()[common.slices_within(shard.box)] = values[common.slices_within(box)].to(shard.dtype)
 
 
 def _checked(name: str, box: Box, kept: dict[str, Any], directory: Path) -> bytes:

@@ -17,7 +17,7 @@ from gangline.config.schema import (
     TrackConfig,
 )
 from gangline.errors import Problem
-from gangline.model.tree import Node, Shape, nodes, replaced
+from gangline.model.tree import Node, Shape, nodes, replace_node
 from gangline.plan import Cut, Fold, Init, Plan, matches
 from gangline.plugin.hooks import hookimpl
 from gangline.plugin.parts import Part
@@ -82,7 +82,7 @@ def edit_lanes(tree: Node, plan: Plan, options: Lanes) -> tuple[Node, Plan, list
     for path in claimed:
         dim = dict(nodes(tree))[path].dim  # type: ignore[attr-defined]
         node = LanesNode(dim=dim, lanes=options.lanes, width=options.width, penalty=options.penalty)
-        tree = replaced(tree, path, node)
+        tree = replace_node(tree, path, node)
     there = f"{plan.blocks}.*.feed_forward"
     plan = replace(
         plan,
@@ -90,7 +90,7 @@ def edit_lanes(tree: Node, plan: Plan, options: Lanes) -> tuple[Node, Plan, list
         inits=tuple(init for init in plan.inits if not matches(there, init.pattern)),
         names=tuple(name for name in plan.names if not matches(there, name.pattern)),
     )
-    plan = plan.extended(
+    plan = plan.extend(
         cuts=(Cut(f"{there}.w_in", 0, "lane"), Cut(f"{there}.w_out", 0, "lane")),
         inits=(Init(f"{there}.balance", "constant", 0.0), Init(there, "normal", 0.1)),
         folds=(Fold("lane", options.fold, ("dp_shard",)),),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gangline.callback import Callback, Metrics, like_parameters
+from gangline.callback import Callback, Metrics, allocate_like
 from gangline.comm.base import Comms, Store
 from gangline.config.schema import Run
 from gangline.optimizer import Optimizer
@@ -29,7 +29,7 @@ class PreviousCallback(Callback):
         self, runtime: Runtime, optimizer: Optimizer, comms: Comms, store: Store | None, device: torch.device
     ) -> None:
         self.runtime = runtime
-        self.registry, self.arrays = like_parameters(runtime, f"{self.place}/{LABEL}")
+        self.registry, self.arrays = allocate_like(runtime, f"{self.place}/{LABEL}")
 
     def shards(self) -> Iterable[Shard]:
         return self.arrays

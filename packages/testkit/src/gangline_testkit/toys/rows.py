@@ -205,7 +205,7 @@ class RowsRuntime(Runtime):
         return losses if self.axes.speaks else []
 
     @torch.no_grad()
-    def applied(self) -> None:
+    def finish_update(self) -> None:
         for path, module in listeners(self.model, "", self.plan):
             module.after_step(self.emitted.get(self.plan.emits_under(path), {}))
 
@@ -233,7 +233,7 @@ class RowsRuntime(Runtime):
         for part in self.parts.values():
             yield from self._shards_of(part)
         for name, buffer in self.buffers.items():
-            ((box, primary),) = self.registry.of_rank(model_array(name), self.rank)
+            ((box, primary),) = self.registry.list_rank_boxes(model_array(name), self.rank)
             yield Shard(model_array(name), tuple(buffer.shape), buffer.dtype, box.offset, buffer, primary)
 
     def _shards_of(self, part: RowsOf) -> list[Shard]:

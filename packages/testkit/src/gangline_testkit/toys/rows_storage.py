@@ -46,7 +46,7 @@ class RowsOf:
         self.name, self.comm, self.dtype, self.trained = name, comm, dtype, trained
         layout = registry[model_array(name)]
         self.shape = layout.shape
-        held = registry.of_rank(model_array(name), rank)
+        held = registry.list_rank_boxes(model_array(name), rank)
         self.boxes = [box for box, _ in held]
         self.primary = [primary for _, primary in held]
         self.place = _place_on_fold(layout, registry.mesh, rank)

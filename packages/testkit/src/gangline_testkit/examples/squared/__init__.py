@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from gangline import Part, hookimpl
-from gangline.model.linear_nodes import LINEAR, fitted
+from gangline.model.linear_nodes import LINEAR, fit_linears
 from gangline.model.tree import Node
 from gangline_basics.model.config import Tiny
 from gangline_basics.model.decoder_tree import attention_of, block_of
@@ -20,7 +20,7 @@ class SquaredNode(Node):
     w_down: Node = LINEAR
 
     def __post_init__(self):
-        fitted(self, {"w_up": (self.dim, self.hidden), "w_down": (self.hidden, self.dim)})
+        fit_linears(self, {"w_up": (self.dim, self.hidden), "w_down": (self.hidden, self.dim)})
 
 
 @dataclass

@@ -18,7 +18,7 @@ from gangline.config.recipes import read_recipe, recipes
 from gangline.plugin.hooks import GROUPS, LISTS
 from gangline.plugin.registry import installed
 
-CONFIGS = Path(__file__).parents[3] / "configs"
+CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 @pytest.fixture(scope="module")
