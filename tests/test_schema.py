@@ -13,10 +13,10 @@ from jsonschema import Draft202012Validator
 from gangline.cli.main import main
 from gangline.cli.train import main as train
 from gangline.config.fields import REQUIRED, defaults
-from gangline.config.json_schema import run_schema
 from gangline.config.recipes import read_recipe, recipes
 from gangline.plugin.hooks import GROUPS, LISTS
 from gangline.plugin.registry import installed
+from gangline_basics.json_schema import run_schema
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 

@@ -79,5 +79,10 @@ def gangline_commands() -> Iterable[Command]:
     yield Command(name="runs", run=f"{runs}.command:main", summary="The runs in a folder: where each stands")
     yield Command(name="compare", run=f"{runs}.compare:main", summary="What differs between runs, and their curves")
     yield Command(
+        name="schema",
+        run="gangline_basics.json_schema:main",
+        summary="JSON Schema of a run's configuration, for editors",
+    )
+    yield Command(
         name="sample", run="gangline_basics.sampling.command:main", summary="Write text with the model of a run"
     )

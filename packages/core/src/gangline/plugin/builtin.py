@@ -12,6 +12,3 @@ def gangline_commands() -> Iterable[Command]:
     yield Command(
         name="plugins", run="gangline.cli.plugins:main", summary="What is installed, who supplies it, what failed"
     )
-    yield Command(
-        name="schema", run="gangline.cli.schema:main", summary="JSON Schema of a run's configuration, for editors"
-    )

@@ -1,13 +1,15 @@
-"""JSON Schema of a run's configuration, for editors: sections, groups, parts and options of this environment.
+"""`gangline schema`: the JSON Schema of a configuration, for editors: every section, group, part and option here.
 
 It holds for config.yaml and for recipes, which leave most out, so it requires nothing. Torch-free.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -24,6 +26,14 @@ from gangline.plugin.registry import OFF, installed
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
 _KEYWORDS = {Ge: "minimum", Gt: "exclusiveMinimum", Le: "maximum", Lt: "exclusiveMaximum", MultipleOf: "multipleOf"}
 _REFERENCE = {"type": "string", "pattern": r"\$\{"}  # to another option or to the environment
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the schema."""
+    about = "Print the JSON Schema of config.yaml and of recipes, with every installed part."
+    argparse.ArgumentParser(prog="gangline schema", description=about).parse_args(list(argv))
+    print(json.dumps(run_schema(), ensure_ascii=False))
+    return 0
 
 
 def run_schema() -> dict[str, Any]:
