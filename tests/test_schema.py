@@ -17,6 +17,7 @@ from gangline.config.recipes import read_recipe, recipes
 from gangline.plugin.hooks import GROUPS, LISTS
 from gangline.plugin.registry import installed
 from gangline_basics.json_schema import run_schema
+from gangline_testkit import as_installed
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -101,3 +102,12 @@ def test_option_has_its_help_and_default(validator):
     steps = validator.schema["properties"]["run"]["properties"]["steps"]
     assert steps["description"] == "optimizer steps (at least 1)"
     assert (steps["default"], steps["anyOf"][0]) == (300, {"type": "integer", "minimum": 1})
+
+
+def test_parts_of_others_are_in_it():
+    with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
+        schema = run_schema()
+    assert "apart" in schema["properties"]["parts"]["properties"]["parallel"]["enum"]
+    validator = Draft202012Validator(schema)
+    assert mistakes(validator, {"parts": {"parallel": "apart"}, "parallel": {"every": 2}}) == []
+    assert mistakes(validator, {"parts": {"parallel": "apart"}, "parallel": {"every": 0}}) == ["parallel.every"]

@@ -83,10 +83,3 @@ def test_it_is_listed_and_what_is_missing_is_named(site):
     wrong = run(site, "gangline.cli.train", "batch.global_size=0", "model.vocab_size=0")
     assert wrong.returncode == 2
     assert "batch.global_size=0" in wrong.stderr
-
-
-def test_schema_has_the_parts_of_the_environment(site):
-    done = run(site, "gangline", "schema")
-    assert done.returncode == 0, done.stderr
-    schema = json.loads(done.stdout)
-    assert schema["properties"]["parts"]["properties"]["optimizer"] == {"enum": ["descent"]}
