@@ -1,4 +1,4 @@
-"""Arrays of a checkpoint for which the resumed run has no place: `leaves` of an optimizer or a callback decides."""
+"""Arrays of a checkpoint for which the resumed run has no place: `may_drop` of an optimizer or a callback decides."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_leftover_optimizer_array_is_refused_by_name(with_old):
 
 def test_leftover_optimizer_array_that_the_optimizer_leaves_is_noted(with_old, monkeypatch):
     asked = []
-    monkeypatch.setattr(Optimizer, "leaves", lambda self, names: asked.append(names) or names)
+    monkeypatch.setattr(Optimizer, "may_drop", lambda self, names: asked.append(names) or names)
     assert any("optimizer arrays that this run does not use" in note for note in resumed(with_old).notes)
     assert asked == [[OLD]], "the optimizer is asked once, about arrays without a place alone"
 
@@ -71,7 +71,7 @@ def test_leftover_callback_arrays_are_left_by_default(run_dir):
 
 
 def test_leftover_callback_array_that_the_callback_needs_is_refused(run_dir, monkeypatch):
-    monkeypatch.setattr(EmaCallback, "leaves", lambda self, names: ())
+    monkeypatch.setattr(EmaCallback, "may_drop", lambda self, names: ())
     with pytest.raises(UserError, match="state that this run has no place for") as caught:
         resumed(run_dir, "[0.9]")
     assert "callback/ema/0.5/" in str(caught.value)

@@ -67,8 +67,8 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
         """
         start_from_weights(shards, weights)
 
-    def leaves(self, names: Sequence[str]) -> Collection[str]:
-        """Return those of `names` that a resume may leave over; it refuses a checkpoint with others, by name.
+    def may_drop(self, names: Sequence[str]) -> Collection[str]:
+        """Return those of `names` that a resume may drop; a resume refuses a checkpoint with others, by name.
 
         names: the arrays `<place>/...` of the checkpoint that `registry` lacks. Equal on all ranks. By default all: a
         callback may keep less than before, as one average of two. A note says so. Arrays of a callback that the run no

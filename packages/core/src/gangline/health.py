@@ -138,7 +138,7 @@ class Agreed:
         return [verdict for verdict in self.verdicts if verdict.kind == kind]
 
     def list_orders(self, kind: str, action: Action) -> list[Attempt]:
-        """How often this was done about verdicts of this kind, oldest first: what a budget counts."""
+        """The earlier orders of this action for verdicts of this kind, oldest first: a budget counts them."""
         return [line for line in self.history if kind in line.kinds and line.order == action.name.lower()]
 
 
@@ -147,7 +147,7 @@ class HealthCheck(Callback, ABC):
 
     But for `before_run` and `collective`, in which ranks wait for each other: none may go on without the rest. What one
     of these raises ends that start of the ranks, and the next ones of the job do without the check, or without the part
-    of it that had the word (`run_within`).
+    of it that was running (`run_within`).
 
     Collectives belong in `before_run` and `collective`, on any Comm that `attach` was given.
     """
@@ -196,7 +196,7 @@ class HealthCheck(Callback, ABC):
 
 @contextmanager
 def run_within(part: str) -> Iterator[None]:
-    """Within, that part of the check that core has called has the word: what fails or stands still is its fault alone.
+    """Attribute an exception or a hang inside this block to one part of the check that core has called.
 
     The next starts of the job ask the check to do without it (`HealthCheck.leave_out`).
     """

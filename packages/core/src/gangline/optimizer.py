@@ -31,8 +31,8 @@ class Optimizer(ABC):
         """What is loaded from a checkpoint with this `state`: `shards`, or others that `load_state` makes these of."""
         return self.shards()
 
-    def leaves(self, names: Sequence[str]) -> Collection[str]:
-        """Return those of `names` that a resume may leave over; it refuses a checkpoint with others, by name.
+    def may_drop(self, names: Sequence[str]) -> Collection[str]:
+        """Return those of `names` that a resume may drop; a resume refuses a checkpoint with others, by name.
 
         names: the `optimizer/...` arrays of the checkpoint that neither `registry` nor `select_filled` of any rank has.
         Equal on all ranks. By default none: a run without a part of its state is another run.

@@ -171,7 +171,7 @@ class Name:
     nothing like.
     rows: (first, of): ours are the rows from `first` on of theirs, which has so many and is shared by several of ours
     (queries, keys and values in one matrix); of a transposed one they are its columns. None: theirs is ours alone.
-    every: only every so many rows from the first on are ours; the others are those of as many of ours, as long.
+    every: with n, rows first, first + n, ... are ours; those between belong to n - 1 other parameters of this length.
     dim: the dim of ours that `rows` counts along.
     optional: files may lack theirs; ours is then drawn.
     unread: files may hold theirs although the model has no such parameter: this "tensor" alone (a mask), or the whole
@@ -247,7 +247,7 @@ class Plan:
     seams: tuple[Seam, ...] = ()
     folds: tuple[Fold, ...] = ()
     master_dtype: tuple[str, ...] = ()  # modules whose parameters are always computed in the master dtype (a router)
-    partial_grad: tuple[str, ...] = ()  # whole, but used on what `tp` cut (a norm over a head): tp adds its gradients
+    partial_grad: tuple[str, ...] = ()  # not cut by `tp`, on activations that are: gradients are summed over tp
     frozen: tuple[str, ...] = ()  # what is not trained: kept and saved, with neither gradient nor moments
     kept: tuple[Kept, ...] = ()  # what of that is kept in fewer bits
     trained: tuple[str, ...] = ()  # what is trained inside of that; of all that match the most specific pattern decides

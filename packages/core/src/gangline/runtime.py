@@ -158,9 +158,9 @@ class Runtime(ABC):
     registry: Registry  # of the `model/...` arrays, whole and the same on every rank
     rank: int  # this rank's own, global number
     data_coordinate: tuple[int, int]  # (index, width): which share of the global batch this rank reads
-    # Axes along which ranks that hold the same boxes have other weights, gradients and optimizer state between
-    # synchronisations. Its registry says so (`Registry.of(..., differs=)`): the first rank along them is primary, so a
-    # checkpoint holds its values, and `evaluate`, `score` and `generate` use these too, on all ranks.
+    # Axes along which replicas hold different weights, gradients and optimizer state between synchronisations. Pass the
+    # same axes to `Registry.of(..., differs)`: the first rank along them is then primary, so a checkpoint holds its
+    # values. `evaluate`, `score` and `generate` have to use these values too, on all ranks.
     differs: frozenset[str] = frozenset()
 
     @abstractmethod
@@ -185,8 +185,8 @@ class Runtime(ABC):
 
         Each rank passes its share, one sample a batch and as many as every other rank; what does not divide is filled
         up with samples whose `loss_mask` is empty, and these score 0. The shares follow each other in order of
-        `data_coordinate`. Valid targets are summed; in evaluation, without gradients. each: how many losses the model
-        gives of such a sample, (each,) in the place of their sum; of more than one (n, each) comes back. Raises
+        `data_coordinate`. Valid targets are summed; in evaluation, without gradients. each: losses per sample. With 1
+        the result is (n,); otherwise the model returns (each,) for a sample, and the result is (n, each). Raises
         ValueError, on all ranks, where the shares differ in length.
         """
 
@@ -240,18 +240,17 @@ class Runtime(ABC):
         dtype (its gradients, a momentum); of a stack (3 dims and more) each matrix is mapped by itself. Gives the same
         names with pieces of what came of them. It takes from `given` as it goes, some matrices ahead of what it gives.
 
-        Which rank maps a matrix is the runtime's choice, the same on all ranks: `function` is called for every matrix
-        once among the replicas and shards of it, and must be a function of the matrix, and of what that rank keeps of
-        it, alone, so that all get the bits which each would have got by itself. All ranks of the stage call it with the
-        same names in the same order, and take all that it gives.
+        Which rank maps a matrix is the runtime's choice, the same on all ranks. `function` is called once for each
+        matrix, on one rank; its result may depend only on the matrix and on state that this rank stores for it. All
+        ranks of the stage call `map_matrices` with the same names in the same order, and take all that it gives.
         """
 
     @abstractmethod
     def matrix_owners(self, names: Sequence[str]) -> Mapping[MatrixId, int]:
         """The global rank that maps each matrix of these parameters, on whatever stage: the same on all ranks.
 
-        For who keeps something of each matrix beside it: `map_matrices` calls there, as long as each stage gives it its
-        own of these names, all of them in this order. No communication.
+        State of a matrix belongs on this rank: `map_matrices` calls `function` there, as long as each stage gives it
+        all of its own names among these, in this order. No communication.
         """
 
     @abstractmethod

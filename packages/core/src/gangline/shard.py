@@ -122,7 +122,8 @@ class Division:
     rows    bounds count rows of what the earlier divisions left, leading dims flattened (a row runs along the last
             dim); such a part of a stacked array is a few boxes. `bounds` may then depend on the part that the earlier
             divisions gave: there is one tuple for each of those, in joint order
-    Two divisions of an array have the same axes, or none in common.
+    Two divisions of an array have the same axes, or none in common. An array of 6 rows on two shards of ZeRO has one,
+    Division(("dp_shard",), ((0, 3, 6),)). Plugins seldom make one: `Registry.like` lays arrays out as others are.
     """
 
     axes: tuple[str, ...]
@@ -246,8 +247,8 @@ def _lead(box: Box, index: int, inner: Box) -> Box:
 class Places:
     """Which part of an array, and which replica of it, a place on the mesh holds.
 
-    Along each tuple of axes that divisions use the joint coordinate is a number with mixed digits; a division reads
-    one of them, and the digits that none reads count replicas, as do the axes that no division names.
+    Along each tuple of axes that divisions use the joint coordinate is a mixed-radix number; a division reads one of
+    its digits, and the digits that none reads count replicas, as do the axes that no division names.
     """
 
     def __init__(self, mesh: Mesh, layout: Layout) -> None:

@@ -38,7 +38,7 @@ class Tracker(ABC):
         """A line for people: a warning, a sample, a checkpoint."""
 
     def start_end(self, summary: dict[str, Any]) -> None:
-        """Before any tracker's `end`: begin to send what is left, and do not wait. So those that wait wait together."""
+        """Before any tracker's `end`: begin to send what is left, without waiting, so that all send in parallel."""
 
     def end(self, summary: dict[str, Any]) -> None:
         """After the last step, also when the run ends early; `summary` says how."""

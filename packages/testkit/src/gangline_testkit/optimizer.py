@@ -200,7 +200,7 @@ class OptimizerSuite(PartSuite):
 def list_leftover(job: Job, state: str) -> list[str]:
     """Which arrays of such a state a fresh optimizer leaves over."""
     runtime, optimizer = start(job)
-    return sorted(optimizer.leaves([f"optimizer/{state}/{name}" for name in runtime.names()]))
+    return sorted(optimizer.may_drop([f"optimizer/{state}/{name}" for name in runtime.names()]))
 
 
 def step_known_gradients(job: Job, count: int) -> list[Held]:

@@ -83,7 +83,7 @@ class NeedsItsState(PreviousCallback):
 class LeavesOthers(PreviousCallback):
     """Answers with arrays of its own, whatever it is asked about."""
 
-    def leaves(self, names):
+    def may_drop(self, names):
         return [f"{self.place}/previous/{name.rpartition('/')[2]}" for name in names]
 
 

@@ -279,7 +279,7 @@ class Copies(Built):
 class Careless(Built):
     """Gives up whatever a checkpoint has beyond its own state."""
 
-    def leaves(self, names):
+    def may_drop(self, names):
         return names
 
 

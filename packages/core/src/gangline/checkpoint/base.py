@@ -137,7 +137,7 @@ class Checkpointer(ABC):
 
         A missing name or another shape is a UserError; damage raises BadCheckpoint, on every rank. Names left over are
         not an error here: sampling and export take the weights alone. Core refuses to resume from a checkpoint with
-        arrays for which the run has no place, but for those that `Optimizer.leaves` or `Callback.leaves` gives up.
+        arrays for which the run has no place, but for those that `Optimizer.may_drop` or `Callback.may_drop` gives up.
         """
 
     def latest(self) -> CheckpointId | None:

@@ -24,7 +24,7 @@ class FirstModel:
 
     score      log-likelihood in nats of the targets that count of each of these samples, (n,) float64, by the model as
                it is now. All ranks call it with the same samples, and all get all of the answer. With a number k
-               behind them (n, k): so many losses the model gives of such a sample, as `Runtime.score` has it
+               behind them (n, k): losses per sample, as in `Runtime.score`
     directory  of the run: what is kept there outlives the process
     step       steps that are done: 0 where the model is the one that the run begins with
     writes     whether this rank is the one to write into the directory

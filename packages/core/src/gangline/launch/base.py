@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Preparation(ABC):
     """What a launcher makes ready while a run is still composed: capability `preparation`, a class without arguments.
 
-    That of the launcher which a run has by default is asked where its ranks will be started here.
+    Core calls that of the default launcher alone, and only if ranks start on this machine.
     """
 
     @abstractmethod
@@ -46,8 +46,8 @@ class Launcher(ABC):
         """Run to the end; the exit code of the run. Leaves no process behind, whatever happens.
 
         The directory is held by this process, and its lock is the launcher's from now on: one whose ranks run elsewhere
-        (`LaunchConfig.here`) hands it over (`RunDirectory.hand_over`) as soon as a job may have it. A UserError before
-        that takes a new directory away, one after it leaves the directory to the job.
+        (`LaunchConfig.here`) hands it over (`RunDirectory.hand_over`) as soon as a job may have it. If it raises
+        UserError before that, core deletes a directory that is new; afterwards the directory is kept.
         """
 
     def launch_all(self, directories: Sequence[RunDirectory]) -> list[int]:

@@ -17,7 +17,7 @@ _BUILD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One choice in one group, as `conda`'s and `hatch`'s provider hooks yield them.
+    """One choice in one group.
 
     Each part has a config class of its own (subclass one to offer other defaults), so that a config object alone tells
     which part it configures. Raises ValueError or TypeError where a field is not what its comment says.
@@ -29,9 +29,9 @@ class Part:
     summary: str  # one line in `gangline plugins`
     group: str | None = None  # where the hook has no group of its own: gangline_model_edits, gangline_parts
     opens: Mapping[str, str] = field(default_factory=dict)  # nested groups: field of the config -> default choice
-    views: Mapping[str, str] = field(default_factory=dict)  # nested group that it opens -> group whose parts it offers
+    views: Mapping[str, str] = field(default_factory=dict)  # field that it opens -> group of its choices
     needs: tuple[str, ...] = ()  # "group=name" of parts that a run with this one must have
-    reads: tuple[str, ...] = ()  # groups of the plugin's own, without a "/", that this part builds from `run.extra`
+    reads: tuple[str, ...] = ()  # groups opened by plugins whose part this one builds: `run.extra[group]`
     capabilities: Mapping[str, str] = field(default_factory=dict)  # what else others may ask of it -> "module:name"
     words: Mapping[str, str] = field(default_factory=dict)  # of other frameworks -> what to type; {n}: their number
     synonyms: Mapping[str, str] = field(default_factory=dict)  # option -> what other frameworks call it, in words

@@ -1,4 +1,4 @@
-"""attempts.jsonl: each start of a run and each return to an older checkpoint, so that no abandoned branch goes on.
+"""attempts.jsonl: each start of a run and each return to an older checkpoint. It decides which a run goes on from.
 
 An order that changes the course without going back (a restart, a stop, a cut of the learning rate, an exclusion) is a
 line as well, so that what really happened can be counted, also after a rollback. A run that is resumed goes on in its

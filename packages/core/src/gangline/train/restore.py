@@ -207,7 +207,7 @@ def holds_weights_alone(session: Session, id: CheckpointId) -> bool:
 
 
 def agree_on_damage(session: Session, id: CheckpointId, bad: str) -> str:
-    """Damage that any rank has met, the same answer on all ranks; None where there is none."""
+    """Damage that any rank has met, the same answer on all ranks; "" where there is none."""
     flag = torch.tensor([float(bool(bad))], dtype=torch.float64, device=session.device)
     session.comms.world.all_reduce(flag, op="max")
     return bad or (f"checkpoint {id} is damaged (seen by another rank)" if float(flag) else "")
@@ -250,17 +250,17 @@ def _check(session: Session, id: CheckpointId, document: Document) -> None:
 
 
 def _check_leftover(session: Session, id: CheckpointId, stored: Iterable[str], wanted: Iterable[Shard]) -> None:
-    """Raise UserError for stored arrays that this run has no place for and may not leave over. Called by all ranks."""
+    """Raise UserError for stored arrays that this run has no place for and may not drop. Called by all ranks."""
     loaded = sorted({shard.name for shard in wanted if shard.name not in session.registry})
     known = {name for names in gather_json(session.comms.world, session.device, loaded) for name in names}
     left = [name for name in stored if name not in session.registry and name not in known]
     refused = [name for name in left if not name.startswith((OPTIMIZER, *OPTIONAL))]
     if own := [name for name in left if name.startswith(OPTIMIZER)]:
-        refused += _select_refused(own, session.optimizer.leaves(own))
+        refused += _select_refused(own, session.optimizer.may_drop(own))
     for place in _places(left):
         theirs = [name for name in left if name.startswith(f"{place}/")]
         if member := session.members.get(place):
-            leaves = call_member(session, place, member.leaves, theirs)
+            leaves = call_member(session, place, member.may_drop, theirs)
             refused += _select_refused(theirs, theirs if leaves is None else leaves)
     if refused:
         what = ", ".join(refused[:3])
