@@ -306,8 +306,8 @@ class ExcludesCheck(HealthCheck):
             yield Verdict("bad-link", "rank 1", 1.0, "1 of 8", Action.STOP)
 
     def respond(self, agreed, record):
-        if agreed.of("bad-link"):
-            again = agreed.ordered("bad-link", Action.RESTART)
+        if agreed.select("bad-link"):
+            again = agreed.list_orders("bad-link", Action.RESTART)
             return Order(Action.WARN if again else Action.RESTART, ("bad-link",), exclude=() if again else self.ranks)
 
 

@@ -516,8 +516,8 @@ class GoesBackCheck(HealthCheck):
             yield Verdict("bad-link", "rank 0", 1.0, "1 of 8", Action.STOP)
 
     def respond(self, agreed, record):
-        if agreed.of("bad-link"):
-            again = len(agreed.ordered("bad-link", Action.RESTART))
+        if agreed.select("bad-link"):
+            again = len(agreed.list_orders("bad-link", Action.RESTART))
             return Order(Action.WARN if again else Action.RESTART, ("bad-link",))
 
 
@@ -553,7 +553,7 @@ import sys
 from dataclasses import dataclass
 
 from gangline import Part, hookimpl
-from gangline.health import Action, HealthCheck, Verdict, within
+from gangline.health import Action, HealthCheck, Verdict, run_within
 from gangline.config.schema import HealthConfig
 
 
@@ -588,7 +588,7 @@ class RaisesCheck(HealthCheck):
         if self.whole:
             raise OSError("no such driver")
         for part in self.left:
-            with within(part):
+            with run_within(part):
                 if part == "second":
                     raise OSError("no such driver") if self.asked != "exits" else SystemExit(0)
 

@@ -34,7 +34,7 @@ for step in range(1, 7):
         before = pulse.wait(row)
         if step == 6:
             os.kill(os.getpid(), signal.SIGKILL)
-        pulse.done(row, before)
+        pulse.finish(row, before)
 """
 
 
@@ -97,7 +97,7 @@ def test_it_can_be_read_as_soon_as_it_says_whose_it_is_and_not_before(tmp_path, 
             early.append(file)
         return real(pid)
 
-    monkeypatch.setattr("gangline.pulse.write.born", looked_at)
+    monkeypatch.setattr("gangline.pulse.write.read_birth", looked_at)
     Pulse.open(tmp_path, 3, 8, 2, owner=os.getpid())
     (file,) = find(tmp_path)
     assert early == [file]
