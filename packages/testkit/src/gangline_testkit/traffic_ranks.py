@@ -15,8 +15,8 @@ from gangline_testkit import strategy_ranks as ranks
 
 
 @dataclass
-class Sent:
-    """Of one rank and step: bytes by purpose, and the bytes of this rank's gradients."""
+class StepTraffic:
+    """Bytes that one rank sent in a step, by purpose, and the bytes of its gradients."""
 
     sent: Counter[str]
     gradients: int
@@ -53,10 +53,10 @@ class CountingComm(Wrapped):
         return super()._exchange(sends, recvs, background)
 
 
-def count_step(job: ranks.Job) -> Sent:
+def count_step(job: ranks.Job) -> StepTraffic:
     """A step, and the norm of its gradients."""
     sent: Counter[str] = Counter()
     runtime = ranks.start(job, lambda comms: WrappedComms(comms, lambda comm: CountingComm(comm, sent)))
     sent.clear()
     stepped = ranks.run_step(runtime, job.share(0, *runtime.data_coordinate))
-    return Sent(sent, sum(gradient.nbytes for _, _, gradient in stepped.held))
+    return StepTraffic(sent, sum(gradient.nbytes for _, _, gradient in stepped.held))

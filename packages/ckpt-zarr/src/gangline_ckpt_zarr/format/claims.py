@@ -55,7 +55,7 @@ def name(text: str) -> str:
 def axes(value: Any) -> tuple[str, ...]:
     """Names of mesh axes. Raises ValueError."""
     if not isinstance(value, list) or len(value) > MOST_DIMS or not all(isinstance(axis, str) for axis in value):
-        raise ValueError(f"{_short(value)} is no list of axes")
+        raise ValueError(f"{_short(value)} is not a list of axes")
     return tuple(value)
 
 

@@ -1,4 +1,4 @@
-"""What collectives are for: marked by whoever starts them, read by whoever wraps a `Comm`.
+"""Purposes of collectives: the code that starts one marks it, and a part that wraps a `Comm` reads the mark.
 
     with mark_traffic("gradients"):
         pending = reduction.reduce(bucket, comm)
