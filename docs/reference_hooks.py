@@ -7,16 +7,23 @@ import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+import typing
+from abc import ABC
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from mdtext import anchor, cell, code_cell, paragraphs, prose
 
+import gangline.config
 import gangline_testkit
-from gangline.comm.base import Comm
-from gangline.comm.ordered import Later
+from gangline.comm.base import Comm, Pending
+from gangline.comm.ordered import Later, sum_rows
 from gangline.config.fields import comments_of
+from gangline.config.ranges import words
+from gangline.config.schema import PartConfig
 from gangline.data.base import DataSource
 from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
+from gangline.errors import Problem
 from gangline.gradients import Bucket, BucketLayout, GradientReduction, GradientSlot
 from gangline.plugin import registry
 from gangline.plugin.hooks import HOOKS, Command, Hook, Kind
@@ -33,6 +40,21 @@ The [author's guide](plugins.md) starts with a complete plugin; this page lists 
 A part names its `build` as text, `"package.module:function"`, and a run imports it only when it has chosen the part.
 The classes that authors implement are listed under [contracts](#contracts). A hook without a group of its own takes
 parts of any group: each part names its group, and a group that is new is [opened](plugins.md#groups-of-your-own).
+"""
+
+OPTIONS = """\
+## Options
+
+The bases of configurations, and what a part's configuration may answer: each member has a default. `run` is the whole
+[run](how-to/model-edit.md), so `run.precision` is the configuration of the chosen precision, and
+`gangline.plugin.registry.installed().part_of(run.precision).part.name` its name.
+"""
+
+RANGES = """\
+### Ranges
+
+`gangline.config` has short names for ranges that many options have. `annotated_types`, which comes with core, has the
+others.
 """
 
 SUITES = """\
@@ -55,10 +77,13 @@ def page() -> str:
     ]
     classes = [_load(hook.contract) for hook in HOOKS if hook.contract]
     after = classes.index(GradientReduction) + 1
-    classes[after:after] = [Bucket, BucketLayout, GradientSlot, Comm, Later]  # what a reduction works with
+    # what a reduction works with
+    classes[after:after] = [Bucket, BucketLayout, GradientSlot, Comm, Pending, Later, sum_rows]
     after = classes.index(DataSource) + 1
     classes[after:after] = [BatchReader, ReadPlace, StoredBatch]  # what a source's `reader` is made of
     found += ["## Contracts", "", "Members in bold have to be written.", "", *map(_contract_of, classes)]
+    bases = dict.fromkeys([PartConfig, *(hook.options for hook in HOOKS)])
+    found += [OPTIONS, *map(_options_of, bases), _contract_of(Problem), *_ranges()]
     suites = [name for name in gangline_testkit.__all__ if name.endswith("Suite")]
     return "\n".join([*found, SUITES, *map(_suite, suites)])
 
@@ -86,7 +111,8 @@ def _hook(hook: Hook) -> str:
     what, _, more = said.strip().partition("\n\n")
     rows = [f"## {hook.name}", "", prose(what), ""]
     if hook.yields is Part:
-        rows += [f"Options derive from `gangline.config.{hook.options.__name__}`.", ""]
+        name = hook.options.__name__
+        rows += [f"Options derive from [`gangline.config.{name}`](#{anchor(name)}).", ""]
     if hook.contract:
         article = "an" if _linked(hook)[1] in "AEIOU" else "a"
         returns = f"`{hook.returns}`, see {_linked(hook)}" if hook.returns else f"{article} {_linked(hook)}"
@@ -104,9 +130,30 @@ def _linked(hook: Hook) -> str:
 
 
 def _contract_of(cls: type) -> str:
-    """A class that authors derive from, and its members."""
+    """A class that authors derive from and its members, or a function that they call."""
+    if inspect.isfunction(cls):
+        return "\n".join([f"### {cls.__name__}", "", f"`{_public(cls)}{_signature(cls)}`", "", inspect.getdoc(cls), ""])
     rows = [f"### {cls.__name__}", "", f"`{_public(cls)}`", "", paragraphs(inspect.getdoc(cls) or ""), ""]
     return "\n".join([*rows, "| | |", "|---|---|", *_fields(cls), *_methods(cls), ""])
+
+
+def _options_of(cls: type[PartConfig]) -> str:
+    """What a group's configurations may answer: the members of its base, and of what that derives from beside."""
+    bases = [base for base in cls.__mro__ if base is cls or not issubclass(PartConfig, base)]
+    members = [row for base in bases if base is not ABC for row in (*_fields(base), *_methods(base, own=vars(cls)))]
+    rows = [f"### {cls.__name__}", "", f"`{_public(cls)}`", "", paragraphs(inspect.getdoc(cls) or ""), ""]
+    return "\n".join([*rows, *(["| | |", "|---|---|", *members, ""] if members else [])])
+
+
+def _ranges() -> Iterator[str]:
+    """The short names of ranges, and what they allow."""
+    yield RANGES
+    yield "| `gangline.config` | |"
+    yield "|---|---|"
+    for name, hint in vars(gangline.config).items():
+        if typing.get_origin(hint) is typing.Annotated:
+            yield f"| `{name}` | `{typing.get_args(hint)[0].__name__}`, {words(hint)} |"
+    yield ""
 
 
 def _fields(cls: type) -> Iterator[str]:
@@ -116,8 +163,11 @@ def _fields(cls: type) -> Iterator[str]:
         yield f"| {mark}{code_cell(found[1])}{mark} | {cell(found[2])} |"
 
 
-def _methods(cls: type) -> Iterator[str]:
+def _methods(cls: type, own: Mapping[str, object] = MappingProxyType({})) -> Iterator[str]:
+    """Rows of the methods of a class; own: those of the class that derives from it, which replace them."""
     for name, member in vars(cls).items():
+        if name in own and member is not own[name]:
+            continue
         function = member.fget if isinstance(member, property) else member
         abstract = getattr(function, "__isabstractmethod__", False)
         if not callable(function) or (name.startswith("_") and not abstract):

@@ -174,7 +174,7 @@ def test_ddp_saves_one_row_of_kept_arrays_per_rank():
     assert all(filled)
 
 
-def test_onebit_refuses_a_loss_scale():
+def test_a_loss_scale_is_refused_beside_what_keeps_something():
     """A step that overflows would leave inf in what error feedback keeps."""
     (problem,) = problems(default_run(parallel="ddp", gradients="onebit", precision="fp16"))
     assert problem.what == "gradients=onebit does not work with precision=fp16."

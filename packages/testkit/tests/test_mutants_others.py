@@ -111,7 +111,9 @@ SUITES = {
         Mutant("gradients=grows", "test_arrays_are_a_function_of_the_layout", "other arrays the second time"),
         Mutant("gradients=dice", "test_a_second_run_has_the_same_bits", "another sum the second time", more=LOSSY),
         Mutant("gradients=silent", "test_says_what_it_loses", "Part.layout_dependent does not say", more=LOSSY),
-        Mutant("gradients=negative", "test_says_bytes_and_numbers", "assert"),
+        Mutant("gradients=negative", "test_says_bytes_and_numbers", "count_sent says -1 bytes"),
+        Mutant("gradients=gathers", "test_says_bytes_and_numbers", "count_sent says"),
+        Mutant("gradients=hoards", "test_says_bytes_and_numbers", "count_kept says 0 numbers"),
     ],
     "OptimizerSuite": [
         Mutant("optimizer=late-state", "test_state_is_there_before_the_first_step", "held by no rank", more=WORLD),

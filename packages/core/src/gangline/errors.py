@@ -19,15 +19,15 @@ RAISED = (Exception, SystemExit)  # by the code of others: a library that ends t
 class Problem:
     """One thing that cannot work, found before anything is started.
 
-    `what` is in the user's own words, `why` gives the reason, `mend` the command or setting that
-    makes it work. A part's ``check(run)`` returns these; all of them are shown at once.
+    A part's ``check(run)`` returns these; all of them are shown at once.
     """
 
-    what: str
-    why: str = ""
-    mend: str = ""
+    what: str  # what is wrong, in the user's own words: "batch.micro_size=3 does not divide 8."
+    why: str = ""  # the reason
+    mend: str = ""  # the command or setting that makes it work
 
     def details(self) -> list[str]:
+        """Return the lines below `what`."""
         return [*self.why.splitlines(), *self.mend.splitlines()]
 
 

@@ -90,8 +90,9 @@ class GradientReduction(ABC):
     def arrays(self, layout: BucketLayout) -> Mapping[str, tuple[int, ...]]:
         """Return name -> shape of what this rank keeps of a bucket between steps: an error, a basis.
 
-        A pure function of the layout: it is called for buckets of other ranks too. The arrays are saved with the run as
-        `local/gradients/...`, and belong to one layout of ranks: in another one they start from zero.
+        A pure function of the layout: it is called for buckets of other ranks too. The arrays are saved with the run
+        under the name of the class, `local/gradients/<class>/...`, and belong to one layout of ranks: in another one
+        they start from zero. `GradientsConfig.count_kept` says how large they are.
         """
         return {}
 

@@ -45,13 +45,8 @@ class Precision(ABC):
 
     @property
     def scale(self) -> float:
-        """What the loss is multiplied by before the backward pass; 1 where there is no loss scale."""
+        """What the loss is multiplied by before the backward pass; 1 unless `PrecisionConfig.finds_scale`."""
         return 1.0
-
-    @property
-    def scales(self) -> bool:
-        """Whether a step that is not finite is routine (a loss scale being found)."""
-        return False
 
     def update(self, found_inf: bool) -> None:
         """Told after each step whether it was not finite; the same on all ranks."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, run_within
-from gangline.plugin import registry
 from gangline_health import playbooks
 from gangline_health.config import WatchedHealth
 from gangline_health.hangs import flight
@@ -36,9 +35,8 @@ class WatchCheck(HealthCheck):
         self.config, self.run_dir = config, run.job.dir
         self.monitors: dict[str, Monitor] = {}
         if config.numbers.on:
-            scaled = registry.build(run.precision, run).scales
             tokens = run.batch.global_size * run.batch.sequence_length
-            self._add(NumbersMonitor(config.numbers, scaled, tokens))
+            self._add(NumbersMonitor(config.numbers, run.precision.finds_scale, tokens))
         every = run.checkpoint.every if isinstance(run.checkpoint.every, int) else None
         if config.corruption.on:
             self._add(CorruptionMonitor(config.corruption, every))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from gangline_basics.parallel.kept_gradients import KeptArrays
 from gangline_testkit import rank
 from gangline_testkit.compare import Held
 from gangline_testkit.sessions import session
+from gangline_testkit.traffic_ranks import CountingComm
 
 # matrices, vectors, filling, and a piece of a row; sizes that 2 and 4 ranks divide
 BUCKETS = (
@@ -34,6 +36,9 @@ BUCKETS = (
     ),
     BucketLayout(96, (GradientSlot("embed.weight", 0, (7,)), GradientSlot("embed.weight", 7, (8, 11))), 1),
 )
+
+LARGE = BucketLayout(256 * 512, (GradientSlot("blocks.0.up.weight", 0, (256, 512)),), 1)  # in which filling is little
+LATE = 1_000_000  # a step at which no warm-up goes on
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,18 @@ def _run_step(
             yield pending.pop().wait()
     for one in pending:
         yield one.wait()
+
+
+@torch.no_grad()
+def count_bytes(sums: Sums) -> tuple[int, int]:
+    """(bytes that this rank sends, numbers that it keeps) for the large bucket in float32, after any warm-up."""
+    sent: Counter[str] = Counter()
+    comm = CountingComm(rank.comms(Mesh.of({"dp_replicate": rank.world}), False).axis("dp_replicate"), sent)
+    reduction, layout = build_reduction(sums), replace(LARGE, ranks=comm.size, scatters=sums.scatters)
+    kept = KeptArrays(reduction, [layout], layout, torch.empty(0)).views
+    bucket = Bucket(layout, gradient(layout, 0, 0, comm.index, torch.float32), kept, LATE)
+    (reduction.reduce_scatter if sums.scatters else reduction.reduce)(bucket, comm).wait()
+    return sent.total(), sum(array.numel() for array in kept.values())
 
 
 def describe_arrays(sums: Sums, ranks: int) -> list[dict[str, tuple[int, ...]]]:

@@ -39,7 +39,7 @@ def train_job(build: str, job: Job) -> tuple[list[float], list[dict[str, Tensor]
     for step in range(STEPS):
         stepped = ranks.run_step(runtime, job.share(step, 0, 1))
         for _ in range(40):  # a loss scale needs a few tries until the gradients fit
-            if stepped.finite or not precision.scales:
+            if stepped.finite or not job.run.precision.finds_scale:
                 break
             precision.update(True)
             stepped = ranks.run_step(runtime, job.share(step, 0, 1))
@@ -148,7 +148,7 @@ class PrecisionSuite(PartSuite):
     def test_without_a_loss_scale_it_stays_one(self) -> None:
         precision = self.precision()
         if "scale" not in self.can:
-            assert not precision.scales
+            assert not self.run().precision.finds_scale, "PrecisionConfig.finds_scale, without the claim"
             for outcome in OUTCOMES:
                 assert precision.scale == 1.0
                 precision.update(outcome)
@@ -156,7 +156,7 @@ class PrecisionSuite(PartSuite):
     @needs("scale")
     def test_the_scale_falls_where_steps_are_not_finite(self) -> None:
         precision = self.precision()
-        assert precision.scales
+        assert self.run().precision.finds_scale, "PrecisionConfig.finds_scale is not true"
         first = precision.scale
         precision.update(True)
         assert 0 < precision.scale < first

@@ -23,33 +23,34 @@ class StepTraffic:
 
 
 class CountingComm(Wrapped):
-    """Adds the bytes that are given to each collective to those of its purpose."""
+    """Adds the bytes that a rank sends in each collective to those of its purpose, as rings and direct messages do."""
 
     def __init__(self, inner: Comm, sent: Counter[str]) -> None:
         super().__init__(inner)
         self.sent = sent
 
-    def _count(self, *tensors: Tensor) -> None:
-        self.sent[traffic_purpose()] += sum(x.nbytes for x in tensors)
+    def _count(self, nbytes: int, ranges: int) -> None:
+        """Add `ranges` ranges of what is given, of as many as there are ranks."""
+        self.sent[traffic_purpose()] += nbytes * ranges // self.size
 
     def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
-        self._count(x)
+        self._count(x.nbytes, 2 * (self.size - 1))
         return super()._all_reduce(x, op, background)
 
     def _all_gather(self, x: Tensor, into: Tensor | None, background: bool) -> Pending[Tensor]:
-        self._count(x)
+        self._count(x.nbytes, self.size * (self.size - 1))
         return super()._all_gather(x, into, background)
 
     def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
-        self._count(x)
+        self._count(x.nbytes, self.size - 1)
         return super()._reduce_scatter(x, background)
 
     def _all_to_all(self, x: Tensor, in_splits: Splits, out_splits: Splits, background: bool) -> Pending[Tensor]:
-        self._count(x)
+        self._count(x.nbytes, self.size - 1)
         return super()._all_to_all(x, in_splits, out_splits, background)
 
     def _exchange(self, sends: Transfers, recvs: Transfers, background: bool) -> Pending[Sequence[Tensor]]:
-        self._count(*(x for x, _ in sends))
+        self._count(sum(x.nbytes for x, _ in sends), self.size)
         return super()._exchange(sends, recvs, background)
 
 

@@ -174,11 +174,12 @@ broken(
 
 
 class Refunds(GradientsConfig):
-    def wire_bytes(self, itemsize):
+    def count_sent(self, size, ranks, scatters, itemsize):
         return -1.0
 
 
 broken("gradients", Refunds, "broken_reductions", "negative")
+broken("gradients", GradientsConfig, "broken_reductions", "gathers", "hoards")
 broken("precision", Fp16, "broken_precisions", "scale-forgets", "scale-grows", "scale-ignored")
 
 

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from gangline.comm.ordered import Later
+from gangline.comm.ordered import Later, sum_rows
 from gangline_basics.gradients.plain import PlainSum
 
 
@@ -85,6 +85,21 @@ class Dice(Summed):
 
 class Negative(Summed):
     """Sends fewer bytes than none."""
+
+
+class Gathers(Summed):
+    """Says what a ring sends, and sends all of it to each rank."""
+
+    def reduce(self, bucket, comm):
+        every = comm.start_all_gather(bucket.flat)
+        return Later(every, lambda rows: sum_rows(rows.view(comm.size, -1)))
+
+
+class Hoards(Summed):
+    """Says that it keeps nothing."""
+
+    def arrays(self, layout):
+        return {"last": (layout.size,)}
 
 
 class Silent(AveragesRanks):

@@ -89,7 +89,8 @@ def explain_replicated(
     turns = tuple((StepAction(kind, 0, microbatch),) for microbatch in range(microbatches) for kind in ("F", "B"))
     gradients, ranks = sum(trained.values()), mesh.size(*DATA_AXES)
     calls = ceil(gradients * width.wire / bucket) if bucket and ranks > 1 else 0
-    sent = _gradients(mesh, topology, int(gradients * run.gradients.wire_bytes(width.wire)), calls)
+    nbytes = int(run.gradients.count_sent(gradients, ranks, False, width.wire)) if ranks > 1 else 0
+    sent = _gradients(mesh, topology, nbytes, calls)
     if calls and (kept_numbers := run.gradients.count_kept(gradients, ranks, scatters=False)):
         found["kept by the reduction"] = kept_numbers * width.wire
     rank = RankExplained(
@@ -166,7 +167,7 @@ def _gradients(mesh: Mesh, topology: Topology, nbytes: int, calls: int) -> tuple
             each_datacentre=min(ranks, topology.domains[2][1]),
             tier=topology.tier(mesh, *axes),
             calls=calls,
-            bytes=2 * nbytes * (ranks - 1) // ranks,
+            bytes=nbytes,
             when="end",
             waits=False,
         ),

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from gangline.config.gradient_sizes import count_ring_bytes
 from gangline.config.ranges import NonNegativeInt
 from gangline.config.schema import GradientsConfig
-from gangline.errors import Problem
 from gangline.plugin.parts import Part
-from gangline_basics.precision.config import Fp16
-
-if TYPE_CHECKING:
-    from gangline.config.schema import Run
 
 CHUNK = 256  # gradients that share a scale under gradients=onebit
 
@@ -28,8 +24,8 @@ class SumGradients(GradientsConfig):
 class RoundedGradients(GradientsConfig):
     """Gradients are rounded to bfloat16 on the wire, and added in the dtype of the precision."""
 
-    def wire_bytes(self, itemsize: int) -> float:
-        return 2.0
+    def count_sent(self, size: int, ranks: int, scatters: bool, itemsize: int) -> float:
+        return count_ring_bytes(2 * size, ranks, scatters)
 
 
 @dataclass
@@ -38,16 +34,8 @@ class SignGradients(GradientsConfig):
 
     start_step: NonNegativeInt = 100  # first step whose gradients are compressed; earlier ones are summed as they are
 
-    def check(self, run: Run) -> list[Problem]:
-        if not isinstance(run.precision, Fp16):
-            return []
-        why = "Error feedback keeps what a step lost, and steps that overflow under a loss scale leave inf in it."
-        return [
-            Problem("gradients=onebit does not work with precision=fp16.", why, "precision=bf16, or gradients=bf16.")
-        ]
-
-    def wire_bytes(self, itemsize: int) -> float:
-        return (1 + 32 / CHUNK) / 8
+    def count_sent(self, size: int, ranks: int, scatters: bool, itemsize: int) -> float:
+        return count_ring_bytes(size * (1 + 32 / CHUNK) / 8, ranks, scatters)
 
     def count_kept(self, size: int, ranks: int, scatters: bool) -> int:
         return size + (0 if scatters else size // ranks)

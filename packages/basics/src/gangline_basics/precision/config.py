@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gangline.config.answers import ItemSizes
 from gangline.config.ranges import PositiveFloat, PositiveInt
@@ -45,6 +45,8 @@ class Bf16(PrecisionConfig):
 @dataclass
 class Fp16(PrecisionConfig):
     """Compute in float16 under a loss scale; master weights, gradients and optimizer state in float32."""
+
+    finds_scale: ClassVar[bool] = True
 
     initial_scale: PositiveFloat = 65536.0  # the loss is multiplied by this; powers of two cost no rounding
     growth_interval: PositiveInt = 2000  # finite steps in a row after which the scale doubles

@@ -22,10 +22,6 @@ class ScaledFp16(CastPrecision):
     def scale(self) -> float:
         return self._scale
 
-    @property
-    def scales(self) -> bool:
-        return True
-
     def update(self, found_inf: bool) -> None:
         if found_inf:
             self._scale, self._good = max(self._scale / 2, self._config.min_scale), 0

@@ -35,7 +35,9 @@ class Comm(ABC):
 
     Every rank of the axis makes the same calls in the same order, from the thread that runs the step. Each collective
     is a pair: `all_reduce` returns when its result may be used, `start_all_reduce` at once, with something to wait
-    for; until then its input must stay untouched. Tensors are contiguous. "n" below is `size`.
+    for; until then its input must stay untouched. Tensors are contiguous. Those that are summed are of a dtype that
+    gloo and NCCL sum: floats of 16 bits and more, int8, uint8, int32 and int64; what is only moved may have any of
+    these and float8. "n" below is `size`.
 
     Both of a pair are one call of the method with an underscore, which is what a transport or a wrapper defines;
     background: whether the caller goes on while it runs (NCCL otherwise works on the caller's own stream).

@@ -175,10 +175,17 @@ def _check_needs(run: Run) -> Iterator[Problem]:
 
 
 def _gradients(run: Run) -> Iterator[Problem]:
-    """A reduction of gradients that the strategy would not call."""
+    """A reduction of gradients that the strategy would not call, or that keeps inf of a step that is skipped."""
+    parts = (run.gradients, run.parallel, run.precision)
+    chosen, strategy, precision = (installed().part_of(config).part.name for config in parts)
+    if run.precision.finds_scale and run.gradients.count_kept(LONG, 2, scatters=False):
+        yield Problem(
+            f"gradients={chosen} does not work with precision={precision}.",
+            "It keeps what a step lost, and a step that overflows under the loss scale would leave inf in it.",
+            "precision=bf16, or a reduction that keeps nothing.",
+        )
     if run.gradients.plain or run.parallel.reduces:
         return
-    chosen, strategy = (installed().part_of(config).part.name for config in (run.gradients, run.parallel))
     strategies = [offer.part for offer in installed().offers("parallel").values()]
     others = [part.name for part in strategies if getattr(part.config, "reduces", False)]
     yield Problem(

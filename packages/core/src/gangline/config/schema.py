@@ -174,6 +174,8 @@ class GradientsConfig(PartConfig, GradientSizes):
 class PrecisionConfig(PartConfig):
     """Options of a precision."""
 
+    finds_scale: ClassVar[bool] = False  # whether it finds a loss scale: steps that overflow are skipped
+
     def sizes(self) -> ItemSizes:
         """Bytes of its numbers, for who plans memory and traffic."""
         return ItemSizes(compute=2, master=4, gradient=4, wire=4)

@@ -45,7 +45,7 @@ def before_update(s: Session, loss: float, grad_norm: float) -> tuple[str, tuple
 
 def after_step(s: Session, record: StepRecord) -> list[Verdict]:
     """What this rank's checks find in the step just done, and core itself."""
-    found = [] if record.finite or s.precision.scales else [make_not_finite(record)]
+    found = [] if record.finite or s.run.precision.finds_scale else [make_not_finite(record)]
     if s.bad_weights:
         found.append(bad_weights(s))
     if s.cut_off:

@@ -11,13 +11,14 @@ from collections.abc import Callable, Hashable, Iterable
 from math import gcd
 
 from gangline.config import Recompute
+from gangline.config.gradient_sizes import GradientSizes
 from gangline.explain.explained import Operation, When
 from gangline.model.tree import nodes
 from gangline_basics.model.decoder_nodes import AttentionNode
 from gangline_basics.parallel.owners import matrix_traffic
 from gangline_parallel_megatron_style.cost import memory
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.cost.links import BESIDE, Sent, gather, reduce
+from gangline_parallel_megatron_style.cost.links import BESIDE, Sent, gather
 from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
 from gangline_parallel_megatron_style.cost.tensor_traffic import group_kinds, home, tensor
 from gangline_parallel_megatron_style.sharding.arrays import EMBED
@@ -41,11 +42,6 @@ def _merge(all_sent: Iterable[Sent], key: Callable[[Sent], Hashable]) -> list[Se
     for sent in all_sent:
         found[key(sent)] = found[key(sent)] + sent if key(sent) in found else sent
     return [sent for sent in found.values() if sent.calls]
-
-
-def _scatter(axes: tuple[str, ...], purpose: str, ranks: int, calls: int, nbytes: int, when: When) -> Sent:
-    """Sums of gradients that ranks keep a part of: beside the backward pass of the module before."""
-    return Sent(axes, purpose, calls, calls * nbytes * (ranks - 1) // ranks, None, "reduce_scatter", when, False)
 
 
 # --- cp --------------------------------------------------------------------------------------------------------------
@@ -173,6 +169,16 @@ def pipeline(case: Case, rank: int) -> list[Sent]:
 # --- data ------------------------------------------------------------------------------------------------------------
 
 
+def _sum_shards(case: Case, axes: tuple[str, ...], shards: int, size: int, plain: bool) -> Sent:
+    """The sums of `size` gradients over the ranks that share a group's state."""
+    scatters, each = case.config.zero > 0, case.sums_each
+    count = GradientSizes().count_sent if plain else case.gradients.count_sent
+    calls = case.microbatches if each else 1
+    nbytes = int(calls * count(size, shards, scatters, case.bytes.wire))
+    operation: Operation = "reduce_scatter" if scatters else "all_reduce"
+    return Sent(axes, "gradients", calls, nbytes, None, operation, "B" if each else "end", False)
+
+
 def _is_whole_on(case: Case, array: Array, rank: int) -> bool:
     """Whether a tied parameter has all its modules on one rank."""
     return any(owner == array.name for _, owner in case.plan.tied) and set(array.stages) <= set(case.stages_of(rank))
@@ -185,8 +191,7 @@ def data(case: Case, rank: int) -> list[Sent]:
     those after the warm-up. What lies on a fold is shared by the ranks beside it, and its replicas are along the other
     axes.
     """
-    zero, plain = case.config.zero, float(case.bytes.wire)
-    between = case.gradients.wire_bytes(case.bytes.wire)  # between replicas, or where there are none between shards
+    zero, wire = case.config.zero, case.bytes.wire
     # a block is used forward and backward; a tied embedding that is all on one rank is read by the head too
     twice: set[int | str] = set(case.blocks_of(rank))
     if case.last_stage in case.stages_of(rank) and case.config.prefetch:
@@ -196,14 +201,10 @@ def data(case: Case, rank: int) -> list[Sent]:
     for group, size in memory.groups(case, rank).items():
         shards, copies = group.shards, group.copies
         axes, replicas = _axes_of(case, group)
-        gradients, weights = int(size * (plain if copies > 1 else between)), size * memory.weight_bytes(case, group)
-        if shards > 1 and zero == 0 and group.kind.trained:
-            found.append(reduce(axes, "gradients", shards, 1, gradients, "end", False))
-        elif shards > 1 and zero:
-            if group.kind.trained:
-                calls = case.microbatches if case.sums_each else 1
-                then: When = "B" if case.sums_each else "end"
-                found.append(_scatter(axes, "gradients", shards, calls, gradients, then))
+        weights = size * memory.weight_bytes(case, group)
+        if shards > 1 and group.kind.trained:  # compressed are the sums between replicas, or where there are none these
+            found.append(_sum_shards(case, axes, shards, size, plain=copies > 1))
+        if shards > 1 and zero:
             ahead = case.config.prefetch > 0
             if zero < 3:
                 found.append(gather(axes, "weights", shards, 1, weights, "update", not ahead))
@@ -212,7 +213,8 @@ def data(case: Case, rank: int) -> list[Sent]:
                 if group.place in twice:
                     found.append(gather(axes, "weights", shards, case.microbatches, weights, "B", not ahead))
         if copies > 1 and group.kind.trained:
-            found.append(reduce(replicas, "gradients", copies, 1, int(size * between) // shards, "end", False))
+            nbytes = int(case.gradients.count_sent(size // shards, copies, False, wire))
+            found.append(Sent(replicas, "gradients", 1, nbytes, None, "all_reduce", "end", False))
     return found
 
 

@@ -31,7 +31,11 @@ def case_of(run: Run) -> Case:
         listed = ", ".join(
             name for name, offer in installed().offers("parallel").items() if _is_composed(offer.part.config)
         )
-        raise UserError(f"parallel={part} is not explained here.", f"These are: {listed}.")
+        raise UserError(
+            f"gangline parallel explains the strategies of this package, and parallel={part} is another's.",
+            f"Choices: {listed}.",
+            f"`gangline plan parallel={part} cluster=NAME` counts what any strategy sends and holds.",
+        )
     if problems := meaningless(run):
         raise UserError.of(problems)
     opened = [getattr(edit, name) for edit in run.edits.values() for name in installed().part_of(edit).part.opens]

@@ -1,4 +1,4 @@
-# gangline_heaviest.py: each rank sends its largest gradients. train parallel=ddp gradients=heaviest
+# gangline_heaviest.py: each rank sends its largest gradients. train parallel=ddp launch.processes=2 gradients=heaviest
 from dataclasses import dataclass
 
 from gangline import Part, hookimpl
@@ -11,8 +11,8 @@ class Heaviest(GradientsConfig):
 
     share: ShareBelowOne = 0.25  # how many of a bucket's gradients are sent
 
-    def wire_bytes(self, itemsize):
-        return self.share * (itemsize + 8)  # a value and its place
+    def count_sent(self, size, ranks, scatters, itemsize):
+        return self.share * size * (itemsize + 8) * (ranks - 1)  # values and their places, to each other rank
 
     def count_kept(self, size, ranks, scatters):
         return size
