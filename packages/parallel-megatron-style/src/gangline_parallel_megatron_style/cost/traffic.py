@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable
 from math import gcd
 
 from gangline.config import Recompute
-from gangline.config.gradient_sizes import GradientSizes
+from gangline.config.gradient_sizes import count_ring_bytes
 from gangline.explain.explained import Operation, When
 from gangline.model.tree import nodes
 from gangline_basics.model.decoder_nodes import AttentionNode
@@ -171,12 +171,12 @@ def pipeline(case: Case, rank: int) -> list[Sent]:
 
 def _sum_shards(case: Case, axes: tuple[str, ...], shards: int, size: int, plain: bool) -> Sent:
     """The sums of `size` gradients over the ranks that share a group's state."""
-    scatters, each = case.config.zero > 0, case.sums_each
-    count = GradientSizes().count_sent if plain else case.gradients.count_sent
-    calls = case.microbatches if each else 1
-    nbytes = int(calls * count(size, shards, scatters, case.bytes.wire))
+    scatters, wire = case.config.zero > 0, case.bytes.wire
+    ring, own = count_ring_bytes(size * wire, shards, scatters), case.gradients.count_sent(size, shards, scatters, wire)
+    calls = case.microbatches if case.sums_each else 1
     operation: Operation = "reduce_scatter" if scatters else "all_reduce"
-    return Sent(axes, "gradients", calls, nbytes, None, operation, "B" if each else "end", False)
+    when: When = "B" if case.sums_each else "end"
+    return Sent(axes, "gradients", calls, int(calls * (ring if plain else own)), None, operation, when, False)
 
 
 def _is_whole_on(case: Case, array: Array, rank: int) -> bool:
