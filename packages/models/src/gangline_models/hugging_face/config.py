@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gangline.config.schema import EditConfig, ModelConfig, Run
-from gangline.config.suggest import suggest_near
 from gangline.errors import Problem, UserError
-from gangline.plugin.catalogue import suppliers
 from gangline.run.directory import holds_checkpoint
 from gangline.storage.files import read_regular
-from gangline_models.hugging_face.contract import edit_classes, edit_format, model_format, model_formats
+from gangline_models.hugging_face.contract import edit_classes, edit_format, find_model_format, model_format
 from gangline_models.hugging_face.fields import check_value
 from gangline_models.hugging_face.tensors import tensor_names
 
@@ -98,14 +96,7 @@ def read_edited_config(
 
 def _model(directory: str | Path, theirs: dict[str, Any]) -> ModelConfig:
     architecture = (theirs.get("architectures") or [None])[0]
-    known = model_formats()
-    if architecture not in known:
-        raise UserError(
-            f"{directory} holds a model of architecture {architecture}.",
-            f"{suggest_near(str(architecture), list(known))} Known here: {', '.join(known)}.".strip(),
-            f"More come with {', '.join(suppliers('model'))}, where that is not installed.",
-        )
-    return known[architecture].read(directory, theirs)
+    return find_model_format(str(architecture), directory).read(directory, theirs)
 
 
 def config_json_of(run: Run, where: str, dtype: str) -> dict[str, Any]:

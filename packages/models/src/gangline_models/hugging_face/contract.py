@@ -5,6 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from gangline import UserError
+from gangline.config.suggest import suggest_near
+from gangline.errors import RAISED
+from gangline.plugin.catalogue import suppliers
 from gangline.plugin.registry import installed, load
 
 if TYPE_CHECKING:
@@ -74,11 +78,29 @@ class SameModel(EditFormat):
         return config
 
 
-def model_formats() -> dict[str, ModelFormat]:
-    """Return architecture -> the format of the installed part that names it."""
-    specs = [offer.part.capabilities.get(CAPABILITY) for _, offer in sorted(installed().offers("model").items())]
-    formats: list[ModelFormat] = [load(spec)() for spec in specs if spec]
-    return {name: found for found in formats for name in found.architectures}
+def find_model_format(architecture: str, directory: str | Path) -> ModelFormat:
+    """Return the format of the one installed part that names an architecture. Raises UserError where none or two do."""
+    offers, broken = dict[str, dict[str, ModelFormat]](), list[str]()
+    for name, offer in sorted(installed().offers("model").items()):
+        if spec := offer.part.capabilities.get(CAPABILITY):
+            try:
+                own: ModelFormat = load(spec)()
+            except RAISED as error:
+                broken.append(
+                    f"What model={name} ({offer.distribution}) knows is missing: {type(error).__name__}: {error}"
+                )
+                continue
+            for each in own.architectures:
+                offers.setdefault(each, {})[f"model={name} ({offer.distribution})"] = own
+    what = f"{directory} holds a model of architecture {architecture}."
+    claims = offers.get(architecture, {})
+    if len(claims) > 1:
+        raise UserError(what, f"{' and '.join(claims)} both read it.", "Uninstall one of the two.")
+    if not claims:
+        known = f"{suggest_near(architecture, list(offers))} Known here: {', '.join(offers)}.".strip()
+        more = f"More come with {', '.join(suppliers('model'))}, where that is not installed."
+        raise UserError(what, known, *broken, more)
+    return next(iter(claims.values()))
 
 
 def model_format(config: ModelConfig) -> ModelFormat | None:
@@ -98,5 +120,10 @@ def edit_classes() -> list[type[EditConfig]]:
 
 
 def _format(cls: type[PartConfig]) -> Any:
-    spec = installed().capability(cls, CAPABILITY)
-    return load(spec)() if spec else None
+    if (spec := installed().capability(cls, CAPABILITY)) is None:
+        return None
+    try:
+        return load(spec)()
+    except RAISED as error:
+        what = f"What {cls.__module__}.{cls.__name__} knows of config.json cannot be loaded: {spec}."
+        raise UserError(what, f"{type(error).__name__}: {error}", "Mend or uninstall its package.") from error
