@@ -48,9 +48,10 @@ class Batch:
     rows: tuple[Batch, Callable[[torch.Tensor], torch.Tensor]] | None = None
 
     def shift_targets(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What comes `count` tokens behind each token's target, and which of that counts: int64 and bool, (B, T) each.
+        """Return the token `count` places after each target, and whether it counts: int64 and bool, (B, T) each.
 
-        What lies behind the row's end or in another document does not count; `ahead(0)` are targets and loss_mask.
+        A token past the end of the row, or in another document, does not count. `shift_targets(0)` returns targets and
+        loss_mask.
         """
         if not count:
             return self.targets, self.loss_mask

@@ -68,11 +68,11 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
         start_from_weights(shards, weights)
 
     def may_drop(self, names: Sequence[str]) -> Collection[str]:
-        """Return those of `names` that a resume may drop; a resume refuses a checkpoint with others, by name.
+        """Return the subset of `names` that a resume may drop; it refuses a checkpoint with any other, by name.
 
-        names: the arrays `<place>/...` of the checkpoint that `registry` lacks. Equal on all ranks. By default all: a
-        callback may keep less than before, as one average of two. A note says so. Arrays of a callback that the run no
-        longer has are always left over.
+        names: the arrays `<place>/...` of the checkpoint that `registry` lacks. The result must be equal on all ranks.
+        By default all: a callback may store less than before, such as one average of two. The run reports what is
+        dropped. Arrays of a callback that the run no longer has are always dropped.
         """
         return names
 
@@ -81,7 +81,10 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave; of a checkpoint without it, what it gave right after `attach`."""
+        """Restore what `state` returned.
+
+        If the checkpoint has no state of this callback, core passes what `state` returned right after `attach`.
+        """
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -110,11 +113,12 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
     def before_validation(self, step: int) -> None:
         """The held-out samples are about to be evaluated."""
 
-    def lends(self) -> Sequence[str]:
-        """Which weights of its own are to be validated beside the run's: "0.999" for `<place>/0.999/<parameter>`.
+    def list_validated_weights(self) -> Sequence[str]:
+        """Return the names of its own sets of weights that are validated next to the run's weights.
 
-        Asked at each validation, equal on all ranks; there must be an array for every trained parameter. Their loss is
-        in the record's `validation_losses` as `<name>/0.999`, on a validation set as `<name>/0.999/<set>`.
+        Name "0.999" means the arrays `<place>/0.999/<parameter>`, one for every trained parameter. Called at each
+        validation; the result must be equal on all ranks. The loss is in the record's `validation_losses` as
+        `<name>/0.999`, on a validation set as `<name>/0.999/<set>`.
         """
         return ()
 

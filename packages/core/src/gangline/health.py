@@ -74,17 +74,17 @@ class Order:
 
     action       the strongest of several orders is taken
     kinds        of the verdicts that it answers: their own suggestions no longer count
-    before_step  ROLL_BACK and RESTART: to the newest checkpoint in which this step is not done; None: to the newest
-    else_before  where there is none: to the oldest in which this later step is not done
-    skip         samples that are passed over, from that checkpoint's cursor on; None: under ROLL_BACK all that were
-                 read since, under RESTART none. They stay passed over, whatever happens later
-    rate         the learning rate is multiplied by this in the next `rate_steps` steps, counted from where the run goes
-                 on; also after a restart
-    exclude      nodes that are to have no part in the next start, where others can take their place: by name, or by one
-                 of their ranks ("rank 3")
-    why          what there is to say beside the evidence of the verdicts, such as a budget that is spent
+    before_step  ROLL_BACK and RESTART: go back to the newest checkpoint before this step; None: to the newest one
+    else_before  if there is none: go back to the oldest checkpoint before this later step
+    skip         number of samples to skip, from that checkpoint's cursor on; None: under ROLL_BACK all that were read
+                 since, under RESTART none. They stay skipped, whatever happens later
+    rate         factor of the learning rate in the next `rate_steps` steps, counted from the step that the run
+                 continues from; also after a restart
+    exclude      nodes to leave out of the next start, if others can take their place: by name, or by one of their
+                 ranks ("rank 3")
+    why          a reason beyond the evidence of the verdicts, such as a budget that is spent
 
-    Raises ValueError for a negative number of samples or a rate that is none.
+    Raises ValueError for a negative number of samples, and for a factor that is negative or not finite.
     """
 
     action: Action
@@ -177,10 +177,10 @@ class HealthCheck(Callback, ABC):
         """Called on all ranks before `observe`, each `every`-th step: what needs the other ranks to be observed."""
 
     def leave_out(self, part: str) -> bool:
-        """Do without that part, in whose code (`run_within`) an earlier start of this job failed or stood still.
+        """Leave out one part, in whose code (`run_within`) an earlier start of this job failed or hung.
 
-        Called on all ranks alike, before `attach`. False: there is no such part, and the whole check is left out. So it
-        is on all ranks where one of them says so, or raises.
+        Called on all ranks, before `attach`. Return False if there is no such part. If any rank returns False or
+        raises, the complete check is left out on all ranks.
         """
         return False
 

@@ -152,7 +152,8 @@ class Written:
 class Runtime(ABC):
     """Runs a step on the whole mesh. Every method is called by all ranks, in the same order.
 
-    What the optimizer wrote into the pieces is taken up at the runtime's next call.
+    The optimizer writes `ParamShard.tensor` in place. `step`, `evaluate`, `score` and `generate` first refresh the
+    copies that the modules compute with.
     """
 
     registry: Registry  # of the `model/...` arrays, whole and the same on every rank

@@ -29,7 +29,7 @@ class SaveFailed(Exception):
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """What is asked of one save. The attempt that it belongs to is in the document, as all else that is kept."""
+    """Options of one save. What the checkpoint stores beside its arrays, such as the attempt, is in the document."""
 
     step: int
     last: bool = False  # none follows, so it belongs where it lasts longest; a tier that has it already is no error

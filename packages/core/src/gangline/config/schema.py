@@ -142,9 +142,9 @@ class ParallelConfig(PartConfig):
     def explain(
         self, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None, topology: Topology | None = None
     ) -> Explained | None:
-        """What this layout holds, sends and computes in a step, as data; None: it does not say.
+        """Return what this layout holds, sends and computes in a step, as data; None: the strategy does not say.
 
-        For a run that `check` found nothing wrong with. model: the run's (`compose_model`), where it is at hand.
+        The run must pass `check`. model: the run's model (`compose_model`), if the caller has it.
         topology: the network; None: as the part's own options say, else 8 GPUs a node.
         """
         return None
@@ -152,14 +152,15 @@ class ParallelConfig(PartConfig):
     def bounds(
         self, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None = None
     ) -> LayoutBounds | None:
-        """Bounds of these options, in the place of the run's own; None: it cannot be. model, topology: as of `explain`.
+        """Return lower bounds on the cost of `run` if it had these options; None: there is no such layout.
 
-        What is made of the same pieces has the very same `work`, so that who prices it does so once.
+        model, topology: as in `explain`. Options whose stages do the same work must return the same `work` object, so
+        that a planner prices it once.
         """
         return LayoutBounds()
 
     def layouts(self, run: Run, world: int) -> Iterator[ParallelConfig]:
-        """Options with which the run could be carried by `world` ranks, these among them; some may not pass `check`."""
+        """Yield options with which `world` ranks could train the run, these included; some may not pass `check`."""
         yield self
 
 

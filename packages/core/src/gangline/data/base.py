@@ -67,12 +67,12 @@ class DataSource(ABC):
         """A short hash that changes with the data or its order: two runs with the same one see the same samples."""
 
     def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
-        """Whether a run whose data had this `fingerprint` may go on with this source from sample `cursor` on.
+        """Return whether a run whose source had this `fingerprint` may continue with this one from sample `cursor` on.
 
-        state: what `state(cursor)` of its source gave. Called on all ranks before anything is read, for a resume and
-        for each way back. A source that says yes to another fingerprint than its own (a corpus that grew, a mixture
-        that changes further on) gives the run's samples from then on: what it needs to know of the past it takes from
-        `state`, and its own `fingerprint` and `state` tell it on.
+        state: what `state(cursor)` of the run's source returned. Called on all ranks before anything is read, for a
+        resume and for each rollback. After True for another fingerprint than its own (a corpus grew, a mixture changes
+        from a later sample on) the run reads this source's samples from `cursor` on. The source restores what it needs
+        from `state`; its own `fingerprint` and `state` must include that, for the next resume.
         """
         return fingerprint == self.fingerprint()
 

@@ -38,39 +38,45 @@ class Node(ABC):
         return sum(2 * prod(shape) for shape in self.shapes().values() if len(shape) > 1)
 
     def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
-        """What a forward pass of `sizes.tokens` tokens multiplies, children left out and nothing cut, as shapes.
+        """Return the products of a forward pass of `sizes.tokens` tokens as shapes, children left out and nothing cut.
 
-        Together they come to `flops`: a node whose products do not is one that does not say. None: it does not."""
+        Their operations must sum to `flops`, within 1 %; if they do not, or on None, planning counts the node as
+        unknown.
+        """
         return list_products(self.shapes(), sizes.tokens)
 
     def activation_bytes(self, sizes: LocalSizes) -> int | None:
-        """Bytes that the forward pass of a microbatch keeps for the backward pass on a rank, children left out.
+        """Return the bytes that a microbatch's forward pass saves for the backward pass on a rank, children left out.
 
-        An input that is kept counts, an output does not: that counts where it is read. None: guess from the shapes.
+        Count the tensors that this module saves, the inputs of its linears included (`LinearNode` counts none). Do not
+        count its output: the module that reads it does. None: guess from the shapes.
         """
         return None
 
     def communication_volume(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
-        """What this module sends over folds, children left out; nothing where `sizes` has one rank for them.
+        """Return what this module sends over folds, children left out; nothing where a fold has one rank in `sizes`.
 
-        For a module on a fold (`gangline.plan.Fold`) that communicates through the Comm that `bind` gave it: only the
-        node knows what crosses. What a strategy sends for it (gradients) is not part of it."""
+        For a module on a fold (`gangline.plan.Fold`) that communicates through the Comm that `bind` gave it: only its
+        node knows what it sends. Leave out the gradients that the strategy sends for it.
+        """
         return ()
 
     def seams(self) -> Mapping[str, Call]:
         """What this module's calls at seams of the plan compute, by the seam's name: {"attention": AttentionCall(...)}.
 
-        It counts for the `module` of this very class: a class that names another module says it anew, perhaps by
-        `return super().seams()`, or else what its module computes there is unknown (`gangline.model.seams`).
+        Not inherited by a subclass that sets another `module`: override it there, if need be with
+        `return super().seams()`, or the calls of its module are unknown (`gangline.model.seams`).
         """
         return {}
 
     def decodes(self) -> Decoding | None:
-        """How this module, children left out, takes one more token of a text. Of this very class's, as `seams` is.
+        """Return how this module, children left out, takes one more token of a text.
 
-        tokenwise  what it gives for a token depends on that token alone, and on what the batch says of it
-        cached     it keeps what it needs of earlier tokens in `Batch.cache` (`gangline.model.cache`)
-        None       it does not say, and all tokens of the text are computed again for each that is written
+        tokenwise  its output for a token depends on that token alone, and on what the batch says of it
+        cached     it stores what it needs of earlier tokens in `Batch.cache` (`gangline.model.cache`)
+        None       unknown: all tokens of the text are computed again for each token that is written
+
+        Not inherited by a subclass that sets another `module`, as `seams`.
         """
         return None
 

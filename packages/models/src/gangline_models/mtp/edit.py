@@ -27,7 +27,7 @@ RULES, PATTERNS = ("cuts", "inits", "seams", "kept"), ("master_dtype", "partial_
 
 
 def edit(tree: Node, plan: Plan, options: Mtp) -> tuple[Node, Plan, list[str]]:
-    """Put the modules beside the head. Raises UserError for a model with another head or embedding than core's."""
+    """Put the modules beside the head. Raises UserError for a model whose head or embedding is not that of basics."""
     found = dict(nodes(tree))
     head, last = found.get(plan.head), f"{plan.blocks}.{plan.layers - 1}"
     if not isinstance(tree, DecoderNode) or not isinstance(head, HeadNode):
