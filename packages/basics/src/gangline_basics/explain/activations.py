@@ -19,7 +19,7 @@ from gangline.model.local_sizes import LocalSizes
 from gangline.model.tree import Node, WrapNode, children, nodes
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode, HeadNode, NormNode
-from gangline_basics.model.kept_node import EightBitNode
+from gangline_basics.model.low_bit_node import EightBitNode
 from gangline_basics.model.rope_rates import Rope
 
 

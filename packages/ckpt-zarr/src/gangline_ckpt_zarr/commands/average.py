@@ -148,7 +148,7 @@ def _fill(chunks: Iterator[Shard], copies: Sequence[Copy], shapes: Mapping[str, 
 
 
 def _are_codes(name: str, shapes: Mapping[str, Any]) -> bool:
-    """Whether whole numbers are weights by their scales (`Plan.kept`)."""
+    """Whether whole numbers are weights by their scales (`Plan.low_bit`)."""
     return not _is_float(shapes[name][1]) and f"{name.rpartition('.')[0]}.scales" in shapes
 
 
