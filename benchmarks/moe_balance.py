@@ -1,4 +1,4 @@
-"""Does balancing balance, and is a sparse model better than a dense one of the same cost? Short runs on core's text.
+"""Does balancing balance, and is a sparse model better than a dense one of the same cost? Short runs, default text.
 
     python benchmarks/moe_balance.py --steps 200
 

@@ -21,7 +21,7 @@ SIZES = ("model.init_std=0.15", "model.layers=4", "batch.sequence_length=16")
 # What costs are messages: one of each kind of layer, and two microbatches, wherever no stage needs more of them.
 SHORT = ("model.layers=2", "batch.global_size=4", "batch.micro_size=2")
 FEWER = "model.kv_heads=2"
-# family -> what it is given beside sizes, so that all that it has beyond core's decoder counts
+# family -> what it is given beside sizes, so that all that it has beyond the decoder of basics counts
 FAMILIES = {
     "qwen2": (FEWER, "model/rope=yarn", "model.rope.original_max_position=8"),
     "ministral": (FEWER, "model.window=5", "model.full_every=2"),

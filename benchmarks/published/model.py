@@ -1,4 +1,4 @@
-"""The model of a published row: its shapes, and its modules where they are not those of core's decoder."""
+"""The model of a published row: its shapes, and its modules where they are not those of the decoder of basics."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from published.hybrids import Hybrid
 
 @dataclass(frozen=True)
 class Shapes:
-    """A model. model: options of core's decoder; moe: of the model edit `moe`, empty for a dense one."""
+    """A model. model: options of the decoder of basics; moe: of the model edit `moe`, empty for a dense one."""
 
     model: dict[str, Any]
     moe: dict[str, Any] = field(default_factory=dict)

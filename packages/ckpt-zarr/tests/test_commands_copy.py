@@ -23,7 +23,7 @@ from gangline.shard import Box, Division, Layout, Registry
 from gangline_ckpt_zarr.commands import copy
 from gangline_ckpt_zarr.commands.where import find_place
 from gangline_ckpt_zarr.format import native, zarr_json
-from gangline_ckpt_zarr.format.grid import map_dtype
+from gangline_ckpt_zarr.format.dtypes import map_dtype
 from gangline_ckpt_zarr.format.native import NativeMeta
 from gangline_ckpt_zarr.load.read_plan import Target, plan_reads
 from gangline_ckpt_zarr.load.reader import ChunkReader

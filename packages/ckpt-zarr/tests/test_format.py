@@ -15,8 +15,8 @@ from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry
 from gangline_ckpt_zarr.format import cuts, overlap, packed, zarr_json
 from gangline_ckpt_zarr.format.checksum import TRAILER
+from gangline_ckpt_zarr.format.chunk_shape import CHUNK_BYTES, LARGE, chunk_shape, spacing
 from gangline_ckpt_zarr.format.chunks import PAGE
-from gangline_ckpt_zarr.format.grid import CHUNK_BYTES, LARGE, chunk_shape, spacing
 from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.format.references import chunk_key, references
 

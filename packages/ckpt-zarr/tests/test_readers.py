@@ -15,7 +15,7 @@ from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry
 from gangline_ckpt_zarr.format import packed
 from gangline_ckpt_zarr.format.checksum import TRAILER, seal, seal_start
-from gangline_ckpt_zarr.format.grid import map_dtype
+from gangline_ckpt_zarr.format.dtypes import map_dtype
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.format.views import views

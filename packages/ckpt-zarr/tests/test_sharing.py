@@ -14,7 +14,7 @@ from sharing_ranks import ID, loaded, registry, whole
 
 from gangline.shard import Registry
 from gangline_ckpt_zarr.format import packed, zarr_json
-from gangline_ckpt_zarr.format.grid import count_itemsize
+from gangline_ckpt_zarr.format.dtypes import count_itemsize
 from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.load import shared
 from gangline_testkit.pool import pool

@@ -20,7 +20,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry, Shard
-from gangline_ckpt_zarr.format.grid import count_itemsize
+from gangline_ckpt_zarr.format.dtypes import count_itemsize
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.stores.ranges import GAP
 from gangline_testkit import checkpointer_ranks as kit, rank

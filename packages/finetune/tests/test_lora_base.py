@@ -14,7 +14,7 @@ from small_models import SHORT, llama, logits, opened
 from gangline.cli.main import main
 from gangline.model.compose import compose_model
 from gangline.model.tree import parameter_shapes
-from gangline_basics.model.kept import Codes, decode, encode
+from gangline_basics.model.low_bit import Codes, decode, encode
 from gangline_models.hugging_face.adapters import bits_beside
 from gangline_testkit import ModelEditSuite, RealRuns
 from gangline_testkit.sessions import session

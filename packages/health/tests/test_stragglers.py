@@ -12,7 +12,7 @@ import pytest
 from gangline.health import Action, Agreed, Verdict
 from gangline.mesh import Mesh
 from gangline_health.config import Budget, Playbook, Playbooks
-from gangline_health.monitors.slow_ranks import SlowRanks
+from gangline_health.monitors.steadily_slow import SlowRanks
 from gangline_health.monitors.straggler_options import StragglersOptions
 from gangline_health.monitors.stragglers import OWN, StragglersMonitor
 from gangline_health.playbooks import respond

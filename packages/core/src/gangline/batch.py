@@ -17,20 +17,20 @@ class Batch:
     """One microbatch of B sequences of T tokens.
 
     tokens     (B, T) int64    inputs
-    targets    (B, T) int64    what comes next
-    loss_mask  (B, T) bool     which targets count
-    position   (B, T) int64    of the token within its document
-    document   (B, T) int64    number of the document within the sequence, or None where the data doesn't separate them
-    padding    (B, T) bool     which tokens only fill their row up; None: none does
+    targets    (B, T) int64    the next tokens
+    loss_mask  (B, T) bool     which targets count in the loss
+    position   (B, T) int64    position of the token within its document
+    document   (B, T) int64    number of the document within the sequence; None: the data does not separate documents
+    padding    (B, T) bool     which tokens are padding; None: there is no padding
     sample     (B,)   int64    global sample number
-    ends       (n,)   int32    in the host's memory: where the documents of all rows, one after another, end (b·T + e,
-                               ascending, every row's end among them); None: nobody counted
-    extra      further tensors (B, ...) by name, as the data source gives them: every rank has them whole
-    step       the step this batch belongs to: with sample and position the key of every random draw
-    cache      where modules keep what they need of earlier tokens, while a text is written; None: all tokens are here
-    valid      how many targets count, where the host knows it of a batch on another device; None: sum loss_mask
-    rows       where the tokens of a row are spread over ranks: the batch with all of them, and what takes this rank's
-               of (B, T); None: all are here
+    ends       (n,)   int32    in the host's memory: ends of the documents of all rows, one after another (b·T + e,
+                               ascending, the end of every row included); None: unknown
+    extra      further tensors (B, ...) by name, from the data source: every rank has all of each
+    step       the step that this batch belongs to: with sample and position the key of every random draw
+    cache      where modules store what they need of earlier tokens while a text is written; None: all tokens are here
+    valid      number of targets that count, if the host knows it for a batch on a device; None: sum loss_mask
+    rows       if the tokens of a row are sharded over ranks: (the batch with all tokens, the function that takes this
+               rank's part of a (B, T) tensor); None: all tokens are here
     """
 
     tokens: torch.Tensor
@@ -48,9 +48,10 @@ class Batch:
     rows: tuple[Batch, Callable[[torch.Tensor], torch.Tensor]] | None = None
 
     def shift_targets(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What comes `count` tokens behind each token's target, and which of that counts: int64 and bool, (B, T) each.
+        """Return the token `count` places after each target, and whether it counts: int64 and bool, (B, T) each.
 
-        What lies behind the row's end or in another document does not count; `ahead(0)` are targets and loss_mask.
+        A token past the end of the row, or in another document, does not count. `shift_targets(0)` returns targets and
+        loss_mask.
         """
         if not count:
             return self.targets, self.loss_mask
@@ -62,9 +63,9 @@ class Batch:
         return (targets, counts) if own is None else (own(targets), own(counts))
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on `device`; from pinned memory the copy does not block.
+        """Return the same batch on `device`; a copy from pinned memory does not block.
 
-        What leaves the host is counted first: later the host would have to wait for the device to learn of it.
+        Targets that count are counted first (`valid`): later the host would have to wait for the device.
         """
         moved = {}
         for item in fields(self):

@@ -1,7 +1,7 @@
 """Callbacks act while a run lives, on every rank: averages of weights, evaluation, profiles, outer optimizers.
 
-A callback is layout-invariant: what it makes of a step is the same whatever the layout. Its arrays are cut as the
-weights are, travel in the checkpoint, and any layout reads them. Health checks (`gangline.health`) derive from it.
+A callback is layout-invariant: its results are the same under every layout. Its arrays are sharded as the weights are
+and saved in the checkpoint, and any layout loads them. Health checks (`gangline.health`) derive from it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Metrics = Mapping[str, "float | list[float]"]
 
 
 class Callback(ABC):  # noqa: B024  # each of its methods does nothing by default
-    """What core calls on every rank, in this order; each method does nothing unless it is overridden.
+    """Methods that core calls on every rank, in this order; each does nothing unless it is overridden.
 
     attach                                  once, after the optimizer is built and before a checkpoint is restored
     begin                                   before the first step of this start
     before_step, before_clip, after_step    each step
-    before_validation, after_validation     where the step is followed by one
-    before_save, after_save                 where the step is followed by one
+    before_validation, after_validation     after a step with a validation
+    before_save, after_save                 after a step with a save
     end, or on_error                        once
 
-    All ranks call it at the same place, so it may use collectives, but in `on_error`. What it raises ends the run and
-    names it: a rank that went on alone would leave the others waiting.
+    All ranks call each method at the same point, so it may use collectives, except in `on_error`. An exception ends the
+    run with an error that names the callback: a rank that continued alone would leave the others waiting.
 
-    place     "callback/ema": set by core before `attach`; the names of its arrays begin with it and a slash
-    registry  of its arrays, whole and the same on every rank; None where it has none. Set by `attach`
+    place     "callback/ema", set by core before `attach`; names of its arrays begin with it and a slash
+    registry  registry of all its arrays, equal on every rank; None if it has no arrays. Set by `attach`
     """
 
     place: str = ""
@@ -50,17 +50,17 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
     def attach(
         self, runtime: Runtime, optimizer: Optimizer, comms: Comms, store: Store | None, device: torch.device
     ) -> None:
-        """The parts are built: keep what is needed of them, and allocate arrays, so that a load has what to fill.
+        """Store what it needs of the built parts, and allocate its arrays, so that a load can fill them.
 
-        store: the job's key-value store, for threads of its own; None where one process is the run.
+        store: the job's key-value store, for threads of its own; None in a run of one process.
         """
 
     def shards(self) -> Iterable[Shard]:
-        """The arrays `<place>/...` that this rank holds. `allocate_like` makes such as are cut like the weights."""
+        """Return the arrays `<place>/...` that this rank holds. `allocate_like` makes some sharded like the weights."""
         return ()
 
     def first_values(self, shards: Sequence[Shard], weights: Sequence[Shard]) -> None:
-        """Fill those of its arrays that no checkpoint fills: all in a new run, those it lacks where one goes on.
+        """Fill the arrays that no checkpoint fills: all in a new run, those that the checkpoint lacks on a resume.
 
         weights: this rank's `model/...` arrays as they are now. Unless overridden, an array `<place>/.../<parameter>`
         takes the values of that parameter, and others stay as they are.
@@ -68,28 +68,31 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
         start_from_weights(shards, weights)
 
     def may_drop(self, names: Sequence[str]) -> Collection[str]:
-        """Return those of `names` that a resume may drop; a resume refuses a checkpoint with others, by name.
+        """Return the subset of `names` that a resume may drop; it refuses a checkpoint with any other, by name.
 
-        names: the arrays `<place>/...` of the checkpoint that `registry` lacks. Equal on all ranks. By default all: a
-        callback may keep less than before, as one average of two. A note says so. Arrays of a callback that the run no
-        longer has are always left over.
+        names: the arrays `<place>/...` of the checkpoint that `registry` lacks. The result must be equal on all ranks.
+        By default all: a callback may store less than before, such as one average of two. The run reports what is
+        dropped. Arrays of a callback that the run no longer has are always dropped.
         """
         return names
 
     def state(self) -> dict[str, Any]:
-        """JSON that a checkpoint keeps; equal on all ranks."""
+        """Return JSON for the checkpoint; equal on all ranks."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave; of a checkpoint without it, what it gave right after `attach`."""
+        """Restore what `state` returned.
+
+        If the checkpoint has no state of this callback, core passes what `state` returned right after `attach`.
+        """
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     def begin(self, step: int) -> None:
-        """`step` steps are done, weights and arrays are those of that step."""
+        """Called before the first step of this start. step: number of steps done; weights and arrays are restored."""
 
     def before_step(self, step: int) -> None:
-        """Step number `step`, counted from 1 as in the record, is about to be taken."""
+        """Called before each step. step: its number, counted from 1 as in the record."""
 
     def before_clip(self, parameters: Sequence[ShardedParam]) -> None:
         """Read or change the gradients of a step, before their norm is measured and clipped.
@@ -100,44 +103,45 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
         """
 
     def after_step(self, record: StepRecord, applied: bool) -> Metrics | None:
-        """The step is done, nothing is saved or rolled back yet. Metrics come into its record as `<name>/<metric>`.
+        """Called after each step, before a save or rollback. Returned metrics are in its record as `<name>/<metric>`.
 
-        applied: the optimizer stepped; false where the step was left out. Metrics are numbers or lists of numbers,
-        equal on all ranks: the run ends with an error that names the callback where they are not. Each `.grad` is the
-        clipped one.
+        applied: whether the optimizer stepped; False if the step was skipped. Metrics are numbers or lists of numbers
+        and must be equal on all ranks: if not, the run ends with an error that names the callback. Each `.grad` is
+        clipped.
         """
 
     def before_validation(self, step: int) -> None:
-        """The held-out samples are about to be evaluated."""
+        """Called before held-out samples are evaluated."""
 
-    def lends(self) -> Sequence[str]:
-        """Which weights of its own are to be validated beside the run's: "0.999" for `<place>/0.999/<parameter>`.
+    def list_validated_weights(self) -> Sequence[str]:
+        """Return the names of its own sets of weights that are validated next to the run's weights.
 
-        Asked at each validation, equal on all ranks; there must be an array for every trained parameter. Their loss is
-        in the record's `validation_losses` as `<name>/0.999`, on a validation set as `<name>/0.999/<set>`.
+        Name "0.999" means the arrays `<place>/0.999/<parameter>`, one for every trained parameter. Called at each
+        validation; the result must be equal on all ranks. The loss is in the record's `validation_losses` as
+        `<name>/0.999`, on a validation set as `<name>/0.999/<set>`.
         """
         return ()
 
     def after_validation(self, record: StepRecord) -> Metrics | None:
-        """The record has its validation losses. Metrics as in `after_step`."""
+        """Called when the record has its validation losses. Metrics as in `after_step`."""
 
     def before_save(self, step: int) -> None:
-        """A checkpoint is about to be taken of what the arrays hold."""
+        """Called before the arrays are saved."""
 
     def after_save(self, id: CheckpointId) -> None:
-        """It is staged: arrays may change again. Whether it becomes whole is known later."""
+        """Called when the save is staged: arrays may change again. The save may still fail."""
 
     def end(self, why: str) -> None:
-        """No step follows, the last checkpoint is saved. why: "done", a signal's name, or what a verdict asked for."""
+        """Called at the end, after the last save. why: "done", a signal's name, or what a verdict suggested."""
 
     def on_error(self, error: BaseException) -> None:
-        """The run ends with this error on this rank; the others may live or not, so no collectives."""
+        """Called when this error ends the run on this rank. No collectives: the other ranks may be dead."""
 
 
 def allocate_like(runtime: Runtime, prefix: str, dtype: torch.dtype | None = None) -> tuple[Registry, list[Shard]]:
-    """New arrays `<prefix>/<parameter>` for every trained parameter, cut and placed as it is: (registry, shards).
+    """Allocate an array `<prefix>/<parameter>` for every trained parameter, sharded like it: (registry, shards).
 
-    Their values are not set: `Callback.first_values` does that. dtype: that of the parameters where it is None.
+    Their values are not set: `Callback.first_values` does that. dtype: None for that of the parameters.
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""Health checks look at a run and say what is wrong; orders say what is done about it.
+"""Health checks observe a run and return verdicts; orders say what is done about them.
 
-A verdict finds, an order acts. Verdicts are gathered from all ranks, and one order is made of them: a check that knows
-a playbook answers (`respond`), and what none answers core does as the verdict suggests.
+Verdicts are gathered from all ranks, and one order is made from them. A check that has a playbook answers with an order
+(`respond`); if no check answers a verdict, core does what the verdict suggests.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class Action(IntEnum):
-    """What a verdict suggests and an order does, mildest first; of several the strongest is taken.
+    """The action that a verdict suggests or an order takes, mildest first; of several, the strongest is taken.
 
     NOTE       write it down
     WARN       tell the user
-    SKIP       leave the weights as they are in this step, and go on
-    ROLL_BACK  return to a checkpoint and pass over samples
+    SKIP       skip the update of this step, and continue
+    ROLL_BACK  return to a checkpoint and skip samples
     RESTART    start the workers again from a checkpoint
     STOP       end the run
     """
@@ -63,28 +63,28 @@ class Verdict:
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Verdict:
-        """From what `to_dict` gave, also through JSON."""
+        """Return the verdict that `to_dict` wrote, also through JSON."""
         suggestion, overrides = Action[content["suggestion"].upper()], tuple(content["overrides"])
         return cls(**{**content, "suggestion": suggestion, "overrides": overrides})
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is done about verdicts, at the same step boundary on all ranks.
+    """An answer to verdicts, carried out at the same step boundary on all ranks.
 
-    action       the strongest of several orders is taken
-    kinds        of the verdicts that it answers: their own suggestions no longer count
-    before_step  ROLL_BACK and RESTART: to the newest checkpoint in which this step is not done; None: to the newest
-    else_before  where there is none: to the oldest in which this later step is not done
-    skip         samples that are passed over, from that checkpoint's cursor on; None: under ROLL_BACK all that were
-                 read since, under RESTART none. They stay passed over, whatever happens later
-    rate         the learning rate is multiplied by this in the next `rate_steps` steps, counted from where the run goes
-                 on; also after a restart
-    exclude      nodes that are to have no part in the next start, where others can take their place: by name, or by one
-                 of their ranks ("rank 3")
-    why          what there is to say beside the evidence of the verdicts, such as a budget that is spent
+    action       of several orders the one with the strongest action is taken
+    kinds        kinds of verdicts that it answers: their own suggestions no longer count
+    before_step  ROLL_BACK and RESTART: go back to the newest checkpoint before this step; None: to the newest one
+    else_before  if there is none: go back to the oldest checkpoint before this later step
+    skip         number of samples to skip, from that checkpoint's cursor on; None: under ROLL_BACK all that were read
+                 since, under RESTART none. They stay skipped, whatever happens later
+    rate         factor of the learning rate in the next `rate_steps` steps, counted from the step that the run
+                 continues from; also after a restart
+    exclude      nodes to leave out of the next start, if others can take their place: by name, or by one of their
+                 ranks ("rank 3")
+    why          a reason beyond the evidence of the verdicts, such as a budget that is spent
 
-    Raises ValueError for a negative number of samples or a rate that is none.
+    Raises ValueError for a negative number of samples, and for a factor that is negative or not finite.
     """
 
     action: Action
@@ -105,27 +105,27 @@ class Order:
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Order:
-        """From its fields as JSON has them."""
+        """Return the order with these fields, read from JSON."""
         lists = {name: tuple(content[name]) for name in ("kinds", "exclude")}
         return cls(**{**content, **lists, "action": Action(content["action"])})
 
     @property
     def changes_course(self) -> bool:
-        """Whether it is a line in attempts.jsonl."""
+        """Return whether the order is a line in attempts.jsonl."""
         return self.action >= Action.ROLL_BACK or self.cuts or bool(self.exclude)
 
     @property
     def cuts(self) -> bool:
-        """Whether the learning rate changes."""
+        """Return whether the order changes the learning rate."""
         return self.rate != 1.0 and self.rate_steps > 0
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """What a playbook decides from: the same on every rank.
+    """The input of a playbook, equal on every rank.
 
-    verdicts  of all ranks, in rank order
-    history   the lines of attempts.jsonl: every start of the run, and every order that changed its course
+    verdicts  verdicts of all ranks, in rank order
+    history   lines of attempts.jsonl: every start of the run, and every order that changed its course
     now       seconds since the epoch, on global rank 0
     """
 
@@ -134,62 +134,62 @@ class Agreed:
     now: float = 0.0
 
     def select(self, kind: str) -> list[Verdict]:
-        """The verdicts of one kind."""
+        """Return the verdicts of one kind."""
         return [verdict for verdict in self.verdicts if verdict.kind == kind]
 
     def list_orders(self, kind: str, action: Action) -> list[Attempt]:
-        """The earlier orders of this action for verdicts of this kind, oldest first: a budget counts them."""
+        """Return earlier orders of this action for verdicts of this kind, oldest first: a budget counts them."""
         return [line for line in self.history if kind in line.kinds and line.order == action.name.lower()]
 
 
 class HealthCheck(Callback, ABC):
-    """A callback that finds what is wrong, on every rank. What it raises is caught and named, and ends no run.
+    """A callback that detects failures, on every rank. An exception in it is caught and reported; the run continues.
 
-    But for `before_run` and `collective`, in which ranks wait for each other: none may go on without the rest. What one
-    of these raises ends that start of the ranks, and the next ones of the job do without the check, or without the part
-    of it that was running (`run_within`).
+    Exceptions: `before_run` and `collective`, in which ranks wait for each other, so that no rank may continue without
+    the rest. If one of these raises, that start of the ranks ends, and the next starts of the job leave out the check,
+    or the part of it that was running (`run_within`).
 
-    Collectives belong in `before_run` and `collective`, on any Comm that `attach` was given.
+    Use collectives only in `before_run` and `collective`, on any Comm that `attach` was given.
     """
 
     every: int = 1  # observe each `every`-th step
 
     @abstractmethod
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
-        """Verdicts on the step just done. No collectives here.
+        """Return verdicts on the step just done. No collectives here.
 
-        What ranks tell each other (`rank_seconds`, `rank_phases`, `rank_losses`) is gathered together with the
-        verdicts: it comes into this same record after the call, and can be looked at in the next one.
+        `rank_seconds`, `rank_phases` and `rank_losses` are gathered together with the verdicts: they are set in this
+        record after the call, so read them in the next call.
         """
 
     def before_run(self) -> Iterable[Verdict]:
-        """Verdicts before the first step of this start, on which a STOP refuses the run."""
+        """Return verdicts before the first step of this start; a STOP refuses the run."""
         return ()
 
     def before_update(self, loss: float, grad_norm: float) -> Iterable[Verdict]:
-        """Verdicts between clip and update, on global numbers; a SKIP leaves this step out. No collectives here.
+        """Return verdicts between clip and update, on global numbers; a SKIP skips this update. No collectives here.
 
-        Asked in every step that is finite. It costs a gather over all ranks, where a check overrides it.
+        Called in every step that is finite. If any check overrides it, each step has one more gather over all ranks.
         """
         return ()
 
     def collective(self, comm: Comm) -> None:
-        """Called on all ranks before `observe`, each `every`-th step: what needs the other ranks to be observed."""
+        """Gather what `observe` needs from other ranks. Called before `observe` on all ranks, each `every`-th step."""
 
     def leave_out(self, part: str) -> bool:
-        """Do without that part, in whose code (`run_within`) an earlier start of this job failed or stood still.
+        """Leave out one part, in whose code (`run_within`) an earlier start of this job failed or hung.
 
-        Called on all ranks alike, before `attach`. False: there is no such part, and the whole check is left out. So it
-        is on all ranks where one of them says so, or raises.
+        Called on all ranks, before `attach`. Return False if there is no such part. If any rank returns False or
+        raises, the complete check is left out on all ranks.
         """
         return False
 
     def respond(self, agreed: Agreed, record: StepRecord | None) -> Order | None:
-        """What is to be done about the verdicts of all checks and ranks; None where it knows nothing better.
+        """Return an order that answers verdicts of any check and rank; None: no answer.
 
-        A pure function of `agreed` and of what is equal on all ranks in the record (None before the run and before an
-        update); every rank asks, and the order that rank 0 comes to is carried out. What happened before is in
-        `agreed.history`, which outlives a rollback, not in its state, which does not.
+        Must be a pure function of `agreed` and of what is equal on all ranks in the record (None before the run and
+        before an update). It is called on every rank, and the order of rank 0 is carried out. Read earlier orders from
+        `agreed.history`, not from the state of the check: a rollback restores the state, but not the history.
         """
         return None
 
@@ -214,9 +214,9 @@ def run_within(part: str) -> Iterator[None]:
 
 
 def decide(agreed: Agreed, responses: Sequence[Order]) -> Order:
-    """The one order: the strongest among those of the checks and the suggestions of verdicts that no check answers.
+    """Return one order: the strongest of the checks' orders and of the suggestions that no check answers.
 
-    A cut of the rate and an exclusion hold beside it, where the strongest has none of its own.
+    Exclusions of other orders are added to it, and their change of the learning rate if the strongest has none.
     """
     answered = {kind for order in responses for kind in order.kinds}
     orders = [*responses, playbook(agreed.verdicts, answered)]
@@ -231,7 +231,7 @@ def decide(agreed: Agreed, responses: Sequence[Order]) -> Order:
 
 
 def playbook(verdicts: Iterable[Verdict], answered: Iterable[str] = ()) -> Order:
-    """What core does by itself: the strongest suggestion left after overrides and answers."""
+    """Return the order that core takes by itself: the strongest suggestion left after overrides and answers."""
     found, answered = list(verdicts), set(answered)
     overridden = answered.union(*(verdict.overrides for verdict in found))
     own = [verdict for verdict in found if verdict.kind in verdict.overrides]  # puts its word in the place of others'

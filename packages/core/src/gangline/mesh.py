@@ -23,7 +23,7 @@ class Mesh:
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> Mesh:
-        """A mesh with core's axes in their order, 1 where `sizes` names none. Raises ValueError for other axes."""
+        """Return a mesh with core's axes in order, of size 1 if `sizes` lacks one. Raises ValueError for other axes."""
         unknown = sorted(set(sizes) - set(AXES))
         if unknown:
             raise ValueError(f"no such mesh axes: {', '.join(unknown)}; the axes are {', '.join(AXES)}")
@@ -41,7 +41,7 @@ class Mesh:
         return prod(size for _, size in self.sizes)
 
     def size(self, *axes: str) -> int:
-        """The number of ranks along these axes together; an axis the mesh lacks counts 1."""
+        """Return the number of ranks along these axes together; an axis that the mesh lacks counts 1."""
         found = self._known.get(axes)
         if found is None:
             found = self._known[axes] = prod(size for axis, size in self.sizes if axis in axes)
@@ -83,5 +83,5 @@ class Mesh:
             yield {**coordinate, **dict(zip(axes, point, strict=True))}
 
     def group(self, rank: int, axes: Sequence[str]) -> list[int]:
-        """The global ranks that `rank` is together with along `axes`, in order of their joint index."""
+        """Return the global ranks of the group of `rank` along `axes`, in order of their joint index."""
         return [self.rank(point) for point in self.iterate_along(self.coordinate(rank), axes)]

@@ -28,14 +28,18 @@ class Optimizer(ABC):
         """The `optimizer/...` arrays that this rank holds."""
 
     def select_filled(self, state: Mapping[str, Any]) -> Iterable[Shard]:
-        """What is loaded from a checkpoint with this `state`: `shards`, or others that `load_state` makes these of."""
+        """Return the shards that a load from a checkpoint with this `state` fills.
+
+        If the checkpoint has another form, return temporary shards of that form: `load_state` then converts them into
+        those of `shards`.
+        """
         return self.shards()
 
     def may_drop(self, names: Sequence[str]) -> Collection[str]:
-        """Return those of `names` that a resume may drop; a resume refuses a checkpoint with others, by name.
+        """Return the subset of `names` that a resume may drop; it refuses a checkpoint with any other, by name.
 
         names: the `optimizer/...` arrays of the checkpoint that neither `registry` nor `select_filled` of any rank has.
-        Equal on all ranks. By default none: a run without a part of its state is another run.
+        The result must be equal on all ranks. By default empty: a run without a part of its state is another run.
         """
         return ()
 
@@ -44,4 +48,4 @@ class Optimizer(ABC):
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""

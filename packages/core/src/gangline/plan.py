@@ -1,7 +1,7 @@
-"""How a model may be cut: torch-free data that lies beside the model's configuration.
+"""How a model may be sharded: torch-free data, next to the model's configuration.
 
-A strategy reads the plan and nothing else about a model; a model knows nothing of ranks. The words
-`colwise` and `rowwise` mean what they mean in transformers' `base_model_tp_plan`.
+A strategy reads only the plan of a model; a model knows nothing of ranks. `colwise` and `rowwise` have the meaning that
+they have in transformers' `base_model_tp_plan`.
 
 Patterns are dotted module or parameter names in which `*` stands for one component:
 ``blocks.*.attention.wq`` matches ``blocks.0.attention.wq`` and, as a module pattern, every parameter in it.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 EVERY_AXIS = "*"
 NO_DIM = sys.maxsize  # a dim that no array has
-SCALES = ".scales"  # how the name ends of what lies beside codes
+SCALES = ".scales"  # end of the names of scales, which are stored next to codes
 
 
 @lru_cache(maxsize=4096)
@@ -32,18 +32,18 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether `pattern` names `name` itself, or a module around it."""
+    """Return whether `pattern` names `name` itself, or a module around it."""
     return _regex(pattern).fullmatch(name) is not None
 
 
 def names(pattern: str, name: str) -> bool:
-    """Whether `name` is what `pattern` names, and not a thing inside it."""
+    """Return whether `pattern` names `name` itself, and not a module around it."""
     found = _regex(pattern).fullmatch(name)
     return found is not None and found[2] is None
 
 
 def block_number(path: str) -> int:
-    """The number of the block at `path`: the last in it. Raises StopIteration where there is none."""
+    """Return the number of the block at `path`: the last number in it. Raises StopIteration if there is none."""
     return next(int(part) for part in reversed(path.split(".")) if part.isdecimal())
 
 
@@ -52,34 +52,34 @@ def _specific(pattern: str) -> tuple[int, int]:
 
 
 def choose_by_pattern(values: Mapping[str, V], name: str, default: V) -> V:
-    """Of values by pattern, the one for `name`: of the most specific pattern that matches, of these the first.
+    """Return the value of the most specific pattern that matches `name`, the first of several; `default` if none does.
 
-    The most specific has most components, of these the fewest stars.
+    The most specific pattern has most components; of these, the fewest stars.
     """
     found = [pattern for pattern in values if matches(pattern, name)]
     return values[max(found, key=_specific)] if found else default
 
 
 def is_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Whether a parameter is a matrix, or a stack of them. A stack of biases is one of vectors."""
+    """Return whether a parameter is a matrix or a stack of matrices. A stack of biases is a stack of vectors."""
     return len(shape) >= 2 and not name.endswith(".bias")
 
 
 def is_mapped(name: str, shape: Sequence[int]) -> bool:
-    """Whether optimizers that map whole matrices take a parameter: both sides of its matrices are longer than 1.
+    """Return whether optimizers that map full matrices take a parameter: both dims of its matrices are longer than 1.
 
-    Filters of a depthwise convolution, (channels, 1, taps), are vectors to them.
+    Filters of a depthwise convolution, (channels, 1, taps), count as vectors.
     """
     return is_matrix(name, shape) and min(shape[-2:]) > 1
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Parameters matching `pattern` may be cut along tensor dim `dim` by mesh (or fold) axis `axis`.
+    """Parameters matching `pattern` may be sharded along tensor dim `dim` by mesh (or fold) axis `axis`.
 
-    `unit`: rows that stay together (the width of a head). Which rule counts says `Plan.cuts_of`; a pattern of a module
-    covers all that lies in it, also what an edit adds there. Raises ValueError for a negative dim, an empty unit, and
-    one dim cut by every axis.
+    `unit`: rows that stay together (the width of a head). `Plan.cuts_of` says which rule counts. A pattern of a module
+    covers all parameters in it, also those that an edit adds there. Raises ValueError for a negative dim, a unit below
+    1, and one dim cut by every axis.
     """
 
     pattern: str
@@ -105,7 +105,7 @@ class Cut:
 
     @classmethod
     def whole(cls, pattern: str, axis: str = EVERY_AXIS) -> Cut:
-        """Not cut, along `axis` or along every axis, whatever a later rule says."""
+        """Return a rule that keeps parameters whole along `axis`, or along every axis, whatever a later rule says."""
         return cls(pattern, NO_DIM, axis)
 
 
@@ -164,18 +164,17 @@ class Init:
 
 @dataclass(frozen=True)
 class Name:
-    """The external name of a parameter. `{0}`, `{1}` in `theirs` take what the stars of `pattern` matched.
+    """The external name (`theirs`) of a parameter. `{0}`, `{1}` in it take what the stars of `pattern` matched.
 
-    how: "same", or "transpose" for a matrix that lies the other way there (of a stack of them, each), or "stack": ours
-    is (N, ...) and theirs are N arrays, `{n}` in `theirs` counts them. An empty `theirs`: a buffer that they have
-    nothing like.
-    rows: (first, of): ours are the rows from `first` on of theirs, which has so many and is shared by several of ours
-    (queries, keys and values in one matrix); of a transposed one they are its columns. None: theirs is ours alone.
-    every: with n, rows first, first + n, ... are ours; those between belong to n - 1 other parameters of this length.
-    dim: the dim of ours that `rows` counts along.
-    optional: files may lack theirs; ours is then drawn.
-    unread: files may hold theirs although the model has no such parameter: this "tensor" alone (a mask), or the whole
-    "layer" behind the last block that holds it.
+    how: "same"; "transpose" if the external matrix is transposed (in a stack, each matrix); "stack" if the parameter is
+    (N, ...) and N external tensors hold it, counted by `{n}`. An empty `theirs`: a buffer without an external tensor.
+    rows: (first, of): the parameter is the rows from `first` on of an external tensor of `of` rows that several
+    parameters share (queries, keys and values in one matrix); columns if transposed. None: it is the full tensor.
+    every: with n, the parameter is the rows first, first + n, ...; the rows between belong to n - 1 other parameters.
+    dim: the dim of the parameter that `rows` counts along.
+    optional: files may lack the external tensor; the parameter is then drawn.
+    unread: files may hold the external tensor although the model has no such parameter: only this "tensor" (a mask), or
+    the complete "layer" after the last block that holds it.
     """
 
     pattern: str
@@ -188,22 +187,22 @@ class Name:
     unread: Literal["", "tensor", "layer"] = ""
 
     def translate(self, name: str) -> str | None:
-        """Their name of our parameter `name`, or None where the pattern is not about it."""
+        """Return the external name of the parameter `name`; None: the pattern does not match it."""
         found = re.fullmatch(re.escape(self.pattern).replace(r"\*", r"([^.]+)"), name)
         return None if found is None else self.theirs.format(*found.groups(), n="{n}")
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Frozen parameters matching `pattern` are kept in fewer bits, whatever the precision.
+class LowBit:
+    """Frozen parameters matching `pattern` are stored in fewer bits, whatever the precision.
 
-    bfloat16  instead of the precision's master weights
-    int8      a matrix W (out, in) of a linear as codes; beside it lies `scales` (out, in / block), float32, one for
-              each `block` neighbours of a row. The module multiplies with the two as they are
-    codes     "package.module:function", called with (shard, plan, fill): fills the shard of codes or scales, where
-              `fill` fills one with the weight as it is
+    bfloat16  in the place of the precision's master weights
+    int8      a matrix W (out, in) of a linear is stored as codes, next to `scales` (out, in / block), float32, one for
+              each `block` neighbours of a row. The module multiplies with codes and scales as they are
+    codes     "package.module:function", called with (shard, plan, fill): fills the shard of codes or scales; `fill`
+              fills a shard with the weight as it is
 
-    Raises ValueError for codes without a block, or without what makes them.
+    Raises ValueError for int8 without `block` or `codes`, and for bfloat16 with one of them.
     """
 
     pattern: str
@@ -213,7 +212,7 @@ class Kept:
 
     def __post_init__(self) -> None:
         if {self.dtype == "int8", self.block > 0, bool(self.codes)} == {True, False}:
-            raise ValueError(f"{self.pattern} is kept in {self.dtype}, in blocks of {self.block}, by {self.codes!r}")
+            raise ValueError(f"{self.pattern} is stored in {self.dtype}, in blocks of {self.block}, by {self.codes!r}")
 
 
 @dataclass(frozen=True)
@@ -224,8 +223,8 @@ class Seam:
       attention(q, k, v, document, position) -> out     q (B, H, T, C), k and v (B, K, T, C), after rotation
       loss(hidden, weight, targets, loss_mask) -> sum   hidden (B, T, D), weight (V, D), targets and loss_mask (B, T)
 
-    What the call computes is data of the node there (`Node.seams`), and what is put there says the same of itself, as
-    its attribute `computes`. A strategy that puts its own call there computes just that, or refuses.
+    The node there says what the call computes (`Node.seams`), and a function or module that is put there says it in its
+    attribute `computes`. A strategy that puts its own call there must compute exactly that, or refuse.
     """
 
     name: Literal["attention", "loss"]
@@ -243,29 +242,29 @@ class Plan:
     cuts: tuple[Cut, ...] = ()
     inits: tuple[Init, ...] = ()
     names: tuple[Name, ...] = ()
-    tied: tuple[tuple[str, str], ...] = ()  # (alias, the name it is kept under)
+    tied: tuple[tuple[str, str], ...] = ()  # (alias, the name it is stored under)
     seams: tuple[Seam, ...] = ()
     folds: tuple[Fold, ...] = ()
     master_dtype: tuple[str, ...] = ()  # modules whose parameters are always computed in the master dtype (a router)
     partial_grad: tuple[str, ...] = ()  # not cut by `tp`, on activations that are: gradients are summed over tp
-    frozen: tuple[str, ...] = ()  # what is not trained: kept and saved, with neither gradient nor moments
-    kept: tuple[Kept, ...] = ()  # what of that is kept in fewer bits
-    trained: tuple[str, ...] = ()  # what is trained inside of that; of all that match the most specific pattern decides
+    frozen: tuple[str, ...] = ()  # parameters that are not trained: saved, with neither gradient nor moments
+    low_bit: tuple[LowBit, ...] = ()  # frozen parameters that are stored in fewer bits
+    trained: tuple[str, ...] = ()  # exceptions from `frozen`: of all that match the most specific pattern decides
     head_blocks: tuple[str, ...] = ()  # further blocks, inside the head: they emit under their own path, as `blocks` do
     facts: dict[str, int] = field(default_factory=dict)  # sizes a layout must divide: heads, kv_heads, vocab_size, ...
 
     def init(self, name: str) -> Init:
-        """How the parameter `name` is drawn. Raises LookupError where the plan does not say."""
+        """Return how the parameter `name` is drawn. Raises LookupError if no rule matches it."""
         for rule in self.inits:
             if matches(rule.pattern, name):
                 return rule
         raise LookupError(f"the plan has no Init for parameter {name!r}")
 
     def cuts_of(self, name: str, dims: int) -> dict[str, Cut]:
-        """Axis -> how it cuts the parameter `name` of so many dims; an axis that is not there leaves it whole.
+        """Return axis -> how it cuts the parameter `name` of `dims` dims; an axis that is missing does not cut it.
 
         For each axis the first rule that matches decides, and no later one, also where it says `Cut.whole` or where the
-        parameter lacks its dim (the bias of a rowwise layer). A tied parameter is cut as the one it is kept under.
+        parameter lacks its dim (the bias of a rowwise layer). A tied parameter is cut as the one it is stored under.
         """
         name, found = self.owner(name), dict[str, Cut]()
         for cut in self.cuts:
@@ -276,7 +275,7 @@ class Plan:
         return {axis: cut for axis, cut in found.items() if cut.dim < dims}
 
     def is_frozen(self, name: str) -> bool:
-        """Whether the parameter `name` is not trained; a tied one as the one it is kept under.
+        """Return whether the parameter `name` is not trained; a tied one as the one it is stored under.
 
         Of all patterns of `frozen` and `trained` that match, the most specific decides: the one of most components, of
         these the one with fewest stars. Where one of each kind is as specific, it is trained.
@@ -288,54 +287,54 @@ class Plan:
         )
         return frozen is not None and (trained is None or frozen > trained)
 
-    def find_kept(self, name: str) -> Kept | None:
-        """How the parameter `name`, or the weight that it is the scales of, is kept; None: as the precision says."""
+    def find_low_bit(self, name: str) -> LowBit | None:
+        """Return how the parameter `name`, or the weight whose scales it is, is stored; None: as the precision says."""
         name = self.owner(name)
         if self.is_scales(name):
             name = f"{name.removesuffix(SCALES)}.weight"
-        return next((rule for rule in self.kept if matches(rule.pattern, name)), None)
+        return next((rule for rule in self.low_bit if matches(rule.pattern, name)), None)
 
     def is_scales(self, name: str) -> bool:
         """Whether the parameter `name` is the scales of codes."""
-        if not self.kept or not name.endswith(SCALES):
+        if not self.low_bit or not name.endswith(SCALES):
             return False
         weight = f"{name.removesuffix(SCALES)}.weight"
-        return any(rule.dtype == "int8" and matches(rule.pattern, weight) for rule in self.kept)
+        return any(rule.dtype == "int8" and matches(rule.pattern, weight) for rule in self.low_bit)
 
     def dtype_of(self, name: str) -> str | None:
-        """The dtype that the parameter `name` is kept in, whatever the precision; None: that of master weights."""
-        rule = self.find_kept(name)
+        """Return the dtype that the parameter `name` is stored in, whatever the precision; None: of master weights."""
+        rule = self.find_low_bit(name)
         return None if rule is None else "float32" if self.is_scales(self.owner(name)) else rule.dtype
 
     def computes_as_kept(self, name: str) -> bool:
-        """Whether modules compute with the parameter `name` as it is kept: in the master dtype, or with codes."""
-        rule = self.find_kept(name)
+        """Return whether modules compute with the parameter `name` as it is stored: in the master dtype or as codes."""
+        rule = self.find_low_bit(name)
         return any(matches(pattern, name) for pattern in self.master_dtype) or (
             rule is not None and rule.dtype == "int8"
         )
 
     def emits_under(self, path: str) -> str:
-        """The path under which the module at `path` emits: that of the block around it; "" outside of blocks."""
+        """Return the path under which the module at `path` emits: that of the block around it; "" outside of blocks."""
         for pattern in (f"{self.blocks}.*", *self.head_blocks):
             if matches(pattern, path):
                 return ".".join(path.split(".")[: pattern.count(".") + 1])
         return ""
 
     def blocks_in_head(self, paths: Iterable[str]) -> list[str]:
-        """Of the paths of modules (or nodes) those of blocks inside the head, in order."""
+        """Return those of `paths` of modules (or nodes) that are blocks inside the head, in order."""
         return [path for path in paths if any(names(pattern, path) for pattern in self.head_blocks)]
 
     def owner(self, name: str) -> str:
-        """The name a parameter is kept under: itself, unless it is tied to another."""
+        """Return the name that a parameter is stored under: its own, unless it is tied to another."""
         return dict(self.tied).get(name, name)
 
     def find_unmatched(self, names: Iterable[str]) -> list[str]:
-        """Patterns that match none of `names`: mistakes of the plan's author."""
+        """Return the patterns that match none of `names`: mistakes of the plan's author."""
         known = [*names, *(alias for alias, _ in self.tied)]
         patterns = [rule.pattern for rules in (self.cuts, self.inits) for rule in rules]
-        patterns += [*self.frozen, *self.trained, *(rule.pattern for rule in self.kept)]
+        patterns += [*self.frozen, *self.trained, *(rule.pattern for rule in self.low_bit)]
         return [pattern for pattern in dict.fromkeys(patterns) if not any(matches(pattern, name) for name in known)]
 
     def extend(self, **more: tuple) -> Plan:
-        """A copy with rules put before the present ones, so that an edit's own rules win."""
+        """Return a copy with rules put before the present ones, so that the rules of an edit win."""
         return replace(self, **{key: value + getattr(self, key) for key, value in more.items()})

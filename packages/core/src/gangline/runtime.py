@@ -30,7 +30,7 @@ Finish = Callable[["nn.Module", str], None]  # (block, its path): recomputation 
 
 
 class MatrixId(NamedTuple):
-    """A matrix by the parameter that it is, or is one of a stack of: leading dims flattened, counted from 0."""
+    """A matrix: the name of its parameter, and its number in a stack of matrices (leading dims flattened, from 0)."""
 
     name: str
     number: int
@@ -38,14 +38,14 @@ class MatrixId(NamedTuple):
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step came to: global numbers, equal on all ranks but for `own_...`.
+    """Result of one step: global numbers, equal on all ranks except `own_...`.
 
     loss_sum      sum of the loss over valid tokens, without emitted terms
-    tokens        how many valid tokens that was
-    finite        loss and every gradient are finite on all ranks
-    metrics       what the modules emitted, reduced: "blocks.3/load" -> number or list of numbers
-    own_loss_sum  what this rank itself added to loss_sum, before any reduction; over all ranks these add up to it
-    own_tokens    of how many valid tokens that is; 0 on a rank whose tokens' loss another one computes
+    tokens        number of valid tokens
+    finite        whether the loss and every gradient are finite on all ranks
+    metrics       metrics of the modules, reduced: "blocks.3/load" -> number or list of numbers
+    own_loss_sum  this rank's part of loss_sum, before any reduction
+    own_tokens    number of valid tokens of own_loss_sum; 0 on a rank whose loss another rank computes
     """
 
     loss_sum: float
@@ -66,7 +66,7 @@ class ParamShard:
 
 @dataclass(frozen=True)
 class ShardedParam:
-    """A parameter by its global name and shape, with the boxes of it that this rank holds (perhaps none)."""
+    """A parameter by its global name and shape, with the boxes that this rank holds (perhaps none)."""
 
     name: str
     shape: tuple[int, ...]
@@ -75,9 +75,9 @@ class ShardedParam:
 
 @dataclass(eq=False)
 class Job:
-    """What a strategy builds a runtime from.
+    """The input from which a strategy builds a runtime.
 
-    comms    this rank among the others, with the device that it computes on
+    comms    process groups of this rank, with the device that it computes on
     finish   called with each block and its path when the block is cut: recomputation and compilation wrap it
     """
 
@@ -115,14 +115,14 @@ class Job:
 class Sampling:
     """How each token is drawn from softmax(logits / temperature), and when a text ends.
 
-    tokens       that are written after each prompt at most
+    tokens       maximum number of tokens written after each prompt
     temperature  0 takes the likeliest token
-    top_k        draw from so many of the likeliest alone; None: from all
+    top_k        draw from this number of likeliest tokens; None: from all
     top_p        draw from the likeliest that together have this probability (nucleus; arXiv 1904.09751, section 3.1)
     seed         a token is a function of (seed, number of the prompt, tokens written before it) and the probabilities
-    ends         tokens that end a text; they are no part of it
+    ends         tokens that end a text; they are not part of it
 
-    Raises ValueError for what has no meaning.
+    Raises ValueError for values out of range.
     """
 
     tokens: int
@@ -152,7 +152,8 @@ class Written:
 class Runtime(ABC):
     """Runs a step on the whole mesh. Every method is called by all ranks, in the same order.
 
-    What the optimizer wrote into the pieces is taken up at the runtime's next call.
+    The optimizer writes `ParamShard.tensor` in place. `step`, `evaluate`, `score` and `generate` first refresh the
+    copies that the modules compute with.
     """
 
     registry: Registry  # of the `model/...` arrays, whole and the same on every rank
@@ -165,27 +166,27 @@ class Runtime(ABC):
 
     @abstractmethod
     def step(self, microbatches: Sequence[Batch]) -> StepResult:
-        """Forward and backward over this rank's share of the global batch.
+        """Run forward and backward over this rank's share of the global batch.
 
-        Afterwards each piece's `.grad` is the gradient of (loss + emitted terms) / global token count, reduced over
-        the ranks and without any loss scale. Valid tokens are counted before the backward pass.
+        Afterwards the `.grad` of each `ParamShard.tensor` is the gradient of (loss + emitted terms) / global token
+        count, reduced over the ranks and without any loss scale. Valid tokens are counted before the backward pass.
         """
 
     @abstractmethod
     def evaluate(self, microbatches: Sequence[Batch]) -> tuple[float, int]:
-        """(global loss sum, global token count), without gradients.
+        """Return (global loss sum, global token count), without gradients.
 
-        Every rank passes as many microbatches. Their losses are added in global order, whatever the layout, so that
-        under `run.deterministic` the sum has the bits of one process that reads microbatches of the same size.
+        Every rank passes the same number of microbatches. Their losses are added in global order, whatever the layout,
+        so that under `run.deterministic` the sum has the bits of one process that reads microbatches of the same size.
         """
 
     @abstractmethod
     def score(self, batches: Sequence[Batch], each: int = 1) -> torch.Tensor:
-        """(n,) float64, in the host's memory: each sample's log-likelihood in nats, in global order, on all ranks.
+        """Return each sample's log-likelihood in nats, in global order, on all ranks: (n,) float64 on the host.
 
-        Each rank passes its share, one sample a batch and as many as every other rank; what does not divide is filled
-        up with samples whose `loss_mask` is empty, and these score 0. The shares follow each other in order of
-        `data_coordinate`. Valid targets are summed; in evaluation, without gradients. each: losses per sample. With 1
+        Each rank passes its share, one sample a batch and as many samples as every other rank; a share is padded with
+        samples whose `loss_mask` is empty, which score 0. The shares are joined in order of `data_coordinate`. Valid
+        targets are summed, in evaluation mode, without gradients. each: losses per sample. With 1
         the result is (n,); otherwise the model returns (each,) for a sample, and the result is (n, each). Raises
         ValueError, on all ranks, where the shares differ in length.
         """
@@ -193,10 +194,10 @@ class Runtime(ABC):
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None
     ) -> list[Written]:
-        """What the model writes after each prompt (of at least one token): the same on all ranks and in any layout.
+        """Return the tokens after each prompt (of at least one token): the same on all ranks and in any layout.
 
-        All ranks pass the same prompts. stop: whether a text of these tokens is done, the same on all ranks.
-        Raises UserError, on all ranks, where this strategy does not write.
+        All ranks pass the same prompts. stop: returns whether a text of these tokens is done, equal on all ranks.
+        Raises UserError, on all ranks, if this strategy cannot generate.
         """
         from gangline.errors import UserError
 
@@ -222,10 +223,10 @@ class Runtime(ABC):
 
     @abstractmethod
     def parameters(self) -> list[ShardedParam]:
-        """The same names in the same order on all ranks of a stage."""
+        """Return the trained parameters: the same names in the same order on all ranks of a stage."""
 
     def names(self) -> list[str]:
-        """Names of all trained parameters, on whatever stage, in the order of one process: the same on all ranks."""
+        """Return the names of the trained parameters of all stages, in the order of one process: equal on all ranks."""
         return [named.name for named in self.parameters()]
 
     @abstractmethod
@@ -234,34 +235,34 @@ class Runtime(ABC):
         function: Callable[[torch.Tensor, MatrixId], torch.Tensor],
         given: Iterable[tuple[str, Sequence[torch.Tensor]]],
     ) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:
-        """Map whole matrices, each on one rank of the stage, by a function that gives (m, n) for (m, n) and its id.
+        """Map full matrices, each on one rank of the stage, by a function from ((m, n) tensor, id) to an (m, n) tensor.
 
-        given: names of parameters of two dims and more, each with tensors that are cut like its pieces and of their
-        dtype (its gradients, a momentum); of a stack (3 dims and more) each matrix is mapped by itself. Gives the same
-        names with pieces of what came of them. It takes from `given` as it goes, some matrices ahead of what it gives.
+        given: names of parameters of two dims and more, each with tensors that are sharded like the parameter's pieces
+        and have their dtype (gradients, a momentum); in a stack (3 dims and more) each matrix is mapped alone. Yields
+        the same names with pieces of the results. It consumes `given` lazily, some matrices ahead of what it yields.
 
-        Which rank maps a matrix is the runtime's choice, the same on all ranks. `function` is called once for each
-        matrix, on one rank; its result may depend only on the matrix and on state that this rank stores for it. All
-        ranks of the stage call `map_matrices` with the same names in the same order, and take all that it gives.
+        The runtime chooses the rank that maps a matrix, equal on all ranks. `function` is called once for each matrix,
+        on one rank; its result may depend only on the matrix and on state that this rank stores for it. All ranks of
+        the stage call `map_matrices` with the same names in the same order, and must consume all that it yields.
         """
 
     @abstractmethod
     def matrix_owners(self, names: Sequence[str]) -> Mapping[MatrixId, int]:
-        """The global rank that maps each matrix of these parameters, on whatever stage: the same on all ranks.
+        """Return the global rank that maps each matrix of these parameters, of all stages: equal on all ranks.
 
-        State of a matrix belongs on this rank: `map_matrices` calls `function` there, as long as each stage gives it
-        all of its own names among these, in this order. No communication.
+        State of a matrix belongs on this rank: `map_matrices` calls `function` there, if each stage passes all of its
+        own parameters among `names`, in this order. Does not communicate.
         """
 
     @abstractmethod
     def shards(self) -> Iterable[Shard]:
-        """The `model/...` arrays that this rank holds: master weights and persistent buffers."""
+        """Return the `model/...` arrays that this rank holds: master weights and persistent buffers."""
 
     def local(self) -> tuple[Registry, Iterable[Shard]]:
-        """Arrays `local/...` that only this layout can use: all of the run's, and those this rank holds.
+        """Return the arrays `local/...`, which only this layout can use: (registry of the run, shards of this rank).
 
-        They are saved with the rest. A run that goes on in the same layout gets them back; in another one, or from a
-        checkpoint without them, they are zeroed.
+        They are saved with the rest. A resume in the same layout loads them; in another layout, or from a checkpoint
+        without them, they are set to zero.
         """
         from gangline.shard import Registry
 
@@ -269,4 +270,4 @@ class Runtime(ABC):
 
     @abstractmethod
     def finish_update(self) -> None:
-        """The optimizer has stepped: call `after_step(totals)` of the modules that have it, with what they emitted."""
+        """Call `after_step(totals)` of the modules that have it. Called after each step of the optimizer."""

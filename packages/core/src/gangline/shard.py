@@ -1,9 +1,8 @@
 """Shards and their registry: the one currency between strategies, optimizers and checkpointers.
 
-A run's state is a set of named global arrays. A `Shard` is the part of one that a rank holds; the
-`Registry` says, for every array and without asking anyone, who holds which box. It is a
-pure function of plan and mesh, equal on every rank, and grows with arrays and boundaries, never
-with ranks times arrays: a checkpointer plans from it alone.
+A run's state is a set of named global arrays. A `Shard` is the part of one that a rank holds. The `Registry` has, for
+every array, which rank holds which box. It is a pure function of plan and mesh, equal on every rank, and its size grows
+with arrays and boundaries, not with ranks times arrays: a checkpointer plans from it without communication.
 
 The registry is torch-free; dtypes are torch's names ("float32").
 """
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     import torch
 
 ITEMSIZE = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
-
 
 MODEL = "model"  # what names of the model's arrays begin with
 
@@ -122,8 +120,10 @@ class Division:
     rows    bounds count rows of what the earlier divisions left, leading dims flattened (a row runs along the last
             dim); such a part of a stacked array is a few boxes. `bounds` may then depend on the part that the earlier
             divisions gave: there is one tuple for each of those, in joint order
-    Two divisions of an array have the same axes, or none in common. An array of 6 rows on two shards of ZeRO has one,
-    Division(("dp_shard",), ((0, 3, 6),)). Plugins seldom make one: `Registry.like` lays arrays out as others are.
+    Two divisions of an array have the same axes, or none in common. Plugins seldom make one: `Registry.like` copies a
+    layout. Example: an array (4, 6), split in halves over tp=4 and each half by rows over dp_shard=2 (ZeRO), has
+    Division(("tp",), ((0, 2, 4),), every=2) and Division(("dp_shard",), ((0, 1, 2),), rows=True). The ranks at
+    dp_shard=1 and tp=2 or 3 hold parts (1, 1), the Box((3, 0), (1, 6)), as replicas.
     """
 
     axes: tuple[str, ...]
@@ -247,8 +247,9 @@ def _lead(box: Box, index: int, inner: Box) -> Box:
 class Places:
     """Which part of an array, and which replica of it, a place on the mesh holds.
 
-    Along each tuple of axes that divisions use the joint coordinate is a mixed-radix number; a division reads one of
-    its digits, and the digits that none reads count replicas, as do the axes that no division names.
+    Along each tuple of axes that divisions use, the joint coordinate is a mixed-radix number. A division reads one of
+    its digits; the other digits, and the axes that no division names, count replicas. In the example of `Division`:
+    `of({"dp_shard": 1, "tp": 3})` is ((1, 1), 1): parts (1, 1), replica 1. Replica 0 is at dp_shard=1, tp=2.
     """
 
     def __init__(self, mesh: Mesh, layout: Layout) -> None:

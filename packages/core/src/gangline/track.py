@@ -11,7 +11,7 @@ from gangline.record import StepRecord
 
 @dataclass(frozen=True)
 class Start:
-    """What a tracker gets when the run begins or goes on."""
+    """The data that a tracker gets when the run begins or continues."""
 
     name: str
     directory: str
@@ -25,20 +25,20 @@ class Start:
 
 
 class Tracker(ABC):
-    """Writes records somewhere. What it raises ends neither the run nor the other trackers."""
+    """Writes records somewhere. An exception of a tracker ends neither the run nor the other trackers."""
 
     def begin(self, start: Start) -> None:
-        """Before the first step. After a resume, records past `start.first_step` are of an abandoned branch."""
+        """Called before the first step. After a resume, records past `start.first_step` are of an abandoned branch."""
 
     @abstractmethod
     def record(self, record: StepRecord) -> None:
-        """Once a step."""
+        """Write the record of a step. Called once a step."""
 
     def note(self, text: str) -> None:
-        """A line for people: a warning, a sample, a checkpoint."""
+        """Write a line for people: a warning, a sample, a checkpoint."""
 
     def start_end(self, summary: dict[str, Any]) -> None:
-        """Before any tracker's `end`: begin to send what is left, without waiting, so that all send in parallel."""
+        """Begin to send what is left, without waiting. Called before any tracker's `end`: all send in parallel."""
 
     def end(self, summary: dict[str, Any]) -> None:
-        """After the last step, also when the run ends early; `summary` says how."""
+        """Called after the last step, also when the run ends early; `summary` says how it ended."""

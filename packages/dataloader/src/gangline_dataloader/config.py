@@ -100,7 +100,7 @@ class TokensConfig(SequenceConfig):
     column: str | None = (
         None  # column of tokens (MDS bytes: NAME:DTYPE; .bin: :uint16, :uint32, :int32 or :int64); null: the usual one
     )
-    shuffle_span: PositiveInt | None = None  # tokens that the shuffle reaches over; null: the whole corpus
+    shuffle_span: PositiveInt | None = None  # tokens of a span: spans are shuffled, then rows in each; null: one span
     order: Literal["shuffled", "text"] = "shuffled"  # text: as data=text visits the same tokens, to compare the two
 
     def paths(self) -> list[str]:
@@ -215,7 +215,7 @@ class MixConfig(SequenceConfig):
     weights: dict[str, NonNegativeFloat] = field(default_factory=dict)  # of each source; none: in proportion to size
     epochs: dict[str, Epochs] = field(default_factory=dict)  # after so many a source is used up: {code: 4}
     stages: list[dict[str, Any]] = field(default_factory=list)  # other weights: [{from: SAMPLE, weights: {...}}]
-    shuffle_span: PositiveInt | None = None  # tokens of a source that its shuffle reaches over; null: all of it
+    shuffle_span: PositiveInt | None = None  # tokens of a span of a source; null: one span for all of it
 
     def paths(self) -> list[str]:
         return [path for _, path in sorted(self.sources.items())]

@@ -1,4 +1,4 @@
-"""What a scheduler starts on each node: core's elastic agent, told what the scheduler knows.
+"""What a scheduler starts on each node: the elastic agent of gangline-basics, with what the scheduler knows.
 
 python -m gangline_launch.agent RUN_DIR --nodes 4:5 --per-node 8 --processes 32
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from gangline import UserError
 from gangline_launch.mistakes import report_mistake
 
-# By these core takes a process for a rank of Slurm's own; an agent is none.
+# Variables by which `gangline.launch.detected` takes a process for a rank of Slurm; an agent is not one.
 _OF_A_RANK = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID")
 _OF_THE_STORAGE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENOTDIR)
 _AGENT = "gangline_launch.agent:run"

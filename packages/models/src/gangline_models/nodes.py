@@ -1,4 +1,4 @@
-"""Config nodes of what core's decoder lacks. Torch-free."""
+"""Config nodes of modules that the decoder of gangline-basics lacks. Torch-free."""
 
 from __future__ import annotations
 

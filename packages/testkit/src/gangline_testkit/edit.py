@@ -27,7 +27,7 @@ from gangline.model.linear import Embedding, Linear
 from gangline.model.seams import calls, list_recomputed
 from gangline.model.tree import Node, children, nodes, parameter_shapes
 from gangline.plan import Plan
-from gangline_basics.model.kept_node import EightBitNode
+from gangline_basics.model.low_bit_node import EightBitNode
 from gangline_testkit import strategy_ranks as ranks
 from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, needs
 from gangline_testkit.compare import assemble, close, compare_all, number_close
@@ -137,7 +137,7 @@ class ModelEditSuite(PartSuite):
         tree, plan, _ = self.compose_after()
         blocks = {f"{path}.weight": node.block for path, node in nodes(tree) if isinstance(node, EightBitNode)}
         for name in parameter_shapes(tree):
-            rule = plan.find_kept(name)
+            rule = plan.find_low_bit(name)
             if plan.is_scales(name) or plan.owner(name) != name:
                 continue
             told = rule.block if rule is not None else 0

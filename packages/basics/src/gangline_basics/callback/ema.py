@@ -54,7 +54,7 @@ class Average:
 
 
 class EmaCallback(Callback):
-    """Takes the weights into each average after every step that was applied; lends them to validation."""
+    """Updates each average with the weights after every step that was applied, and has the averages validated."""
 
     def __init__(self, config: Ema, run: Run) -> None:
         self.config, self.exact = config, run.deterministic
@@ -87,5 +87,5 @@ class EmaCallback(Callback):
             for average in self.averages:
                 average.take(self._weights, self.exact)
 
-    def lends(self) -> Sequence[str]:
+    def list_validated_weights(self) -> Sequence[str]:
         return [average.label for average in self.averages] if self.config.validate else []

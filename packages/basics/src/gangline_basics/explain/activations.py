@@ -19,7 +19,7 @@ from gangline.model.local_sizes import LocalSizes
 from gangline.model.tree import Node, WrapNode, children, nodes
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import AttentionNode, FeedForwardNode, HeadNode, NormNode
-from gangline_basics.model.kept_node import EightBitNode
+from gangline_basics.model.low_bit_node import EightBitNode
 from gangline_basics.model.rope_rates import Rope
 
 
@@ -107,8 +107,8 @@ def feed_forward(node: FeedForwardNode, sizes: ActivationSizes, path: str) -> in
 
 
 def count_node(node: Node, sizes: ActivationSizes, path: str = "") -> int:
-    """Kept by the node at `path` and all in it: as it says, or as core's modules do. One of an unknown kind that says
-    nothing is taken to keep what goes in and out of each matrix.
+    """Return the bytes that the node at `path` and all nodes in it save: as `activation_bytes` says, else as modules of
+    gangline-basics do. A node of an unknown kind is counted with the input and output of each of its matrices.
     """
     below = [(child, f"{path}.{name}" if name else path) for name, child in children(node)]
     said = node.activation_bytes(sizes.local)

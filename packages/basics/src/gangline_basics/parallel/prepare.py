@@ -19,8 +19,8 @@ from gangline.runtime import Finish
 def set_products(model: nn.Module, plan: Plan, precision: Precision) -> None:
     """Let every `Linear` multiply as the precision says; those in `plan.master_dtype` in the dtype of their weights.
 
-    Any other module that multiplies is given the precision (`OwnProducts`). Raises UserError for
-    a `product` that is not core's.
+    Any other module that multiplies is given the precision (`OwnProducts`). Raises UserError for a `Linear.product`
+    that somebody has replaced.
     """
     for path, module in model.named_modules():
         if isinstance(module, Linear):

@@ -20,8 +20,7 @@ def choose_kept_dtype(plan: Plan, name: str, precision: Precision) -> torch.dtyp
 class WholeStorage:
     """The tensors of a model that this rank holds whole.
 
-    masters   name -> leaf tensor in `param_dtype`, or what `plan.kept` says: what the optimizer steps and a checkpoint
-              keeps
+    masters   name -> leaf tensor in `param_dtype` or as `plan.low_bit` says: stepped by the optimizer, saved
     used      name -> the module's parameter: the master itself, or where the compute dtype differs its copy. Modules
               of `plan.master_dtype` compute with their masters, those of codes with codes
     buffers   name -> persistent buffer: state that no optimizer steps

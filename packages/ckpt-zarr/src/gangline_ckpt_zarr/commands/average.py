@@ -20,7 +20,7 @@ from gangline.shard import is_of_model
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.weights import place_for, write_weights
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, parser, places
-from gangline_ckpt_zarr.format.grid import map_dtype
+from gangline_ckpt_zarr.format.dtypes import map_dtype
 from gangline_ckpt_zarr.load.read_plan import Target
 from gangline_ckpt_zarr.load.reader import read_target
 
@@ -148,7 +148,7 @@ def _fill(chunks: Iterator[Shard], copies: Sequence[Copy], shapes: Mapping[str, 
 
 
 def _are_codes(name: str, shapes: Mapping[str, Any]) -> bool:
-    """Whether whole numbers are weights by their scales (`Plan.kept`)."""
+    """Whether whole numbers are weights by their scales (`Plan.low_bit`)."""
     return not _is_float(shapes[name][1]) and f"{name.rpartition('.')[0]}.scales" in shapes
 
 

@@ -15,7 +15,7 @@ from gangline.model.compose import compose_model
 from gangline.shard import Box
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, find_place, parser
-from gangline_ckpt_zarr.format.grid import map_dtype
+from gangline_ckpt_zarr.format.dtypes import map_dtype
 from gangline_ckpt_zarr.load.read_plan import Target
 from gangline_ckpt_zarr.load.reader import read_target
 from gangline_models.hugging_face.commands import add_output, write_model

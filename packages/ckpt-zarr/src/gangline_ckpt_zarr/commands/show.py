@@ -14,7 +14,7 @@ from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, find_place, parser
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.checksum import TRAILER
-from gangline_ckpt_zarr.format.grid import count_itemsize, map_dtype
+from gangline_ckpt_zarr.format.dtypes import count_itemsize, map_dtype
 from gangline_ckpt_zarr.format.native import NativeMeta
 
 _NUMBER = re.compile(r"(?<=[./])\d+(?=[./]|$)")

@@ -88,7 +88,7 @@ def _chunks(store: ObjectStore, registry: Registry, write_id: str) -> Iterator[S
     from gangline.shard import Shard
     from gangline_ckpt_zarr.commands.blocks import Blocks
     from gangline_ckpt_zarr.format.checksum import seal_start, trailer
-    from gangline_ckpt_zarr.format.grid import map_dtype
+    from gangline_ckpt_zarr.format.dtypes import map_dtype
     from gangline_ckpt_zarr.format.packed import data_path
 
     file = PackedFiles(registry).get_rank_file(0)

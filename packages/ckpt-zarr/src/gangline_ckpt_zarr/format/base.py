@@ -12,7 +12,7 @@ from typing import Any
 from gangline.shard import Registry
 from gangline_ckpt_zarr.format import overlap
 from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun
-from gangline_ckpt_zarr.format.grid import count_itemsize
+from gangline_ckpt_zarr.format.dtypes import count_itemsize
 from gangline_ckpt_zarr.format.owners import box_owners
 
 

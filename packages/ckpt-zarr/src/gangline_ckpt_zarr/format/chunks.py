@@ -18,7 +18,8 @@ from math import prod
 
 from gangline.shard import Box, Registry
 from gangline_ckpt_zarr.format.checksum import TRAILER
-from gangline_ckpt_zarr.format.grid import chunk_shape, count_itemsize
+from gangline_ckpt_zarr.format.chunk_shape import chunk_shape
+from gangline_ckpt_zarr.format.dtypes import count_itemsize
 
 PAGE = 4096
 

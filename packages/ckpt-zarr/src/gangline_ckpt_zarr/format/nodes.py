@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gangline_ckpt_zarr.format.checksum import CODEC, checksum_of
-from gangline_ckpt_zarr.format.grid import map_dtype
+from gangline_ckpt_zarr.format.dtypes import map_dtype
 
 NAME = "zarr.json"
 FORMAT = 1  # of what stands under attributes["gangline"]

@@ -15,7 +15,7 @@ import numpy as np
 from gangline.shard import Box
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.chunks import ChunkRun
-from gangline_ckpt_zarr.format.grid import map_dtype
+from gangline_ckpt_zarr.format.dtypes import map_dtype
 from gangline_ckpt_zarr.load.batch import ReadBatch, ReadLanes
 from gangline_ckpt_zarr.load.read_plan import ReadItem, Target, plan_reads
 from gangline_ckpt_zarr.stores.base import ObjectStore

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from gangline.shard import Box, Registry
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.format.base import Meta
-from gangline_ckpt_zarr.format.grid import count_itemsize
+from gangline_ckpt_zarr.format.dtypes import count_itemsize
 from gangline_ckpt_zarr.format.owners import box_owners
 from gangline_ckpt_zarr.load.read_plan import Target
 

@@ -17,7 +17,7 @@ import torch
 
 from gangline.shard import Shard
 from gangline_ckpt_zarr.format.chunks import ChunkRun, RankFile
-from gangline_ckpt_zarr.format.grid import map_dtype
+from gangline_ckpt_zarr.format.dtypes import map_dtype
 from gangline_ckpt_zarr.format.views import views
 
 SCRATCH = 1 << 28  # bytes of a GPU's memory in which chunks are put together before they travel

@@ -59,7 +59,7 @@ class StoreTier(Tier):
             self._trusted.discard(id)
 
     def superfluous(self, run_dir: str, lacks: Lacks, others: Collection[CheckpointId] = ()) -> list[CheckpointId]:
-        """What the rules do not keep; see core's. Raises OSError."""
+        """Return the checkpoints that the rules of `gangline.checkpoint.retention` do not keep. Raises OSError."""
         assert self.keep_last is not None
         return superfluous(run_dir, self.ids(), self.keep_last, lacks, others, self.keep_every)
 

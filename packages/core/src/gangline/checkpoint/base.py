@@ -1,4 +1,4 @@
-"""The checkpointer contract: keep and give back named global arrays and one JSON document."""
+"""The checkpointer contract: save and load named global arrays and one JSON document."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class SaveFailed(Exception):
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """What is asked of one save. The attempt that it belongs to is in the document, as all else that is kept."""
+    """Options of one save. What the checkpoint stores beside its arrays, such as the attempt, is in the document."""
 
     step: int
-    last: bool = False  # none follows, so it belongs where it lasts longest; a tier that has it already is no error
-    deadline_seconds: float | None = None  # until the process is killed; None: it may take as long as it takes
-    tiers: tuple[str, ...] = ()  # a part's own names of the places that it is for; (): all that there are
-    record_waits: bool = False  # every step is kept: the record of this one is reported once its save is visible
+    last: bool = False  # the run's last save, for the most durable tier; a tier that has it already is not an error
+    deadline_seconds: float | None = None  # until the process is killed; None: no deadline
+    tiers: tuple[str, ...] = ()  # the checkpointer's own names of the tiers to write; (): all
+    record_waits: bool = False  # every step is saved: the record of this one is reported once its save is visible
 
 
 class SaveState(Enum):
@@ -89,76 +89,78 @@ class SaveHandle:
 
 
 class Checkpointer(ABC):
-    """Saves become visible all at once; what is visible is whole, and is never overwritten.
+    """Saves and loads checkpoints. A save becomes visible all at once; a visible checkpoint is complete, and is never
+    overwritten.
 
     `save` and `load` are called by all ranks. Reading (`list`, `document`) needs no process group.
-    Construction may have collectives; `build(config, run, store)` gets the job's key-value store, or None where a tool
+    Construction may use collectives; `build(config, run, store)` gets the job's key-value store, or None in a tool that
     opens a finished run.
     """
 
-    keeps: bool = True  # false: nothing is ever kept (`checkpoint=off`), and the run does not ask for a save
+    keeps: bool = True  # false: it never saves (`checkpoint=off`), and the run does not request a save
 
     def due(self, step: int, seconds: float, every: str | int | None) -> SaveRequest | None:
-        """What this rank asks for after this step, which took `seconds`; None: no save. Where any rank asks, all save.
+        """Return the save that this rank requests after this step, which took `seconds`; None: no save.
 
-        Asked once after each step, on every rank. `every` is the run's option; `auto` is for parts that override this.
+        Called once after each step, on every rank; if any rank requests a save, all ranks save. every: the option
+        `checkpoint.every`; "auto" is for checkpointers that override this.
         """
         return SaveRequest(step) if every is not None and step % int(every) == 0 else None
 
     def prepare(self, registry: Registry) -> None:
-        """Steps are about to begin: what the first save would wait for may be made ready beside them."""
+        """Prepare the first save in the background. Called before the first step."""
 
     @abstractmethod
     def save(
         self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
     ) -> SaveHandle:
-        """Keep the arrays and the document (which names step and attempt); returns once they are staged.
+        """Save the arrays and the document (which has step and attempt); return once they are staged.
 
-        Waits until the save before it is visible. Ranks that asked for nothing pass `SaveRequest(step)`; where requests
-        differ, rank 0's says which tiers. A save that has written all when it returns gives `SaveHandle(id).finish()`.
+        Waits until the previous save is visible. Ranks that requested no save pass `SaveRequest(step)`; if requests
+        differ, the tiers are those of rank 0. A save that is complete on return returns `SaveHandle(id).finish()`.
         Raises SaveFailed.
         """
 
     @abstractmethod
     def list(self) -> list[CheckpointId]:
-        """Every whole checkpoint, oldest first."""
+        """Return the ids of all complete checkpoints, oldest first."""
 
     @abstractmethod
     def document(self, id: CheckpointId) -> dict[str, Any]:
-        """The JSON document of a checkpoint. Raises BadCheckpoint."""
+        """Return the JSON document of a checkpoint. Raises BadCheckpoint."""
 
     @abstractmethod
     def arrays(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
-        """Names and global shapes of all that is stored."""
+        """Return the names and global shapes of all arrays of a checkpoint."""
 
     @abstractmethod
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
         """Fill the given shards in place, whatever layout wrote the arrays.
 
-        A missing name or another shape is a UserError; damage raises BadCheckpoint, on every rank. Names left over are
-        not an error here: sampling and export take the weights alone. Core refuses to resume from a checkpoint with
-        arrays for which the run has no place, but for those that `Optimizer.may_drop` or `Callback.may_drop` gives up.
+        A missing name or another shape is a UserError; damage raises BadCheckpoint, on every rank. Further arrays in
+        the checkpoint are not an error here: sampling and export load the weights alone. Core refuses to resume from a
+        checkpoint with arrays that the run lacks, except those of `Optimizer.may_drop` and `Callback.may_drop`.
         """
 
     def latest(self) -> CheckpointId | None:
-        """The newest whole checkpoint of the current attempt, else the one that the attempt started from.
+        """Return the newest complete checkpoint of the current attempt, else the one that the attempt started from.
 
-        Never one of an abandoned branch; `gangline.run.attempts.latest` says which, from ``attempts.jsonl``.
+        Never one of an abandoned branch: `gangline.run.attempts.latest` chooses it, from ``attempts.jsonl``.
         """
         return attempts.latest(self.run_dir, self.list())
 
     def lasts(self, id: CheckpointId) -> bool:
-        """Whether a checkpoint outlives the job; one that does not is saved once more at the run's end."""
+        """Return whether a checkpoint outlives the job; if not, it is saved again at the end of the run."""
         return True
 
     def notices(self) -> Sequence[str]:
-        """What people should know of what has happened since the last call; rank 0's are shown."""
+        """Return lines for the user on what happened since the last call; those of rank 0 are shown."""
         return ()
 
     @property
     @abstractmethod
     def run_dir(self) -> str:
-        """The run directory whose attempts decide what is latest."""
+        """Return the run directory whose attempts decide which checkpoint is the latest."""
 
     def close(self) -> None:
-        """Wait for what is under way and let go of it."""
+        """Wait for the saves under way, and free all resources."""

@@ -26,7 +26,7 @@ class Pending(Protocol[T_co]):
     """A collective under way."""
 
     def wait(self) -> T_co:
-        """Block until done (on a GPU: make the current stream wait); the result."""
+        """Block until it is done (on a GPU: make the current stream wait), and return the result."""
         ...
 
 
@@ -39,8 +39,8 @@ class Comm(ABC):
     gloo and NCCL sum: floats of 16 bits and more, int8, uint8, int32 and int64; what is only moved may have any of
     these and float8. "n" below is `size`.
 
-    Both of a pair are one call of the method with an underscore, which is what a transport or a wrapper defines;
-    background: whether the caller goes on while it runs (NCCL otherwise works on the caller's own stream).
+    Both methods of a pair call the method with an underscore, which a transport or a wrapper defines. background:
+    whether the caller continues while it runs (otherwise NCCL works on the caller's own stream).
     """
 
     axis: str  # "tp", "dp_replicate+dp_shard", the name of a fold, "world"
@@ -49,7 +49,7 @@ class Comm(ABC):
     ranks: tuple[int, ...]  # the global ranks, by index
 
     def all_reduce(self, x: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
-        """Reduce over the axis, in place; gives `x`."""
+        """Reduce `x` over the axis, in place, and return it."""
         return self._all_reduce(x, op, background=False).wait()
 
     def start_all_reduce(self, x: torch.Tensor, op: Reduction = "sum") -> Pending[torch.Tensor]:
@@ -61,7 +61,7 @@ class Comm(ABC):
         """Start the collective of the two methods above."""
 
     def all_gather(self, x: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
-        """(s, ...) on each rank -> (n·s, ...) on all, in order of index; `into`: memory for it, which may hold `x`."""
+        """Gather (s, ...) of each rank as (n·s, ...) on all, by index. into: memory for the result; it may hold `x`."""
         return self._all_gather(x, into, background=False).wait()
 
     def start_all_gather(self, x: torch.Tensor, into: torch.Tensor | None = None) -> Pending[torch.Tensor]:
@@ -73,7 +73,7 @@ class Comm(ABC):
         """Start the collective of the two methods above."""
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
-        """(n·s, ...) on each rank -> this rank's (s, ...) of the sum."""
+        """Sum (n·s, ...) over the ranks and return this rank's (s, ...) of the sum."""
         return self._reduce_scatter(x, background=False).wait()
 
     def start_reduce_scatter(self, x: torch.Tensor) -> Pending[torch.Tensor]:
@@ -85,7 +85,7 @@ class Comm(ABC):
         """Start the collective of the two methods above."""
 
     def all_to_all(self, x: torch.Tensor, in_splits: Splits = None, out_splits: Splits = None) -> torch.Tensor:
-        """Rows of dim 0 for each peer in order, `in_splits[i]` to peer i, `out_splits[i]` from it; None: even."""
+        """Send `in_splits[i]` rows of dim 0 to peer i, and receive `out_splits[i]` rows from it; None: even splits."""
         return self._all_to_all(x, in_splits, out_splits, background=False).wait()
 
     def start_all_to_all(
@@ -101,7 +101,7 @@ class Comm(ABC):
         """Start the collective of the two methods above."""
 
     def broadcast(self, x: torch.Tensor, source: int) -> torch.Tensor:
-        """`x` of the rank with index `source`, on every rank, written into `x`; gives `x`. Any dtype."""
+        """Write `x` of the rank with index `source` into `x` of every rank, and return it. Any dtype."""
         return self._broadcast(x, source, background=False).wait()
 
     def start_broadcast(self, x: torch.Tensor, source: int) -> Pending[torch.Tensor]:
@@ -113,9 +113,9 @@ class Comm(ABC):
         """Start the collective of the two methods above."""
 
     def exchange(self, sends: Transfers, recvs: Transfers) -> Sequence[torch.Tensor]:
-        """One batch of point-to-point transfers, (tensor, peer index); receives into the given tensors and gives them.
+        """Run one batch of point-to-point transfers, (tensor, peer index); return the tensors that were received into.
 
-        One batch because a bare send beside a receive deadlocks on NCCL, though not on gloo.
+        It is one batch because a send next to a receive deadlocks on NCCL, though not on gloo.
         """
         return self._exchange(sends, recvs, background=False).wait()
 
@@ -129,7 +129,7 @@ class Comm(ABC):
 
     @abstractmethod
     def barrier(self) -> None:
-        """Wait until all ranks of the axis are here."""
+        """Wait until all ranks of the axis have called this."""
 
 
 class Store(Protocol):
@@ -142,9 +142,9 @@ class Store(Protocol):
 
 
 class Comms(ABC):
-    """All the axes of one rank's mesh. Groups are made when first asked for, so an unused axis costs nothing.
+    """All axes of one rank's mesh. A process group is made on first use, so an unused axis costs nothing.
 
-    Ranks may ask for them in different orders, and for different ones: asking for one does not wait for other ranks.
+    Ranks may use different axes, in different orders: making a group does not wait for other ranks.
     """
 
     store: Store
@@ -153,19 +153,19 @@ class Comms(ABC):
 
     @abstractmethod
     def axis(self, *axes: str) -> Comm:
-        """The ranks along one axis, or along several taken together (joint index, first axis slowest)."""
+        """Return the ranks along one axis, or along several axes together (joint index, first axis slowest)."""
 
     @abstractmethod
     def fold(self, fold: Fold) -> Comm:
-        """The ranks of a fold; of size 1 where the mesh lacks the axes it is made of."""
+        """Return the ranks of a fold; of size 1 if the mesh lacks the axes that the fold is made of."""
 
     @abstractmethod
     def fold_rest(self, fold: Fold) -> Comm:
-        """What is left of the fold's axes beside it: the ranks that hold the same part of what lives on the fold."""
+        """Return the ranks along the rest of the fold's axes: they hold replicas of one part of the fold's arrays."""
 
     @property
     def world(self) -> Comm:
-        """All ranks."""
+        """Return all ranks as one axis."""
         return self.axis(*AXES)
 
     def close(self) -> None:

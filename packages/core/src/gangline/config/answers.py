@@ -26,14 +26,15 @@ class Sidecar:
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutBounds:
-    """What no layout like this does better than, found without looking at its order of actions or at each rank.
+    """Lower bounds on the cost of a layout, found without its order of actions and without looking at each rank.
 
-    idle       share of a step in which ranks wait for each other
-    bytes      of the rank that needs most
-    stages     of the pipeline; splits_backward: what the stage before waits for is not the whole backward pass
-    work       of one microbatch, over all pipeline ranks together, on one rank of each; None: it does not say
-    transfers  that this waits for
-    beside     transfers of a step on an average rank, which computation may hide
+    idle             share of a step in which ranks wait for each other
+    bytes            memory of the rank that needs most
+    stages           number of pipeline stages
+    splits_backward  whether the stage before waits for a part of the backward pass only
+    work             computation of one microbatch, summed over one rank of each pipeline rank; None: unknown
+    transfers        transfers that `work` waits for
+    beside           transfers of a step on an average rank, which computation may hide
     """
 
     idle: float = 0.0

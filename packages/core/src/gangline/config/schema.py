@@ -33,43 +33,43 @@ if TYPE_CHECKING:
 class PartConfig:
     """The base of every part's configuration.
 
-    `file_options` names the options that hold paths of files, one, a list of them, or a mapping to them: a relative one
-    is meant from where the run was started, and is written down in full, so that the run goes on from anywhere. What
-    has a scheme (s3://...) stays as it is.
-    `layout_options` names those that say how a run is carried, not which run it is: they may change when it goes on.
+    `file_options` names the options that hold paths of files: one path, a list, or a mapping to paths. A relative path
+    is relative to the directory where the run was started, and is written as an absolute path into config.yaml. A URL
+    (s3://...) is not changed.
+    `layout_options` names the options that set the layout and do not define the run: they may change on a resume.
     """
 
     file_options: ClassVar[tuple[str, ...]] = ()
     layout_options: ClassVar[tuple[str, ...]] = ()
 
     def check(self, run: Run) -> list[Problem]:
-        """All that can be refused before torch is imported."""
+        """Return all mistakes in these options that can be found before torch is imported."""
         return []
 
     def notices(self, run: Run) -> list[str]:
-        """Warnings about choices that work and are probably not wanted; printed once when the run starts."""
+        """Return warnings about choices that work and are probably not wanted; printed once when the run starts."""
         return []
 
     def sidecars(self, run: Run) -> list[Sidecar]:
-        """Processes that stand beside the ranks of each machine, and are there before them."""
+        """Return processes that run next to the ranks of each machine, and start before them."""
         return []
 
     def preload(self, run: Run) -> list[str]:
-        """Modules that every rank needs, loaded once where ranks are forked from one server."""
+        """Return the names of modules that every rank needs: a server that forks the ranks imports them once."""
         return []
 
     def environment(self, run: Run) -> dict[str, str]:
-        """Variables that every rank has before torch connects it to the others; what the user has set stays.
+        """Return environment variables to set on every rank before torch connects it; those the user has set stay.
 
-        Two parts of a run that want one variable to be different are refused.
+        Two parts of a run that set one variable to different values are refused.
         """
         return {}
 
     def wrap(self, run: Run, comms: Comms) -> Comms:
-        """The same axes, around `comms` (`gangline.comm.wrap.WrappedComms`): what measures, delays or breaks traffic.
+        """Return `comms`, or a wrapper (`gangline.comm.wrap.WrappedComms`) that measures, delays or breaks traffic.
 
-        Called on every rank before anything is built; a part that comes later in the run wraps what an earlier one did.
-        What a collective is for, gradients or losses, says `gangline.comm.purpose.traffic_purpose`.
+        Called on every rank before anything is built; a later part of the run wraps the result of an earlier one.
+        `gangline.comm.purpose.traffic_purpose` returns what a collective is for, such as gradients or losses.
         """
         return comms
 
@@ -89,35 +89,34 @@ class ModelConfig(PartConfig):
 class EditConfig(PartConfig, EditedWeights):
     """Options of a model edit. The function that a part names in `build` is the edit itself. Pure and torch-free.
 
-    A group whose parts derive from this is a group of edits: it has the choice `off` without
-    anyone supplying it, and its edit runs in order of group name. Two edits that claim the same path,
-    or a path inside another's, are an error.
+    A group whose parts derive from this is a group of edits. Core adds the choice `off`. Edits run in order of group
+    name. Two edits that claim the same path, or a path inside another's, are an error.
 
-    `wraps`: it replaces nothing but puts `gangline.model.tree.WrapNode`s around nodes (adapters around linears). It
-    runs after all edits that do not, may claim what others claim, and where several wrap one node the first is
-    innermost.
+    `wraps`: the edit only puts `gangline.model.tree.WrapNode`s around nodes (adapters around linears). It runs after
+    all edits that do not, and may claim paths that others claim; if several wrap one node, the first is innermost.
 
-    What an edit may say beside that it overrides below.
+    The methods below are optional.
     """
 
     wraps: ClassVar[bool] = False
 
     def resolve(self, run: Run) -> EditConfig:
-        """These options with what the user left open derived from the run; `edit` is given them."""
+        """Return these options with unset ones derived from the run; the edit is called with the result."""
         return self
 
     def summary(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
-        """More numbers for a step's record, made of what modules emitted; a pure function, called on every rank."""
+        """Return further numbers for a step's record from emitted metrics; a pure function, called on every rank."""
         return {}
 
     def first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
-        """Called once on every rank, after the first weights were drawn and only where no checkpoint fills the model.
+        """Change initial weights in place.
 
-        shards: this rank's `model/...` arrays, to be written in place where an edit knows better than to draw them.
+        Called once on every rank, after the weights are drawn, unless a checkpoint fills the model.
+        shards: this rank's `model/...` arrays.
         """
 
     def layouts(self, run: Run, world: int) -> Iterator[EditConfig]:
-        """These options, and others of them that change who has what of the model and not what it computes."""
+        """Yield these options, and others that change which ranks hold what, not what the model computes."""
         yield self
 
 
@@ -128,23 +127,23 @@ class ParallelConfig(PartConfig):
     reduces: ClassVar[bool] = False  # sums gradients with `job.reduction`; if not, only a plain sum may be chosen
 
     def world(self, gpus: int) -> int:
-        """How many processes to start where the user named no number."""
+        """Return how many processes to start if the user set no number."""
         return max(1, gpus)
 
     def axes(self, world: int) -> dict[str, int]:
-        """Axis sizes, slowest tier first, with product `world`; raises UserError where there is no such layout."""
+        """Return axis sizes, slowest tier first, with product `world`. Raises UserError if there is no such layout."""
         return {"dp_replicate": world}
 
     def accumulation(self, share: int, mesh: Mesh) -> int:
-        """How many microbatches a rank's `share` of a batch makes where the user gave no size: a divisor of it."""
+        """Return the number of microbatches of a rank's `share` of a batch if the user set none: a divisor of it."""
         return 1
 
     def explain(
         self, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None, topology: Topology | None = None
     ) -> Explained | None:
-        """What this layout holds, sends and computes in a step, as data; None: it does not say.
+        """Return what this layout holds, sends and computes in a step, as data; None: the strategy does not say.
 
-        For a run that `check` found nothing wrong with. model: the run's (`compose_model`), where it is at hand.
+        The run must pass `check`. model: the run's model (`compose_model`), if the caller has it.
         topology: the network; None: as the part's own options say, else 8 GPUs a node.
         """
         return None
@@ -152,14 +151,15 @@ class ParallelConfig(PartConfig):
     def bounds(
         self, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None = None
     ) -> LayoutBounds | None:
-        """Bounds of these options, in the place of the run's own; None: it cannot be. model, topology: as of `explain`.
+        """Return lower bounds on the cost of `run` if it had these options; None: there is no such layout.
 
-        What is made of the same pieces has the very same `work`, so that who prices it does so once.
+        model, topology: as in `explain`. Options whose stages do the same work must return the same `work` object, so
+        that a planner prices it once.
         """
         return LayoutBounds()
 
     def layouts(self, run: Run, world: int) -> Iterator[ParallelConfig]:
-        """Options with which the run could be carried by `world` ranks, these among them; some may not pass `check`."""
+        """Yield options with which `world` ranks could train the run, these included; some may not pass `check`."""
         yield self
 
 
@@ -177,11 +177,11 @@ class PrecisionConfig(PartConfig):
     finds_scale: ClassVar[bool] = False  # whether it finds a loss scale: steps that overflow are skipped
 
     def sizes(self) -> ItemSizes:
-        """Bytes of its numbers, for who plans memory and traffic."""
+        """Return the bytes of its numbers, to plan memory and traffic."""
         return ItemSizes(compute=2, master=4, gradient=4, wire=4)
 
     def products(self) -> str:
-        """The format in which the products of blocks are computed, as a cluster file names its peaks."""
+        """Return the format in which the matmuls of blocks are computed, as a cluster file names its peaks."""
         return "bf16"
 
 
@@ -225,15 +225,15 @@ class DataConfig(PartConfig):
     path: str | list[str] | None = None  # where the data lies; null: what the source brings itself
 
     def codec(self, run: Run) -> Codec | None:
-        """Text to tokens and back, without reading the data; None: ask the source. Raises UserError."""
+        """Return the tokenizer, without reading the data; None: ask the source. Raises UserError."""
         return None
 
     def chat_template(self, run: Run) -> RendersChats | None:
-        """How this data writes conversations as text; None: the tokenizer's own way. Raises UserError."""
+        """Return the chat template of this data; None: that of the tokenizer. Raises UserError."""
         return None
 
     def export_files(self, run: Run) -> dict[str, bytes]:
-        """Files that go beside the weights of a model that learnt this, by name: a tokenizer's. Raises UserError."""
+        """Return the tokenizer's files, by name, for the directory of an exported model. Raises UserError."""
         return {}
 
 
@@ -242,7 +242,7 @@ class CallbackConfig(PartConfig):
     """Options of a callback."""
 
     def copies(self, run: Run) -> int:
-        """Arrays cut like each trained parameter that it keeps (`allocate_like`), for who plans memory."""
+        """Return how many arrays like each trained parameter it stores (`allocate_like`), to plan memory."""
         return 0
 
 
@@ -269,27 +269,27 @@ class LaunchConfig(PartConfig):
     signal_seconds: PositiveFloat | None = None  # from a scheduler's signal to its SIGKILL, which bounds the last save
 
     def world(self, run: Run) -> int:
-        """How many ranks the run has, on all of its nodes: what the user said, else what the strategy asks for."""
+        """Return the number of ranks on all nodes: what the user set, else what the strategy requests."""
         from gangline.launch.devices import count_gpus
 
         return self.processes or run.parallel.world(count_gpus(run.job.device) * self.max_nodes())
 
     def max_nodes(self) -> int:
-        """On how many nodes its processes are at the most."""
+        """Return the maximum number of nodes."""
         return 1
 
     def refuses(self, run: Run) -> list[Problem]:
-        """Why the ranks of a run with which nothing else is wrong cannot be started."""
+        """Return why the ranks cannot be started. Called for a run that passes all other checks."""
         return []
 
     def seconds_to_stop(self) -> float | None:
-        """How long its ranks have from a request to stop until they are killed; None: as long as they take."""
+        """Return the seconds from a request to stop until the ranks are killed; None: no limit."""
         return None
 
 
 @dataclass
 class SimulatorConfig(PartConfig):
-    """Options of a simulator of failures. Commands build simulators; a run has none."""
+    """Options of a simulator of failures. Commands build simulators; a run does not."""
 
 
 @dataclass
@@ -331,11 +331,11 @@ class Run:
         return self.job.deterministic
 
     def sections(self) -> Iterator[tuple[str, Any]]:
-        """The sections under the names that a user types: `run`, `batch` and `validate`."""
+        """Yield the sections with the names that a user types: `run`, `batch` and `validate`."""
         yield from {"run": self.job, "batch": self.batch, "validate": self.validate}.items()
 
     def parts(self) -> Iterator[tuple[str, PartConfig]]:
-        """Every chosen part's configuration under the group or path where a user finds it ("track.jsonl")."""
+        """Yield the configuration of every chosen part with its group or path ("track.jsonl")."""
         for section in fields(self):
             if isinstance(config := getattr(self, section.name), PartConfig):
                 yield section.name, config

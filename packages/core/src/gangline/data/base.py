@@ -20,16 +20,16 @@ Split = Literal["train", "validation"]
 
 @dataclass(frozen=True)
 class FirstModel:
-    """What a source may ask of the run before anything of it is read (`DataSource.begin`).
+    """The initial model of the run, for a source whose samples depend on it (`DataSource.begin`).
 
-    score      log-likelihood in nats of the targets that count of each of these samples, (n,) float64, by the model as
-               it is now. All ranks call it with the same samples, and all get all of the answer. With a number k
-               behind them (n, k): losses per sample, as in `Runtime.score`
-    directory  of the run: what is kept there outlives the process
-    step       steps that are done: 0 where the model is the one that the run begins with
-    writes     whether this rank is the one to write into the directory
-    tell       says to people how far the source is, at times
-    parent     directory of the run with whose weights this one began (`run.weights`); None: it has none
+    score      score(samples) returns the log-likelihood of each sample's valid targets under the model as it is now, in
+               nats, (n,) float64. All ranks pass the same samples and get the full result. score(samples, k) returns
+               (n, k), with k losses per sample, as `Runtime.score`
+    directory  run directory: files stored there outlive the process
+    step       number of steps done: 0 if the model has its initial weights
+    writes     whether this rank is the one that writes into the directory
+    tell       reports the progress of the source to the user
+    parent     directory of the run whose weights this one began with (`run.weights`); None: there is none
     """
 
     score: Callable[..., np.ndarray]  # (samples, k = 1)
@@ -41,14 +41,15 @@ class FirstModel:
 
 
 class DataSource(ABC):
-    """Sample i, pure in (seed, split, i): no state, no rank, no worker. Core maps the cursor to i and cuts the batch.
+    """Returns sample i, a pure function of (seed, split, i): no state, rank or worker. Core maps the cursor to i and
+    splits the batch.
 
-    A source that knows its length goes on past it: `sample(i)` for i >= `length()` is of the next epoch.
+    A source that knows its length continues past it: `sample(i)` for i >= `length()` is of the next epoch.
 
-    threads  in how many threads at once core's reader calls `sample`: 1 where arrays are in memory or mapped, more
-             where a sample waits for a disk or a network, and `sample` may be called from several at once
-    shared   whether one rank reads what its tensor, context and pipeline peers need, and hands it to them: for samples
-             that are dear to make. Else each reads for itself
+    threads  number of threads that call `sample` at once in core's reader: 1 if arrays are in memory or mapped, more if
+             a sample waits for a disk or a network; `sample` must then be thread-safe
+    shared   whether one rank reads for its tensor, context and pipeline peers and sends them the samples: for samples
+             that are expensive to make. False: each rank reads for itself
     """
 
     threads: ClassVar[int] = 1
@@ -56,56 +57,57 @@ class DataSource(ABC):
 
     @abstractmethod
     def sample(self, i: int) -> Sample:
-        """Sample number `i`, counted from the start of the run."""
+        """Return sample number `i`, counted from the start of the run."""
 
     @abstractmethod
     def length(self) -> int | None:
-        """Samples in one epoch; None: without end. Validation takes `validate.samples`, or all if there are fewer."""
+        """Return the number of samples in one epoch; None: endless. Validation takes `validate.samples` or fewer."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A short hash that changes with the data or its order: two runs with the same one see the same samples."""
+        """Return a short hash that changes with the data or its order: runs with one hash have the same samples."""
 
     def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
-        """Whether a run whose data had this `fingerprint` may go on with this source from sample `cursor` on.
+        """Return whether a run whose source had this `fingerprint` may continue with this one from sample `cursor` on.
 
-        state: what `state(cursor)` of its source gave. Called on all ranks before anything is read, for a resume and
-        for each way back. A source that says yes to another fingerprint than its own (a corpus that grew, a mixture
-        that changes further on) gives the run's samples from then on: what it needs to know of the past it takes from
-        `state`, and its own `fingerprint` and `state` tell it on.
+        state: what `state(cursor)` of the run's source returned. Called on all ranks before anything is read, for a
+        resume and for each rollback. After True for another fingerprint than its own (a corpus grew, a mixture changes
+        from a later sample on) the run reads this source's samples from `cursor` on. The source restores what it needs
+        from `state`; its own `fingerprint` and `state` must include that, for the next resume.
         """
         return fingerprint == self.fingerprint()
 
     def begin(self, model: FirstModel) -> None:
-        """Called once on all ranks, when the weights are there and before the first sample is read.
+        """Prepare a source whose samples depend on the initial model.
 
-        For a source whose samples hold what the model says of them. Raises UserError where it cannot be had.
+        Called once on all ranks, after the weights are set and before the first sample is read. Raises UserError if
+        this model cannot be scored.
         """
 
     def reader(self, place: ReadPlace) -> BatchReader:
-        """Whole batches of this source, read ahead of need: core's own reader of `sample`, or one that knows better."""
+        """Return a reader that prefetches batches: by default core's own, which calls `sample`."""
         from gangline.data.sample_reader import SampleReader
 
         return SampleReader(self, place)
 
     def describe(self) -> str:
-        """One line for people: how much of what."""
+        """Return one line for people: how much of what data."""
         return type(self).__name__
 
     def state(self, i: int) -> dict[str, Any]:
-        """JSON to keep beside the cursor `i`."""
+        """Return JSON that a checkpoint stores with the cursor `i`."""
         return {}
 
     def unigram_entropy(self) -> float | None:
-        """Nats a token of a model that knows only how frequent each token is, or None where nobody counted."""
+        """Return the unigram entropy of the tokens, in nats a token; None if it is not known."""
         return None
 
     def tokenizer_identity(self) -> str | None:
-        """A text that changes with the tokenizer and its end of text; None where the tokenizer is not known."""
+        """Return a text that changes with the tokenizer and its end of text; None if the tokenizer is not known."""
         return None
 
     def decode(self, tokens: list[int]) -> str | None:
-        """Tokens as text, or None where they are not text."""
+        """Return the tokens as text; None if they are not text."""
         return None
 
     def encode(self, text: str) -> list[int] | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadPlace:
-    """For whom a reader reads: which share of every global batch, how it is cut, and where it will be used.
+    """The rank that a reader reads for: its share of every global batch, its microbatches, and its device.
 
     The step that begins at sample c reads samples [c, c + global_size); the rank at `index` of `width` reads the
     `index`-th of `width` equal runs of them, in microbatches of `micro_size`, so that a run has the same batches on
@@ -43,7 +43,7 @@ class ReadPlace:
 
     @property
     def microbatches(self) -> int:
-        """In a step of this rank."""
+        """Microbatches in a step of this rank."""
         return self.share // self.micro_size
 
     def first(self, cursor: int) -> int:
@@ -51,10 +51,10 @@ class ReadPlace:
         return cursor + self.index * self.share
 
     def iterate_held_out(self, count: int, length: int | None) -> Iterator[tuple[list[int], int]]:
-        """(samples, how many of them count) of this rank's microbatches over the first `count`, or all there are.
+        """Yield (samples, how many of them count) of this rank's microbatches over the first `count` samples, or all.
 
-        The same samples under every layout and as many microbatches on every rank: what does not divide is filled up
-        with rows that do not count.
+        Every layout has the same samples, and every rank as many microbatches: the rest is padded with rows that do not
+        count.
         """
         count = count if length is None else min(count, length)
         rows = -(-count // (self.width * self.micro_size)) * self.micro_size
@@ -64,17 +64,17 @@ class ReadPlace:
 
 @dataclass
 class StoredBatch:
-    """One microbatch of B sequences of T tokens as a reader hands it over; core makes a Batch of it on the device.
+    """One microbatch of B sequences of T tokens as a reader returns it; core makes a Batch of it on the device.
 
-    tokens     (B, T+1)  any integer dtype, as stored: inputs and, one further on, targets
+    tokens     (B, T+1)  any integer dtype, as stored: inputs [:, :-1] and targets [:, 1:]
     sample     (B,)      int64, in the host's memory: global sample numbers
     ends       (n,)      int32, in the host's memory, ascending: where documents end, b·T + e of one that ends before
-                         token e of row b, 0 < e <= T; None: nobody separates documents
-    loss_mask  (B, T)    bool, of the targets; None: all count but those that lie behind an end
-    document   (B, T)    numbers of documents where they are not counted from 0 in each sequence; else None
-    position   (B, T)    where it is not counted from 0 in each document; else None
-    filled     (B,)      integer, in the host's memory: the other inputs of a row are padding; None: none is
-    counted    only the first so many rows count in the loss; None: all
+                         token e of row b, 0 < e <= T; None: the data does not separate documents
+    loss_mask  (B, T)    bool, which targets count; None: all but those past the end of a document
+    document   (B, T)    numbers of documents if they are not counted from 0 in each sequence; else None
+    position   (B, T)    positions if they are not counted from 0 in each document; else None
+    filled     (B,)      integer, in the host's memory: inputs of each row before its padding; None: no padding
+    counted    number of rows, from the first, that count in the loss; None: all
     extra      further tensors (B, ...) by name
     """
 
@@ -90,30 +90,33 @@ class StoredBatch:
 
 
 class BatchReader(ABC):
-    """This rank's microbatches, step after step. The bytes and their order are those of `DataSource.sample`.
+    """Reads this rank's microbatches, step after step. Bytes and order must be those of `DataSource.sample`.
 
-    Whoever reads, reads ahead: a step waits for nothing that could have been ready. What goes wrong ahead of need is
-    raised by the `take` that would have given it.
+    A reader prefetches, so that a step does not wait. An error of the prefetch is raised by the `take` that would have
+    returned the data.
     """
 
     @abstractmethod
     def begin(self, cursor: int, step: int) -> None:
-        """The next `take` is of step `step` (counted from 0), whose global batch begins at sample `cursor`.
+        """Set the next `take` to step `step` (counted from 0), whose global batch begins at sample `cursor`.
 
-        Called before the first `take`, and again after every jump: a resume, a rollback, samples that are passed over.
+        Called before the first `take`, and again after every jump: a resume, a rollback, skipped samples.
         """
 
     @abstractmethod
     def take(self) -> Sequence[StoredBatch]:
-        """The microbatches of the next step, which follows on the one before without a gap.
+        """Return the microbatches of the next step. Steps follow each other without a gap.
 
-        They are the caller's until the next call of any method: then their memory may be filled again.
+        The next call of any method may overwrite their memory.
         """
 
     @abstractmethod
     def read_held_out(self, count: int) -> Iterator[StoredBatch]:
-        """This rank's share of the first `count` samples, by `ReadPlace.iterate_held_out`; good until the next."""
+        """Yield this rank's share of the first `count` samples, by `ReadPlace.iterate_held_out`.
+
+        The memory of a batch may be overwritten when the next is requested.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """End the threads and let go of memory; a `take` after it raises RuntimeError. It may come twice."""
+        """End the threads and free the memory; a later `take` raises RuntimeError. May be called twice."""

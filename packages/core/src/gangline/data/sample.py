@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 class Sample(TypedDict):
     """One sequence.
 
-    tokens     (T+1,) any integer dtype: inputs and, one further on, targets
-    loss_mask  (T,) bool, of the targets; absent: all count
+    tokens     (T+1,) any integer dtype: inputs [:-1] and targets [1:]
+    loss_mask  (T,) bool, which targets count; absent: all
     document   (T,) integers, number of the document within the sequence; absent: one document
     position   (T,) integers, of the token within its document; absent: 0 to T-1
     filled     () integer: only the first so many of the T inputs are of documents, the others are padding; absent: all
 
-    What else a source gives, arrays of one shape in all samples of a batch, is `Batch.extra`: moved with the batch,
-    stacked, and never cut.
+    Further arrays of a source, of one shape in all samples of a batch, are stacked into `Batch.extra`, which moves with
+    the batch and is never sharded.
     """
 
     tokens: np.ndarray
@@ -29,7 +29,7 @@ class Sample(TypedDict):
 
 
 class GivesSamples(Protocol):
-    """What core's own reader asks of a source: see `gangline.data.base.DataSource`."""
+    """The methods of a source that core's own reader calls: see `gangline.data.base.DataSource`."""
 
     threads: ClassVar[int]
 

@@ -1,4 +1,4 @@
-"""What a layout holds, sends and computes in a step. Torch-free data: a strategy fills it, whoever plans reads it."""
+"""What a layout holds, sends and computes in a step. Torch-free data: a strategy fills it, a planner reads it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Kernels = Literal["apart", "fused", "vendor"]
 
 
 class StepAction(NamedTuple):
-    """One piece of computation on one stage: F forward, B backward; I its input's half and W its weights'."""
+    """One computation on one stage: F forward; B backward, or its halves I (input gradient) and W (weight gradient)."""
 
     kind: ActionKind
     stage: int
@@ -26,17 +26,17 @@ class StepAction(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """What a rank sends along some axes for one purpose, over a whole step.
+    """The traffic of a rank along some axes for one purpose, over one step.
 
-    axes    of the mesh; or what a strategy calls a fold, or the ranks beside one
-    ranks   how many take part in each
-    each_node  how many of them share a node; 1 where none does
-    each_rack, each_datacentre  the same of a rack and a datacentre; 0 where not said
-    tier    the slowest links between any two of them
-    calls, bytes  how often, and how much leaves a rank in all
+    axes    axes of the mesh; or the strategy's name of a fold, or of the ranks outside of a fold
+    ranks   number of ranks in each call
+    each_node  how many of these ranks share a node; 1 if none do
+    each_rack, each_datacentre  how many share a rack and a datacentre; 0: unknown
+    tier    the slowest links between any two of these ranks
+    calls, bytes  number of calls, and bytes that leave a rank, both over all calls of the step
     when    F, B: within the forward and backward passes of every microbatch; end: as the gradients of the last
             microbatch become ready; update: between the optimizer's step and the next forward pass
-    waits   whether the computation behind it waits for it at once; else it has until the end of the pass it is in
+    waits   whether the next computation waits for it at once; else only the end of the pass it is in waits
     """
 
     axes: tuple[str, ...]
@@ -55,14 +55,14 @@ class Transfer:
 
 @dataclass(frozen=True, kw_only=True)
 class RankExplained:
-    """A rank of one pipeline rank; those of the same differ by rounding alone.
+    """One rank of a pipeline rank; the ranks of one pipeline rank differ by rounding alone.
 
-    bytes       by kind, at the moment when most is needed
-    stages      the model stages that it has, in the order of its chunks
-    parameters  that it computes with, before data sharding
-    updated     numbers whose optimizer state it steps
-    flops       of a step, recomputation included, counted as core counts them
-    turns       its actions in order; two in one turn take turns with each other
+    bytes       bytes of memory by kind, at the fullest moment of the step
+    stages      model stages of the rank, in the order of its chunks
+    parameters  number of parameters that it computes with, before data sharding
+    updated     number of weights whose optimizer state it steps
+    flops       operations of a step, recomputation included, counted as by `gangline.model.flops`
+    turns       actions in order; two actions in one turn overlap
     """
 
     bytes: Mapping[str, int]
@@ -76,7 +76,7 @@ class RankExplained:
 
     @property
     def memory(self) -> int:
-        """Bytes in all."""
+        """Return the bytes of all kinds."""
         return sum(self.bytes.values())
 
 
@@ -84,15 +84,15 @@ class RankExplained:
 class Explained:
     """A layout as numbers.
 
-    ranks   one for each pipeline rank
-    work    of each model stage, for one microbatch
-    tokens  of a step, over all ranks
-    state_bytes  numbers of one weight that the optimizer reads and writes, in bytes: gradient, master, moments, copy
+    ranks   one rank of each pipeline rank
+    work    work of each model stage, for one microbatch
+    tokens  tokens of a step, over all ranks
+    state_bytes  bytes of one weight that the optimizer reads and writes: gradient, master, moments, copy
     token_flops  operations of one training token by MFU's convention (`gangline.model.flops`)
-    parameters   of the whole model
-    products     the format of the blocks' products
-    kernels      apart: each operator is one; fused: elementwise operators that follow each other are; vendor: attention
-                 is that of the accelerator's maker, too
+    parameters   number of parameters of the model
+    products     format of the matmuls of blocks
+    kernels      apart: each operator is a kernel; fused: elementwise operators that follow each other are one kernel;
+                 vendor: as fused, with the attention kernel of the accelerator's vendor
     """
 
     mesh: Mesh
@@ -110,15 +110,15 @@ class Explained:
 
     @property
     def fullest(self) -> int:
-        """The pipeline rank that needs most memory."""
+        """Return the pipeline rank that needs most memory."""
         return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].memory)
 
     @property
     def busiest(self) -> int:
-        """The pipeline rank that sends most."""
+        """Return the pipeline rank that sends most bytes."""
         return max(range(len(self.ranks)), key=lambda rank: sum(sent.bytes for sent in self.ranks[rank].transfers))
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Paths of nodes that do not say what they multiply, or say nothing; of equal blocks the first."""
+        """Return the paths of nodes whose products or activations are unknown; of equal blocks the first."""
         return tuple(dict.fromkeys(path for stage in self.work for path in stage.unknown))

@@ -1,4 +1,4 @@
-"""What a node and all in it compute on a rank: their products after every cut, and what their forward pass keeps."""
+"""The work of a node and all nodes in it on a rank: products after sharding, and bytes that the forward pass saves."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from gangline.plan import Plan
 class StageWork:
     """The work of one microbatch on one stage, on one rank.
 
-    forward    product -> how often. The backward pass has for each the gradient of what goes in, as large, and ...
-    weights    product -> how often the gradient of its weight is computed, too
-    again      product -> how often the backward pass computes it a second time (recomputation)
-    kept       bytes that the forward pass makes and keeps, before recomputation drops any of them
-    kept_again bytes of them that the backward pass makes a second time
-    modules    that a forward pass calls, and again in the backward pass (`modules_again`)
-    unknown    paths of nodes that do not say what they multiply, or say nothing at all
-    unknown_flops  operations of a forward pass that these claim
+    forward    product -> how often a forward pass computes it. The backward pass computes its input gradient, as large
+    weights    product -> how often the backward pass computes its weight gradient
+    again      product -> how often the backward pass recomputes it
+    kept       bytes that the forward pass writes and saves, before recomputation drops any
+    kept_again bytes of `kept` that the backward pass writes again
+    modules    number of modules that a forward pass calls; modules_again: that the backward pass calls again
+    unknown    paths of nodes whose products or activations are unknown
+    unknown_flops  operations of a forward pass of these nodes, as `Node.flops` counts them
     """
 
     forward: Mapping[Product, int] = field(default_factory=Counter)
@@ -41,7 +41,7 @@ class StageWork:
 
     @staticmethod
     def total(parts: Iterable[StageWork]) -> StageWork:
-        """All of these together."""
+        """Return the sum of `parts`."""
         forward, weights, again = Counter[Product](), Counter[Product](), Counter[Product]()
         times = Counter(map(id, listed := list(parts)))
         sums = Counter[str]()

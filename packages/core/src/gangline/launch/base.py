@@ -1,6 +1,7 @@
 """The launcher contract: a run directory in, processes out.
 
-What has to be there before the ranks, any part's configuration says (`PartConfig.sidecars`, `PartConfig.preload`).
+The configuration of any part may name processes that must run before the ranks start (`PartConfig.sidecars`), and
+modules that a server of forked ranks imports once (`PartConfig.preload`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Preparation(ABC):
 
 
 def preparation() -> Preparation | None:
-    """That of the default launcher; None: it has none."""
+    """Return the preparation of the default launcher; None: it has none."""
     make = registry.capability(default_part("launch"), "preparation")
     made: Preparation | None = None if make is None else make()
     return made

@@ -3,6 +3,5 @@
 tree       config nodes, each naming the module it builds; linear_nodes: those that a strategy cuts by itself
 calls      what the calls at a model's seams compute; seams: where they are; contracts: what a module may have
 compose    model, then its edits; build: the modules on the meta device; init: their first weights; buffers: each once
-kept       frozen weights in fewer bits; kept_node: which, and the node around a linear of codes
 flops      what a token costs
 """

@@ -1,4 +1,4 @@
-"""What an adapter's own file holds: names, and further files. Torch-free."""
+"""The files of an adapter: names of its tensors, and further files. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Adapter:
-    """What stands apart from a model's weights.
+    """An adapter as files of its own, apart from the model's weights.
 
-    names    our name of each parameter -> its name in the file
-    files    further files: name -> what they hold as JSON
+    names    gangline's name of each parameter -> its name in the file
+    files    further files: name -> content as JSON
     weights  the name of the safetensors file
-    base     (file, key) of `files` that is to name the directory of the base's weights, where the run began with one
-    change   (our name, its tensor, all parameters of the checkpoint) -> the tensor as the file has it; None: the same
+    base     (file, key) in `files` where the export writes the directory of the base's weights, if the run has one
+    change   (gangline's name, its tensor, all parameters of the checkpoint) -> the tensor for the file; None: unchanged
     """
 
     names: Mapping[str, str]

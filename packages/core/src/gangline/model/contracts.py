@@ -1,9 +1,9 @@
-"""What a module of a model may have beside `forward`, and who calls it.
+"""Optional methods and attributes of a model's modules, and their callers.
 
-bind(axis)             a strategy, once, where a parameter of the module is cut along an axis or a fold
-multiply_by(precision) a strategy, once, before the first product of a module that is no `Linear`
-after_step(totals)     the runtime, after each step that the optimizer has taken
-attention, loss        functions at a seam of the plan, in whose place a strategy may put its own
+bind(axis)             called once by the strategy if a parameter of the module is cut along an axis or a fold
+multiply_by(precision) called once by the strategy, before the first matmul of a module that is not a `Linear`
+after_step(totals)     called by the runtime after each step that the optimizer has taken
+attention, loss        functions at a seam of the plan, which a strategy may replace by its own
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Bindable(Protocol):
-    """Computes with a part of its parameters."""
+    """A module that can compute with a part of its parameters."""
 
     def bind(self, axis: Comm) -> None:
-        """axis: the ranks that hold the other parts."""
+        """Store `axis`, the ranks that hold the other parts."""
         ...
 
 
 @runtime_checkable
 class OwnProducts(Protocol):
-    """Multiplies by itself, without a `Linear`."""
+    """A module that computes matmuls by itself, without a `Linear`."""
 
     def multiply_by(self, precision: Precision) -> None:
         """Multiply as `precision.linear` does."""
@@ -38,10 +38,14 @@ class OwnProducts(Protocol):
 
 @runtime_checkable
 class StepListener(Protocol):
-    """Moves its buffers by what was emitted in a step, as a router's bias."""
+    """A module that updates its buffers after each step from emitted metrics, such as the bias of a router."""
 
     def after_step(self, totals: dict[str, Tensor]) -> None:
-        """totals: what this module emitted, by name, float64, over all ranks and microbatches of the step."""
+        """Update the buffers.
+
+        totals: the metrics that the module's block emitted, by name, in float64, reduced over all ranks and
+        microbatches of the step.
+        """
         ...
 
 

@@ -42,9 +42,9 @@ def initialise(shards: Iterable[Shard], plan: Plan, seed: int) -> None:
 def fill_as_kept(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> None:
     """Fill a `model/...` shard with what the plan keeps of its weight; `fill` fills one with the weight as it is.
 
-    Raises what `Kept.codes` of the plan's rule raises.
+    Raises what `LowBit.codes` of the plan's rule raises.
     """
-    rule = plan.find_kept(plan.owner(parameter_of(shard.name)))
+    rule = plan.find_low_bit(plan.owner(parameter_of(shard.name)))
     if rule is not None and rule.codes:
         load(rule.codes)(shard, plan, fill)
         return

@@ -1,4 +1,4 @@
-"""What the cost of a module depends on besides its node, and what it sends. Torch-free."""
+"""Sizes on one rank, from which a node computes the cost of its module, and the traffic of a module. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSizes:
-    """Sizes of one microbatch on one rank: what the cost of a module depends on besides its node.
+    """Sizes of one microbatch on one rank, from which a node computes the cost of its module.
 
-    tokens           of the hidden state that a block is given on this rank
-    inner_tokens     the same between products that tp cuts, where a rank may see more of them (sequence parallelism)
-    itemsize         bytes of a number in an activation
+    tokens           tokens of the hidden state at the input of a block on this rank
+    inner_tokens     tokens between matmuls that tp shards: more than `tokens` under sequence parallelism
+    itemsize         bytes of a number of an activation
     master_itemsize  bytes of a number that is computed in the dtype of the masters (`Plan.master_dtype`)
-    ranks            how many ranks an axis or a fold has, by its name; see `size`
+    ranks            number of ranks of an axis or a fold, by its name; see `size`
     """
 
     tokens: int
@@ -24,7 +24,7 @@ class LocalSizes:
     ranks: Mapping[str, int]
 
     def size(self, axis: str) -> int:
-        """Ranks of a mesh axis, or of a fold: 1 where the mesh has none for it."""
+        """Return the number of ranks of a mesh axis or a fold; 1 if the mesh lacks it."""
         return self.ranks.get(axis, 1)
 
 
@@ -33,10 +33,10 @@ class CommVolume:
     """Communication volume of a module over the fold that it is bound to: bytes that leave a rank for one microbatch.
 
     fold      the name of the fold
-    what      in a few words, for a table of a run's traffic; what is assumed of the data belongs here, too
-    forward   (calls, bytes) of its forward pass
-    backward  (calls, bytes) of its backward pass
-    among     so many neighbours of the fold, beyond whom nothing of it goes; None: all of it
+    what      a few words for a table of traffic, with assumptions on the data
+    forward   (calls, bytes) of the forward pass
+    backward  (calls, bytes) of the backward pass
+    among     number of neighbours in the fold that exchange it with each other; None: the complete fold
     """
 
     fold: str

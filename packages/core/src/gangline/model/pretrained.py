@@ -1,4 +1,4 @@
-"""Weights that others trained: what reads them, as capability `pretrained` of a model's part. Torch-free."""
+"""The contract of readers of pretrained weights: capability `pretrained` of a model's part. Torch-free."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ class Pretrained(ABC):
 
     @abstractmethod
     def problems(self, run: Run) -> list[Problem]:
-        """Whether the directory holds this very model, by what can be read before a process is started."""
+        """Return why the directory does not fit this model, as far as that can be read before processes start."""
 
     @abstractmethod
     def check_names(self, directory: str, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Compare the names of the tensors there with those of the model.
 
-        shapes: of all its parameters and persistent buffers. Raises UserError for a tensor that it has no place for.
+        shapes: of all parameters and persistent buffers of the model. Raises UserError for a tensor the model lacks.
         """
 
     @abstractmethod
     def load(self, directory: str, shards: Iterable[Shard], plan: Plan, seed: int) -> None:
-        """Fill this rank's `model/...` shards in place. What the directory may lack and does lack is drawn by `seed`.
+        """Fill this rank's `model/...` shards in place; draw optional parameters that the directory lacks, by `seed`.
 
-        Raises UserError where a tensor is missing, has another shape, or is one that this model has no place for.
+        Raises UserError for a tensor that is missing, has another shape, or that the model lacks.
         """
 
 
 def find_pretrained(config: ModelConfig) -> Pretrained:
-    """What reads the weights that a model names. Raises UserError where nothing does, or it is not installed."""
+    """Return the reader of the weights that a model names. Raises UserError if there is none or it is not installed."""
     if (found := registry.capability(config, CAPABILITY)) is None:
         name = registry.installed().part_of(config).part.name
         raise UserError(

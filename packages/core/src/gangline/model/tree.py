@@ -1,7 +1,7 @@
 """What a model is made of: a tree of frozen config nodes, and the ways through it. Torch-free.
 
-Each node names the module it builds, so a foreign node needs no table here; the path of a node
-in the tree ("blocks.3.feed_forward") is the name of its module in the model. A model edit replaces nodes.
+Each node names the module that it builds, so a node of a plugin needs no entry in a table. The path of a node in the
+tree ("blocks.3.feed_forward") is the name of its module in the model. A model edit replaces nodes.
 """
 
 from __future__ import annotations
@@ -27,79 +27,86 @@ class Node(ABC):
     module: ClassVar[str]
 
     def shapes(self) -> dict[str, Shape]:
-        """Global shapes of the parameters of this node's module that lie in no child node, by their name in it."""
+        """Return the global shapes of the parameters of this node's module outside of child nodes, by name in it."""
         return {}
 
     def flops(self, sequence_length: int) -> int:
-        """Forward floating-point operations for one token, children left out: two for each weight of a product.
+        """Return the floating-point operations of a forward pass of one token, children left out.
 
-        What has two dims and more counts as multiplied once by each token; a node where that is not so overrides this.
+        By default two for each weight of a parameter of two dims and more, as if each token multiplied it once. A node
+        whose module does something else overrides this.
         """
         return sum(2 * prod(shape) for shape in self.shapes().values() if len(shape) > 1)
 
     def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
-        """What a forward pass of `sizes.tokens` tokens multiplies, children left out and nothing cut, as shapes.
+        """Return the products of a forward pass of `sizes.tokens` tokens as shapes, children left out and nothing cut.
 
-        Together they come to `flops`: a node whose products do not is one that does not say. None: it does not."""
+        Their operations must sum to `flops`, within 1 %; if they do not, or on None, planning counts the node as
+        unknown.
+        """
         return list_products(self.shapes(), sizes.tokens)
 
     def activation_bytes(self, sizes: LocalSizes) -> int | None:
-        """Bytes that the forward pass of a microbatch keeps for the backward pass on a rank, children left out.
+        """Return the bytes that a microbatch's forward pass saves for the backward pass on a rank, children left out.
 
-        An input that is kept counts, an output does not: that counts where it is read. None: guess from the shapes.
+        Count the tensors that this module saves, the inputs of its linears included (`LinearNode` counts none). Do not
+        count its output: the module that reads it does. None: guess from the shapes.
         """
         return None
 
     def communication_volume(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
-        """What this module sends over folds, children left out; nothing where `sizes` has one rank for them.
+        """Return what this module sends over folds, children left out; nothing where a fold has one rank in `sizes`.
 
-        For a module on a fold (`gangline.plan.Fold`) that communicates through the Comm that `bind` gave it: only the
-        node knows what crosses. What a strategy sends for it (gradients) is not part of it."""
+        For a module on a fold (`gangline.plan.Fold`) that communicates through the Comm that `bind` gave it: only its
+        node knows what it sends. Leave out the gradients that the strategy sends for it.
+        """
         return ()
 
     def seams(self) -> Mapping[str, Call]:
-        """What this module's calls at seams of the plan compute, by the seam's name: {"attention": AttentionCall(...)}.
+        """Return what the module's calls at seams of the plan compute, by seam: {"attention": AttentionCall(...)}.
 
-        It counts for the `module` of this very class: a class that names another module says it anew, perhaps by
-        `return super().seams()`, or else what its module computes there is unknown (`gangline.model.seams`).
+        Not inherited by a subclass that sets another `module`: override it there, if need be with
+        `return super().seams()`, or the calls of its module are unknown (`gangline.model.seams`).
         """
         return {}
 
     def decodes(self) -> Decoding | None:
-        """How this module, children left out, takes one more token of a text. Of this very class's, as `seams` is.
+        """Return how this module, children left out, takes one more token of a text.
 
-        tokenwise  what it gives for a token depends on that token alone, and on what the batch says of it
-        cached     it keeps what it needs of earlier tokens in `Batch.cache` (`gangline.model.cache`)
-        None       it does not say, and all tokens of the text are computed again for each that is written
+        tokenwise  its output for a token depends on that token alone, and on what the batch says of it
+        cached     it stores what it needs of earlier tokens in `Batch.cache` (`gangline.model.cache`)
+        None       unknown: all tokens of the text are computed again for each token that is written
+
+        Not inherited by a subclass that sets another `module`, as `seams`.
         """
         return None
 
     def emits_loss(self) -> bool:
-        """Whether this module, children left out, adds terms to the objective (`forward_context.emit_loss`)."""
+        """Return whether this module, children left out, adds terms to the loss (`forward_context.emit_loss`)."""
         return False
 
     def chunk_loss(self, tokens: int) -> Node:
-        """This node with its loss computed for so many tokens at a time (`run.loss_chunk`); itself: it has no such."""
+        """Return this node with its loss, if any, computed for `tokens` tokens at a time (`run.loss_chunk`)."""
         return self
 
     def ties(self) -> dict[str, str]:
-        """Parameters in this module that are another one: alias, from here -> the full name it is kept under."""
+        """Return the tied parameters of this module: name within it -> full name that the parameter is stored under."""
         return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrapNode(Node):
-    """A node around `inner` that has the same path: an adapter around a linear. What is inside keeps its names.
+    """A node around `inner`, with the same path: an adapter around a linear. Parameters of `inner` keep their names.
 
-    `module` names a class that is put in front of the class of what it wraps (`gangline.model.build.Wrapper`). Its own
-    child nodes lie beside those of `inner`: `wq.lora_a` beside `wq.weight`.
+    `module` names a class that is put in front of the class of the wrapped module (`gangline.model.build.Wrapper`). Its
+    own child nodes are next to those of `inner`: `wq.lora_a` next to `wq.weight`.
     """
 
     inner: Node
 
 
 def children(node: Node) -> Iterator[tuple[str, Node]]:
-    """The nodes directly below, by their path from `node`: "attention", "blocks.0"; "" for what a node wraps."""
+    """Return the child nodes with their path from `node`: "attention", "blocks.0"; "" for the wrapped node."""
     found = node.__dict__.get("_children")
     if found is None:  # nodes do not change, and closed forms ask for these thousands of times
         found = tuple(_children(node))
@@ -121,7 +128,7 @@ def _children(node: Node) -> Iterator[tuple[str, Node]]:
 
 
 def nodes(tree: Node, path: str = "") -> Iterator[tuple[str, Node]]:
-    """Every node with its path, parents first; the root's path is "". A wrapper comes before what it wraps."""
+    """Yield every node with its path, parents first; the root's path is "". A wrapper precedes the wrapped node."""
     waiting = [(path, tree)]
     while waiting:
         at, node = waiting.pop()
@@ -131,7 +138,7 @@ def nodes(tree: Node, path: str = "") -> Iterator[tuple[str, Node]]:
 
 
 def map_paths(tree: Node) -> dict[str, Node]:
-    """Path -> node; where one wraps another, the outermost."""
+    """Return path -> node; of nodes that wrap each other, the outermost."""
     found: dict[str, Node] = {}
     for path, node in nodes(tree):
         found.setdefault(path, node)
@@ -139,7 +146,7 @@ def map_paths(tree: Node) -> dict[str, Node]:
 
 
 def replace_node(tree: Node, path: str, new: Node) -> Node:
-    """A copy of `tree` with `new` at `path`. Raises LookupError where there is no such node."""
+    """Return a copy of `tree` with `new` at `path`. Raises LookupError if there is no such node."""
     if not path:
         return new
     for name, child in children(tree):
@@ -158,7 +165,7 @@ def replace_node(tree: Node, path: str, new: Node) -> Node:
 
 
 def parameter_shapes(tree: Node) -> dict[str, Shape]:
-    """Global shape of every parameter of the model by its name, without building it; a tied one where it is kept."""
+    """Return the global shapes of all parameters by name, without building the model; a tied one under one name."""
     tied = tree.ties()
     named = ((path and f"{path}.", node.shapes()) for path, node in nodes(tree))
     return {at + name: shape for at, own in named for name, shape in own.items() if at + name not in tied}

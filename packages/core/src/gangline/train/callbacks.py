@@ -228,14 +228,14 @@ def choice(place: str) -> str:
 def lendings(s: Session) -> Iterator[tuple[str, AbstractContextManager[None]]]:
     """("ema/0.999", the context in which the run's weights are those), for all weights that callbacks lend.
 
-    Raises ValueError where a callback lends weights that it has no arrays of.
+    Raises ValueError for a name of `Callback.list_validated_weights` that has no arrays.
     """
     for place, member in s.members.items():
-        for label in call_member(s, place, member.lends) or ():
+        for label in call_member(s, place, member.list_validated_weights) or ():
             prefix = f"{place}/{label}/"
             missing = [name for name in s.runtime.names() if f"{prefix}{name}" not in (member.registry or ())]
             if missing:
-                raise ValueError(f"{choice(place)} lends {label!r}, but has no array {prefix}{missing[0]}")
+                raise ValueError(f"{choice(place)} lists weights {label!r}, but has no array {prefix}{missing[0]}")
             yield f"{place.partition('/')[2]}/{label}", lend_weights(s.runtime, prefix, list(member.shards()))
 
 

@@ -78,10 +78,10 @@ class KeyedPermutation:
 
 
 class SpanPermutation:
-    """A permutation that reaches no further than `span` rows: whole spans trade places, then rows inside each.
+    """A permutation of spans of `span` rows, and then of the rows inside each span.
 
-    What streams a corpus from a distant store needs one span at a time, and the next. A last span that is not full
-    stays last.
+    A reader that streams a corpus from a remote store needs one span at a time, and the next. If the last span is not
+    full, it stays last.
     """
 
     def __init__(self, n: int, span: int | None, *key: object) -> None:

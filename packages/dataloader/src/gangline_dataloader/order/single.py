@@ -37,7 +37,7 @@ class SingleOrder:
 
 
 class TextOrder:
-    """The order of core's `data=text`, to show that the same tokens give the same run: O(rows) in time and memory."""
+    """The order of `data=text` of basics, to show that equal tokens give equal runs: O(rows) in time and memory."""
 
     end: int | None = None
 

@@ -28,7 +28,7 @@ PATIENCE = 5.0  # seconds: what failed after longer kept a run waiting until a d
 class StepChunks:
     """Chunks 0, 1, 2, ... of the steps from sample `cursor` on; they are read in order.
 
-    They hold one step, two, four, ..., at most `steps`, a power of two: the first `take` waits for its own.
+    They hold one step, two, four, ..., at most `steps`, a power of two: the first `WindowReader.take` waits for one.
     """
 
     def __init__(self, source: WindowSource, place: ReadPlace, cursor: int, steps: int) -> None:

@@ -11,7 +11,7 @@ from gangline import UserError
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node, map_paths, nodes, replace_node
 from gangline.plan import Cut, Init, Name, Plan, names
-from gangline_basics.model.kept_node import keep_in_8_bits, keep_in_bf16
+from gangline_basics.model.low_bit_node import keep_in_8_bits, keep_in_bf16
 from gangline_finetune.lora.config import LoraConfig
 from gangline_finetune.lora.nodes import DoraNode, DroppedLoraNode, LengthsNode, LoraNode
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gangline.health import Action, Verdict
 from gangline_health.monitors.base import Monitor
 from gangline_health.monitors.peers import Peers
-from gangline_health.monitors.slow_ranks import SlowRanks
+from gangline_health.monitors.steadily_slow import SlowRanks
 from gangline_health.monitors.straggler_options import StragglersOptions
 from gangline_health.robust import NORMAL
 

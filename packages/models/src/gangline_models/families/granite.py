@@ -1,4 +1,4 @@
-"""Granite 3 (IBM, 2024): core's decoder with four numbers, found on a small model and kept (muP, arXiv 2203.03466).
+"""Granite 3 (IBM, 2024): the decoder of basics with four multipliers, tuned on a small model (muP, arXiv 2203.03466).
 
 Torch-free.
 """

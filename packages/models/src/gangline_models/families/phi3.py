@@ -1,4 +1,4 @@
-"""Phi 3 (arXiv 2404.14219) and Phi 4 mini: core's decoder, of whose heads a share is rotated. Torch-free.
+"""Phi 3 (arXiv 2404.14219) and Phi 4 mini: the decoder of basics, which rotates a share of each head. Torch-free.
 
 Their files hold queries, keys and values in one matrix, and gate and up-projection in another: the rows of ours, one
 below the other.

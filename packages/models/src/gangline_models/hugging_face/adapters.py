@@ -42,12 +42,12 @@ class Stored(Mapping[str, "torch.Tensor"]):
 
 
 def decode_kept(read: Read, shapes: Shapes, plan: Plan) -> Read:
-    """`read`, with weights in the place of codes (`Plan.kept`). shapes: of all parameters of the checkpoint."""
-    if all(rule.dtype != "int8" for rule in plan.kept):
+    """`read`, with weights in the place of codes (`Plan.low_bit`). shapes: of all parameters of the checkpoint."""
+    if all(rule.dtype != "int8" for rule in plan.low_bit):
         return read
 
     def weights(wanted: Shapes) -> Iterator[tuple[str, torch.Tensor]]:
-        from gangline_basics.model.kept import decode
+        from gangline_basics.model.low_bit import decode
 
         for name, tensor in read(wanted):
             if plan.dtype_of(name) == "int8":
@@ -79,7 +79,7 @@ def merging(read: Read, shapes: Shapes, edits: Mapping[str, EditConfig]) -> Read
 
 
 def bits_beside(shapes: Shapes, plan: Plan, base: str | None) -> int | None:
-    """To how many bits the frozen weights were rounded (`Plan.kept`), the least of all; None: they are as in `base`.
+    """To how many bits the frozen weights were rounded (`Plan.low_bit`), the least of all; None: they are as in `base`.
 
     shapes: of all parameters. base: their Hugging Face directory. Weights that lie there in bfloat16 are not rounded by
     being kept so; where the directory cannot be read, all are taken to be rounded.
@@ -91,7 +91,7 @@ def bits_beside(shapes: Shapes, plan: Plan, base: str | None) -> int | None:
         """Whether the base holds it in bfloat16."""
         return all(tensors.dtype(theirs.name) == "bfloat16" for theirs in find_theirs(plan, name, shapes[name]))
 
-    kept = {name: rule.dtype for name in shapes if (rule := plan.find_kept(name)) is not None}
+    kept = {name: rule.dtype for name in shapes if (rule := plan.find_low_bit(name)) is not None}
     if "int8" in kept.values():
         return 8
     if kept and base is not None:

@@ -1,1 +1,1 @@
-"""What core's decoder lacks, a page each: single-device code that knows nothing of ranks."""
+"""Modules that the decoder of gangline-basics lacks, a file each: single-device code that knows nothing of ranks."""

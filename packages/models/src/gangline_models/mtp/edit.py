@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 THEIRS = {"embed_norm": "enorm", "hidden_norm": "hnorm", "merge": "eh_proj", "head.norm": "shared_head.norm"}
 COPIES = {"embed": "embed_tokens", "head": "shared_head.head"}  # of what is shared: read over
 # Rules of the plan, each with a pattern, and patterns alone.
-RULES, PATTERNS = ("cuts", "inits", "seams", "kept"), ("master_dtype", "partial_grad", "frozen", "trained")
+RULES, PATTERNS = ("cuts", "inits", "seams", "low_bit"), ("master_dtype", "partial_grad", "frozen", "trained")
 
 
 def edit(tree: Node, plan: Plan, options: Mtp) -> tuple[Node, Plan, list[str]]:
-    """Put the modules beside the head. Raises UserError for a model with another head or embedding than core's."""
+    """Put the modules beside the head. Raises UserError for a model whose head or embedding is not that of basics."""
     found = dict(nodes(tree))
     head, last = found.get(plan.head), f"{plan.blocks}.{plan.layers - 1}"
     if not isinstance(tree, DecoderNode) or not isinstance(head, HeadNode):

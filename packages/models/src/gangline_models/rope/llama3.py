@@ -1,4 +1,4 @@
-"""Llama 3.1's scaling: wavelengths beyond a band grow, those below it stay; the mathematics is core's. Torch-free."""
+"""Llama 3.1's scaling: wavelengths beyond a band grow, those below it stay; computed by gangline-basics. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the forward pass of one microbatch keeps for the backward pass on one rank: core's count of each node
-(`gangline_basics.explain.activations`) on this layout.
+"""What the forward pass of one microbatch saves for the backward pass on one rank: the count of each node by
+`gangline_basics.explain.activations`, on this layout.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def weight_bytes(case: Case, group: ParamGroup) -> int:
 
 def count_kept_bytes(case: Case, group: ParamGroup) -> int:
     """Bytes of one of the numbers that are kept of a group: of master weights, or of what is frozen in fewer bits."""
-    return case.bytes.master if group.kind.kept is None else itemsize(group.kind.kept)
+    return case.bytes.master if group.kind.low_bit is None else itemsize(group.kind.low_bit)
 
 
 def releases(case: Case, group: ParamGroup) -> bool:

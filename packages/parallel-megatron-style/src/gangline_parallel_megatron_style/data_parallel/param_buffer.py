@@ -1,7 +1,7 @@
 """One flat buffer of a parameter group on this rank: its range of the master weights, and the whole for compute.
 
-shard   (s,)      master weights of this rank's range, in `param_dtype` or as `ParamKind.kept` says: what the optimizer
-                  steps and a checkpoint keeps
+shard   (s,)      master weights of this rank's range, in `param_dtype` or as `ParamKind.low_bit` says: the optimizer
+                  steps them, and a checkpoint has them
 full    (n · s,)  all ranges in the compute dtype; parameters are views of it. Where one rank has it all and the
                   dtypes agree it is `shard` itself
 
@@ -42,7 +42,7 @@ class ParamBuffer:
         self.layout, self.reducer, self.options = layout, reducer, options
         self.views = BufferViews(packing, shapes, reducer.shard.index if packing.parts > 1 else 0)
         self.reshards = options.zero == 3 and packing.parts > 1
-        said = layout.kind.kept
+        said = layout.kind.low_bit
         kept = precision.param_dtype if said is None else getattr(torch, said)
         dtype = kept if layout.kind.master_dtype else precision.compute_dtype
         self.full = torch.zeros(packing.size, dtype=dtype, device=options.device)

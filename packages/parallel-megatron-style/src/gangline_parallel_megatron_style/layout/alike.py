@@ -94,7 +94,7 @@ def forward_flops(node: Node, sequence_length: int) -> int:
 def names_single_blocks(plan: Plan) -> bool:
     """Whether any rule of a plan is about one block and not about all of them."""
     rules = [*(cut.pattern for cut in plan.cuts), *plan.master_dtype, *plan.partial_grad, *plan.frozen, *plan.trained]
-    rules += [name for names in plan.tied for name in names] + [kept.pattern for kept in plan.kept]
+    rules += [name for names in plan.tied for name in names] + [rule.pattern for rule in plan.low_bit]
     inside = (rule.removeprefix(f"{plan.blocks}.") for rule in rules if rule.startswith(f"{plan.blocks}."))
     return any(rule.split(".")[0] != "*" for rule in inside)
 

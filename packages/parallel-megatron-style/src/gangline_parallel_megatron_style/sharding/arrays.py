@@ -28,13 +28,13 @@ class ParamKind:
     fold          the fold they lie on, or None: all data ranks hold the same
     master_dtype  computed in the dtype that they are kept in: that of master weights, or codes
     trained       has gradients
-    kept          the dtype that they are kept in, where it is not that of master weights (`Plan.kept`)
+    low_bit       the dtype that they are stored in, where it is not that of master weights (`Plan.low_bit`)
     """
 
     fold: str | None
     master_dtype: bool
     trained: bool
-    kept: str | None = None
+    low_bit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def lay_out(
         at = (("pp", stage[group][0]),) if mesh.size("pp") > 1 else ()
         for packing, divisions in _pack_rows(kind, {name: cut[name] for name in names}, plan, mesh, zero):
             for array in packing.arrays:
-                layouts[array.name] = Layout(given.shapes[array.name], kind.kept or dtype, divisions[array.name], at)
+                layouts[array.name] = Layout(given.shapes[array.name], kind.low_bit or dtype, divisions[array.name], at)
             sums = {a.name: grad_neighbours(a.name, cut[a.name], plan, mesh, sequence_parallel) for a in packing.arrays}
             buffers[group].append(BufferLayout(group, kind, packing, sums))
     ordered = {model_array(name): layouts[name] for name in given.shapes} | _buffer_layouts(plan, mesh, given, homes)

@@ -7,9 +7,9 @@ is elsewhere), in float32 at least; these are gathered, and every rank merges al
 
 The z-term, Σ lse² over the tokens, has 2 lse exp(logits_i - lse) for its gradient, and is emitted by rank 0 alone.
 
-As careful of memory as core's own loss: kept are the logits of this rank and a few numbers a row; exponentials are in
-float32 a few rows at a time. In chunks not even these logits are kept, and the weight's gradient is computed beside
-them, never deferred. Under sequence parallelism hidden is kept as this rank's part and gathered again.
+Memory is as for the loss of gangline-basics: the logits of this rank and a few numbers a row are saved; exponentials
+are in float32 a few rows at a time. In chunks even these logits are not saved, and the weight's gradient is computed
+with them, never deferred. Under sequence parallelism hidden is kept as this rank's part and gathered again.
 
 N rows (tokens), V vocabulary of this rank, D model width
 """

@@ -172,7 +172,7 @@ def work_of(model: SmallModel, device: str) -> StageWork:
     """Of one microbatch."""
     run = run_of(model, device)
     found = run.parallel.explain(run, Mesh.of({}), compose_model(run))
-    assert found is not None, "core's own strategy explains itself"
+    assert found is not None, "parallel=single explains itself"
     return found.work[0]
 
 

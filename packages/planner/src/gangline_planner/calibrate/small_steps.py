@@ -1,4 +1,4 @@
-"""Steps of small models as core's own `single` runs them: what their products do not explain is a plan's to learn."""
+"""Steps of small models under `parallel=single`: what their products do not explain is fitted."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ rows      a strategy that cuts every matrix along rows over `dp_shard`, implemen
           with parts along tp, cp and pp (`axes`)
 lanes     a model edit whose module lies on a fold of its own, emits a loss and metrics, and learns from `after_step`
 nan       a health check
-previous  a callback that holds arrays and lends them
+previous  a callback that holds arrays and has them validated
 files     a checkpointer on plain files
 numbers   a data source of counting words
 lines     a tracker

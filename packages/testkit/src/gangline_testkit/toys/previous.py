@@ -48,5 +48,5 @@ class PreviousCallback(Callback):
         self.applied += applied
         return {"applied": float(self.applied)}
 
-    def lends(self) -> Sequence[str]:
+    def list_validated_weights(self) -> Sequence[str]:
         return (LABEL,)

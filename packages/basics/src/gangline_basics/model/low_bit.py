@@ -1,4 +1,4 @@
-"""Frozen weights in fewer bits: what is kept of them (`Plan.kept`), and products with codes.
+"""Frozen weights in fewer bits: how they are stored (`Plan.low_bit`), and matmuls with codes.
 
     w ≈ c · s      c (out, in) int8, s (out, in / block) float32
 
@@ -24,7 +24,7 @@ from gangline.errors import UserError
 from gangline.model.build import Wrapper
 from gangline.plan import Plan
 from gangline.shard import Shard, model_array, parameter_of
-from gangline_basics.model.kept_node import EightBitNode
+from gangline_basics.model.low_bit_node import EightBitNode
 
 MOST = 127  # of an int8, on both sides of 0
 
@@ -54,7 +54,7 @@ def fill_codes(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> None:
     Raises UserError where a weight is not finite, ValueError where codes are cut inside a block.
     """
     name = plan.owner(parameter_of(shard.name))
-    rule = plan.find_kept(name)
+    rule = plan.find_low_bit(name)
     assert rule is not None, "who calls this has asked"
     (row, column), (rows, columns), (height, width) = shard.offset, shard.local.shape, shard.global_shape
     if plan.is_scales(name):

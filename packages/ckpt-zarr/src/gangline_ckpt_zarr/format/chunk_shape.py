@@ -1,4 +1,4 @@
-"""The chunk grid of an array: it follows the cuts, so that every chunk has exactly one writer.
+"""The chunk shape of an array: it follows the cuts, so that every chunk has exactly one writer.
 
 zarr's regular grid has one chunk shape for an array. Along each dim it is a divisor of the greatest common divisor of
 all boundaries there, so no boundary ever falls inside a chunk. Nothing is moved between ranks to save, and nobody
@@ -15,47 +15,13 @@ from math import gcd, prod
 
 from gangline.config import divisors
 from gangline.shard import Box, Division, Layout
+from gangline_ckpt_zarr.format.dtypes import count_itemsize
 
 # No chunk is larger where the cuts leave the choice. Whole chunks are read to be checked, so 8 MiB cost a load into
 # twice as many ranks a third of its speed: a rank's boxes are often no larger. Below 1 MiB Python's time shows.
 CHUNK_BYTES = 1 << 20
 SMALL = CHUNK_BYTES >> 3  # a chunk smaller than this may give way to one that is larger than CHUNK_BYTES
 LARGE = CHUNK_BYTES << 3  # but not larger than this
-
-# What stock zarr readers know by name is stored as it is. The others are widened, exactly, to float32: every reader
-# then shows their right values, and training state rarely holds them (weights are kept as float32 masters).
-SIZES = {
-    "bool": 1,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "uint8": 1,
-    "uint16": 2,
-    "uint32": 4,
-    "uint64": 8,
-    "float16": 2,
-    "float32": 4,
-    "float64": 8,
-}
-
-
-# torch's names of those that are widened.
-WIDENED = {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"}
-
-
-def map_dtype(dtype: str) -> str:
-    """The zarr data type in which an array of torch's `dtype` is stored. Raises ValueError where there is none."""
-    if dtype in SIZES:
-        return dtype
-    if dtype in WIDENED:
-        return "float32"
-    raise ValueError(f"there is no way to store {dtype!r}")
-
-
-def count_itemsize(dtype: str) -> int:
-    """Bytes of one stored element of an array of torch's `dtype`."""
-    return SIZES[map_dtype(dtype)]
 
 
 def chunk_shape(layout: Layout) -> tuple[int, ...]:

@@ -10,10 +10,10 @@ from gangline.model.linear_nodes import LinearNode
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import Product
 from gangline.model.tree import Decoding, Node, Shape, WrapNode, map_paths, nodes, parameter_shapes, replace_node
-from gangline.plan import Cut, Init, Kept, Name, Plan, is_matrix, matches
+from gangline.plan import Cut, Init, LowBit, Name, Plan, is_matrix, matches
 
 V = TypeVar("V")
-CODES = "gangline_basics.model.kept:fill_codes"
+CODES = "gangline_basics.model.low_bit:fill_codes"
 LARGEST, SMALLEST = 64, 16  # of a block; a scale for fewer codes than that saves little
 
 
@@ -21,7 +21,7 @@ LARGEST, SMALLEST = 64, 16  # of a block; a scale for fewer codes than that save
 class EightBitNode(WrapNode):
     """A linear whose frozen weight is kept as codes: `weight` int8, beside it `scales` (out, in / block)."""
 
-    module: ClassVar[str] = "gangline_basics.model.kept:EightBitLinear"
+    module: ClassVar[str] = "gangline_basics.model.low_bit:EightBitLinear"
     in_features: int
     out_features: int
     block: int
@@ -51,10 +51,10 @@ def keep_in_bf16(tree: Node, plan: Plan) -> Plan:
         for name, shape in shapes.items()
         if is_matrix(name, shape)
         and plan.is_frozen(name)
-        and plan.find_kept(name) is None
+        and plan.find_low_bit(name) is None
         and not plan.computes_as_kept(name)
     }
-    return plan.extend(kept=tuple(Kept(place, "bfloat16") for place in _rules(left, shapes)))
+    return plan.extend(low_bit=tuple(LowBit(place, "bfloat16") for place in _rules(left, shapes)))
 
 
 def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
@@ -77,7 +77,7 @@ def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
             said[path] = size, Cut("", cut.dim, "tp", max(1, cut.unit // size) if cut.dim else cut.unit)
     rules = _rules(said, [path for path, _ in nodes(tree)])
     plan = plan.extend(
-        kept=tuple(Kept(f"{place}.weight", "int8", size, CODES) for place, (size, _) in rules.items()),
+        low_bit=tuple(LowBit(f"{place}.weight", "int8", size, CODES) for place, (size, _) in rules.items()),
         cuts=tuple(replace(cut, pattern=f"{place}.scales") for place, (_, cut) in rules.items()),
         inits=tuple(Init(f"{place}.scales", "constant", 0.0) for place in rules),  # for who asks; codes say what it is
         names=tuple(Name(f"{place}.scales", "") for place in rules),

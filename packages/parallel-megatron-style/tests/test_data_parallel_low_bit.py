@@ -15,8 +15,8 @@ from gangline.runtime import Job
 from gangline.shard import Shard, model_array
 from gangline.train.recompute_and_compile import finisher
 from gangline_basics.model.config import DecoderConfig
-from gangline_basics.model.kept import decode
-from gangline_basics.model.kept_node import keep_in_8_bits
+from gangline_basics.model.low_bit import decode
+from gangline_basics.model.low_bit_node import keep_in_8_bits
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.memory import state

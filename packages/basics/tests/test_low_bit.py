@@ -13,8 +13,8 @@ from gangline.model.init import make_whole_model
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import map_paths, parameter_shapes, replace_node
 from gangline_basics.model.config import DecoderConfig
-from gangline_basics.model.kept import EightBitLinear
-from gangline_basics.model.kept_node import keep_in_8_bits, keep_in_bf16
+from gangline_basics.model.low_bit import EightBitLinear
+from gangline_basics.model.low_bit_node import keep_in_8_bits, keep_in_bf16
 
 MODEL = DecoderConfig(vocab_size=64, dim=64, layers=3, heads=2, hidden=128)
 
@@ -37,7 +37,7 @@ def test_blocks_of_unlike_widths_are_each_kept_in_their_own_blocks(hidden, block
     wanted = dict(make_whole_model(tree, plan, seed=1).named_parameters())
     tree, plan, paths = keep_in_8_bits(tree, plan)
     name = "blocks.{}.feed_forward.w_down.weight"
-    assert [plan.find_kept(name.format(number)).block for number in range(3)] == [64, block, 64]
+    assert [plan.find_low_bit(name.format(number)).block for number in range(3)] == [64, block, 64]
     assert ("blocks.1.feed_forward.w_down" in paths) == bool(block)
     assert plan.dtype_of(name.format(1)) == ("int8" if block else "bfloat16")
     model = make_whole_model(tree, plan, seed=1)

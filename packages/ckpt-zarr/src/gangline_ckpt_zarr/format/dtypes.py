@@ -1,0 +1,36 @@
+"""The zarr data type in which each dtype of torch is stored. Torch-free."""
+
+from __future__ import annotations
+
+# What stock zarr readers know by name is stored as it is. The others are widened, exactly, to float32: every reader
+# then shows their right values, and training state rarely holds them (weights are kept as float32 masters).
+SIZES = {
+    "bool": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+}
+# torch's names of those that are widened.
+WIDENED = {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"}
+
+
+def map_dtype(dtype: str) -> str:
+    """The zarr data type in which an array of torch's `dtype` is stored. Raises ValueError where there is none."""
+    if dtype in SIZES:
+        return dtype
+    if dtype in WIDENED:
+        return "float32"
+    raise ValueError(f"there is no way to store {dtype!r}")
+
+
+def count_itemsize(dtype: str) -> int:
+    """Bytes of one stored element of an array of torch's `dtype`."""
+    return SIZES[map_dtype(dtype)]
