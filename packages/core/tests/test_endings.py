@@ -109,7 +109,7 @@ def test_ranks_that_ended_say_how_by_their_exit_code(tmp_path, code, reason, req
 def test_under_a_foreign_agent_ranks_that_saved_start_again(tmp_path, code, goes_on):
     (tmp_path / "logs").mkdir()
     failures.claim(tmp_path / "logs", 1, RankFailure(0, "ended", code))
-    program = "import sys; from gangline.launch.worker import main; sys.exit(main(sys.argv[1], 'builtins:len'))"
+    program = "import sys; from gangline_basics.launch.worker import main; sys.exit(main(sys.argv[1], 'builtins:len'))"
     environment = {**os.environ, "TORCHELASTIC_RESTART_COUNT": "1", "RANK": "0", "OMP_NUM_THREADS": "1"}
     ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, timeout=120)
     assert ended.returncode == (len(str(tmp_path)) % 256 if goes_on else code)

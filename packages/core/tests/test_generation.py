@@ -19,7 +19,7 @@ from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
 from gangline.errors import Problem, UserError
-from gangline.launch import failures, worker
+from gangline.launch import failures
 from gangline.launch.failures import RankFailure
 from gangline.launch.nodes import fewest_and_most
 from gangline.launch.signals import HandedOn
@@ -29,7 +29,7 @@ from gangline.run.ending import EXIT_REQUEUE, RunEnding, clear_ending, read_endi
 from gangline.run.events import Events, read_events
 from gangline.run.generation import FILE, Fenced, advance, hold, progress
 from gangline_basics.cluster.given import GivenNodes, read_nodes
-from gangline_basics.launch import elastic, meeting_state
+from gangline_basics.launch import elastic, meeting_state, worker
 from gangline_basics.launch.config import ElasticLaunch, LocalLaunch
 from gangline_basics.launch.elastic import Agent, AgentNode, RankFiles
 from gangline_basics.launch.meeting import FileBackend, meet_in
@@ -447,7 +447,7 @@ def test_a_spare_makes_room_as_soon_as_its_agent_asks(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "2")
     asked = iter([None, None, "SIGUSR2"])
     monkeypatch.setattr("gangline.launch.signals.stop_requested", lambda: next(asked))
-    monkeypatch.setattr("gangline.launch.worker.SPARE_SECONDS", 0.0)
+    monkeypatch.setattr("gangline_basics.launch.worker.SPARE_SECONDS", 0.0)
     assert worker._wait(str(tmp_path), 1) == EXIT_REQUEUE
 
 

@@ -139,7 +139,7 @@ def test_what_a_run_needs_is_loaded_once_for_all_its_ranks(run_dir):
 
 def test_starting_ranks_imports_torch_only_then():
     code = (
-        "import sys; from gangline.launch import detected, worker, signals; from gangline_basics.launch import starts;"
+        "import sys; from gangline.launch import detected, signals; from gangline_basics.launch import starts, worker;"
         "from gangline_basics.launch import local, config;"
         "assert 'torch' not in sys.modules and 'hydra' not in sys.modules"
     )

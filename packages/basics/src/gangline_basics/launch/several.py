@@ -17,7 +17,6 @@ from gangline.launch.base import Launcher
 from gangline.launch.nodes import fewest_and_most, name_of_this_node
 from gangline.launch.output import outlive_readers
 from gangline.launch.signals import exit_code, hand_on, name_of, stop_signals
-from gangline.launch.worker import WORK
 from gangline.pulse import memory
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import EXIT_FAILURE, RunEnding, read_ending
@@ -28,6 +27,7 @@ from gangline_basics.launch.local import say
 from gangline_basics.launch.placed import PlacedAddress
 from gangline_basics.launch.starts import Starts
 from gangline_basics.launch.usable import usable
+from gangline_basics.launch.worker import WORK
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
