@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gangline import UserError
-from gangline.cli.flags import Flags
 from gangline.launch.nodes import fewest_and_most
 from gangline.storage.files import read_regular
+from gangline_basics.flags import Flags
 from gangline_basics.launch.config import ElasticLaunch
 
 if TYPE_CHECKING:
