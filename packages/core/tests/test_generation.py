@@ -19,8 +19,6 @@ from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
 from gangline.errors import Problem, UserError
-from gangline.launch import failures
-from gangline.launch.failures import RankFailure
 from gangline.launch.nodes import fewest_and_most
 from gangline.launch.signals import HandedOn
 from gangline.run import attempts, generation
@@ -29,9 +27,10 @@ from gangline.run.ending import EXIT_REQUEUE, RunEnding, clear_ending, read_endi
 from gangline.run.events import Events, read_events
 from gangline.run.generation import FILE, Fenced, advance, hold, progress
 from gangline_basics.cluster.given import GivenNodes, read_nodes
-from gangline_basics.launch import elastic, meeting_state, worker
+from gangline_basics.launch import elastic, failures, meeting_state, worker
 from gangline_basics.launch.config import ElasticLaunch, LocalLaunch
 from gangline_basics.launch.elastic import Agent, AgentNode, RankFiles
+from gangline_basics.launch.failures import RankFailure
 from gangline_basics.launch.meeting import FileBackend, meet_in
 from gangline_basics.launch.placed import PlacedAddress
 from gangline_basics.launch.starts import JobStart, Starts

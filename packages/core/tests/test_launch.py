@@ -23,15 +23,15 @@ from gangline.config import Sidecar
 from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
 from gangline.errors import PeerFailed, UserError
-from gangline.launch import changed_data, guard
+from gangline.launch import guard
 from gangline.launch.devices import count_gpus
-from gangline.launch.failures import is_lost_peer
-from gangline.launch.output import Copied
+from gangline.launch.errors import is_lost_peer
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
-from gangline_basics.launch import forkserver, sidecars
+from gangline_basics.launch import changed_data, forkserver, sidecars
 from gangline_basics.launch.config import LocalLaunch
 from gangline_basics.launch.local import start
+from gangline_basics.launch.rank_log import Copied
 from gangline_testkit.pool import close_all
 from gangline_testkit.runs import small_run
 
