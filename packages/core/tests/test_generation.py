@@ -19,7 +19,6 @@ from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
 from gangline.errors import Problem, UserError
-from gangline.launch.nodes import fewest_and_most
 from gangline.launch.signals import HandedOn
 from gangline.run import attempts, generation
 from gangline.run.attempts import Attempt
@@ -292,17 +291,6 @@ def test_an_ending_is_whole_or_not_there(tmp_path):
     clear_ending(tmp_path)
     clear_ending(tmp_path)
     assert read_ending(tmp_path) is None
-
-
-@pytest.mark.parametrize(("nodes", "found"), [("2", (2, 2)), ("2:3", (2, 3)), ("1:1", (1, 1))])
-def test_numbers_of_nodes(nodes, found):
-    assert fewest_and_most(nodes) == found
-
-
-@pytest.mark.parametrize("nodes", ["", "0", "two", "0:3", "3:2", "1:2:3", "-1:2"])
-def test_numbers_of_nodes_without_sense(nodes):
-    with pytest.raises(UserError, match=f"launch.nodes={nodes}"):
-        fewest_and_most(nodes)
 
 
 def meeting_of(*nodes: str, closed: bool = False) -> bytes:
