@@ -16,7 +16,7 @@ import pytest
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from gangline.launch import guard
-from gangline.launch.nodes import NAME
+from gangline.launch.network import NAME
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
 from gangline.run.events import read_events

@@ -384,7 +384,7 @@ def test_a_run_lives_also_where_the_kernel_names_another_device(tmp_path: Path, 
     """As on btrfs and overlayfs; the same number of another file system's file is no run's."""
     run = made(tmp_path / "a", reason=None)
     lock, locks = RunLock(run), tmp_path / "locks"
-    monkeypatch.setattr("gangline.run.lock.LOCKS", locks)
+    monkeypatch.setattr("gangline_basics.runs.held.LOCKS", locks)
     line = "7: FLOCK  ADVISORY  WRITE {pid} ff:1e:{inode} 0 EOF\n"
     lock.take()
     locks.write_text(line.format(pid=os.getpid(), inode=(run / ".lock").stat().st_ino))

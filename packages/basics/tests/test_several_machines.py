@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import pytest
 
-from gangline.launch.network import interface_towards
 from gangline_basics.launch import elastic
 from gangline_basics.launch.elastic import AgentNode, RankFiles
+from gangline_basics.launch.interface import interface_towards
 from gangline_basics.launch.starts import JobStart
 from gangline_testkit.real_runs import SMALL, RealRuns
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gangline.checkpoint.weights import weights_under
 from gangline.errors import UserError
 from gangline.mesh import Mesh
+from gangline_basics.checkpoint.weights import weights_under
 from gangline_basics.optimizer.config import Soap
 from gangline_basics.optimizer.soap import SoapMatrix
 from gangline_testkit.pool import pool

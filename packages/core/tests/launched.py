@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from gangline.errors import UserError
-from gangline.launch.failures import RestartWanted
+from gangline.launch.errors import RestartWanted
 
 
 def join():

@@ -116,7 +116,7 @@ def test_slurm_tasks_train_together(srun, tmp_path):
 
 def test_a_rank_with_an_idle_pool_of_threads_ends():
     made = "from concurrent.futures import ThreadPoolExecutor as Pool; pool = Pool(2); print(pool.submit(int).result())"
-    code = f"from gangline.launch.worker import leave; {made}; leave(0)"
+    code = f"from gangline_basics.launch.worker import leave; {made}; leave(0)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
     assert ended.stdout == "0\n"
 

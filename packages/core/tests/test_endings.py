@@ -18,8 +18,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.config.check import _variables
 from gangline.config.defaults import default_run
 from gangline.errors import UserError
-from gangline.launch import failures
-from gangline.launch.failures import RankFailure
+from gangline.launch.errors import RestartWanted
 from gangline.launch.signals import hand_on
 from gangline.run import lock
 from gangline.run.directory import RunDirectory
@@ -27,8 +26,9 @@ from gangline.run.ending import RunEnding, decide_ending, read_ending, write_end
 from gangline.run.events import Events, read_events
 from gangline.run.generation import Progress
 from gangline.train.rank import train
-from gangline_basics.launch import several
+from gangline_basics.launch import failures, several
 from gangline_basics.launch.config import LocalLaunch
+from gangline_basics.launch.failures import RankFailure
 from gangline_basics.launch.several import Agents
 from gangline_basics.launch.starts import Starts
 from gangline_testkit.pool import pool
@@ -109,7 +109,7 @@ def test_ranks_that_ended_say_how_by_their_exit_code(tmp_path, code, reason, req
 def test_under_a_foreign_agent_ranks_that_saved_start_again(tmp_path, code, goes_on):
     (tmp_path / "logs").mkdir()
     failures.claim(tmp_path / "logs", 1, RankFailure(0, "ended", code))
-    program = "import sys; from gangline.launch.worker import main; sys.exit(main(sys.argv[1], 'builtins:len'))"
+    program = "import sys; from gangline_basics.launch.worker import main; sys.exit(main(sys.argv[1], 'builtins:len'))"
     environment = {**os.environ, "TORCHELASTIC_RESTART_COUNT": "1", "RANK": "0", "OMP_NUM_THREADS": "1"}
     ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, timeout=120)
     assert ended.returncode == (len(str(tmp_path)) % 256 if goes_on else code)
@@ -145,7 +145,7 @@ def cut_off(run_dir, bad, steps=12):
         ended = train(s)
     except UserError as error:
         ended = error.what
-    except failures.RestartWanted as error:
+    except RestartWanted as error:
         ended = failures.RankFailure.of(s.comms.rank, error)
     finally:
         s.comms.store = store  # the ranks of a pool live on

@@ -9,11 +9,11 @@ import resource
 
 import pytest
 
-from gangline.launch import failures, worker
-from gangline.launch.failures import RankFailure
-from gangline.launch.output import Copied
 from gangline.run.events import Events, read_events
+from gangline_basics.launch import failures, worker
 from gangline_basics.launch.agent_log import AgentLog
+from gangline_basics.launch.failures import RankFailure
+from gangline_basics.launch.rank_log import Copied
 
 FULL = "/dev/full"
 

@@ -19,9 +19,6 @@ from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
 from gangline.errors import Problem, UserError
-from gangline.launch import failures, worker
-from gangline.launch.failures import RankFailure
-from gangline.launch.nodes import fewest_and_most
 from gangline.launch.signals import HandedOn
 from gangline.run import attempts, generation
 from gangline.run.attempts import Attempt
@@ -29,9 +26,10 @@ from gangline.run.ending import EXIT_REQUEUE, RunEnding, clear_ending, read_endi
 from gangline.run.events import Events, read_events
 from gangline.run.generation import FILE, Fenced, advance, hold, progress
 from gangline_basics.cluster.given import GivenNodes, read_nodes
-from gangline_basics.launch import elastic, meeting_state
+from gangline_basics.launch import elastic, failures, meeting_state, worker
 from gangline_basics.launch.config import ElasticLaunch, LocalLaunch
 from gangline_basics.launch.elastic import Agent, AgentNode, RankFiles
+from gangline_basics.launch.failures import RankFailure
 from gangline_basics.launch.meeting import FileBackend, meet_in
 from gangline_basics.launch.placed import PlacedAddress
 from gangline_basics.launch.starts import JobStart, Starts
@@ -295,17 +293,6 @@ def test_an_ending_is_whole_or_not_there(tmp_path):
     assert read_ending(tmp_path) is None
 
 
-@pytest.mark.parametrize(("nodes", "found"), [("2", (2, 2)), ("2:3", (2, 3)), ("1:1", (1, 1))])
-def test_numbers_of_nodes(nodes, found):
-    assert fewest_and_most(nodes) == found
-
-
-@pytest.mark.parametrize("nodes", ["", "0", "two", "0:3", "3:2", "1:2:3", "-1:2"])
-def test_numbers_of_nodes_without_sense(nodes):
-    with pytest.raises(UserError, match=f"launch.nodes={nodes}"):
-        fewest_and_most(nodes)
-
-
 def meeting_of(*nodes: str, closed: bool = False) -> bytes:
     """A state of torch's rendezvous as torch hands it over, with a value in each field."""
     state = _RendezvousState()
@@ -447,7 +434,7 @@ def test_a_spare_makes_room_as_soon_as_its_agent_asks(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "2")
     asked = iter([None, None, "SIGUSR2"])
     monkeypatch.setattr("gangline.launch.signals.stop_requested", lambda: next(asked))
-    monkeypatch.setattr("gangline.launch.worker.SPARE_SECONDS", 0.0)
+    monkeypatch.setattr("gangline_basics.launch.worker.SPARE_SECONDS", 0.0)
     assert worker._wait(str(tmp_path), 1) == EXIT_REQUEUE
 
 

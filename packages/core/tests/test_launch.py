@@ -23,15 +23,15 @@ from gangline.config import Sidecar
 from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
 from gangline.errors import PeerFailed, UserError
-from gangline.launch import changed_data, guard
+from gangline.launch import guard
 from gangline.launch.devices import count_gpus
-from gangline.launch.failures import is_lost_peer
-from gangline.launch.output import Copied
+from gangline.launch.errors import is_lost_peer
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
-from gangline_basics.launch import forkserver, sidecars
+from gangline_basics.launch import changed_data, forkserver, sidecars
 from gangline_basics.launch.config import LocalLaunch
 from gangline_basics.launch.local import start
+from gangline_basics.launch.rank_log import Copied
 from gangline_testkit.pool import close_all
 from gangline_testkit.runs import small_run
 
@@ -139,7 +139,7 @@ def test_what_a_run_needs_is_loaded_once_for_all_its_ranks(run_dir):
 
 def test_starting_ranks_imports_torch_only_then():
     code = (
-        "import sys; from gangline.launch import detected, worker, signals; from gangline_basics.launch import starts;"
+        "import sys; from gangline.launch import detected, signals; from gangline_basics.launch import starts, worker;"
         "from gangline_basics.launch import local, config;"
         "assert 'torch' not in sys.modules and 'hydra' not in sys.modules"
     )

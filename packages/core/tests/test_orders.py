@@ -12,7 +12,7 @@ import pytest
 
 from gangline.errors import BadCheckpoint, UserError
 from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
-from gangline.launch.failures import RestartWanted
+from gangline.launch.errors import RestartWanted
 from gangline.pulse import layout, memory, write
 from gangline.record import read_records
 from gangline.run import attempts, events

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from gangline.launch.output import Copied, outlive_readers
+from gangline.launch.output import outlive_readers
+from gangline_basics.launch.rank_log import Copied
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import UserError
-from gangline.launch import output
 from gangline.record import StepRecord, read_records
 from gangline.run import attempts, generation
 from gangline.run.attempts import Attempt
@@ -20,6 +19,7 @@ from gangline.run.ending import read_ending
 from gangline.run.events import Events, read_events
 from gangline.run.files import refuse_planted
 from gangline.track import Start
+from gangline_basics.launch import rank_log
 from gangline_basics.runs.run_figure import write_run_figure
 from gangline_basics.track.jsonl import JsonLinesTracker
 
@@ -109,7 +109,7 @@ WRITERS = {
     "attempts.jsonl": lambda run_dir: attempts.append(run_dir, Attempt(1, None)),
     ".generation": generation.advance,
     "metrics.jsonl": lambda run_dir: JsonLinesTracker(None).begin(Start("run", str(run_dir), 0, 1, 1, 1, 1)),
-    "logs/rank-00001.log": lambda run_dir: output.divert(run_dir / "logs", 1),
+    "logs/rank-00001.log": lambda run_dir: rank_log.divert(run_dir / "logs", 1),
 }
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from gangline.launch.failures import describe_end
 from gangline.launch.signals import (
     ANSWER,
     SAME_REQUEST_SECONDS,
@@ -26,6 +25,7 @@ from gangline.launch.signals import (
     hand_on,
     stop_signals,
 )
+from gangline_basics.launch.failures import describe_end
 from gangline_basics.launch.stops import requests
 from gangline_testkit import warm, warm_client
 from gangline_testkit.processes import kill, living, wait_until_none_lives

@@ -12,8 +12,8 @@ import torch
 from gangline import UserError
 from gangline.comm.base import Comm
 from gangline.config.check import check
-from gangline.launch.failures import RestartWanted
-from gangline.launch.nodes import name_of_this_node
+from gangline.launch.errors import RestartWanted
+from gangline.launch.network import name_of_this_node
 from gangline.record import read_records
 from gangline.run import attempts
 from gangline.run.events import read_events

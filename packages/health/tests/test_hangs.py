@@ -16,10 +16,10 @@ from socketserver import StreamRequestHandler, TCPServer
 
 import pytest
 
-from gangline.launch.failures import first
 from gangline.pulse import memory
 from gangline.pulse.write import Pulse
 from gangline.run.events import read_events
+from gangline_basics.launch.failures import first
 from gangline_health.hangs import flight
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Diagnosis, Watched

@@ -14,11 +14,11 @@ from gangline import UserError
 from gangline.comm.base import Comm
 from gangline.config.check import check
 from gangline.health import Agreed, Verdict
-from gangline.launch.failures import RankFailure
 from gangline.record import StepRecord, read_records
 from gangline.run import attempts
 from gangline.run.events import Events, read_events
 from gangline.train.rank import train
+from gangline_basics.launch.failures import RankFailure
 from gangline_health.check import WatchCheck
 from gangline_health.config import WatchedHealth
 from gangline_health.monitors.base import Monitor

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from gangline import UserError
 from gangline.cli import notes_by
-from gangline.cli.flags import Flags
 from gangline.cli.verbs import run_verb
 from gangline.record import read_records
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import read_ending
+from gangline_basics.flags import Flags
 from gangline_launch import job as jobs
 from gangline_launch.explain import explain
 from gangline_launch.follow import LAST_LINES, Lines, follow

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from gangline import Problem, UserError
 from gangline.config import NonNegativeInt, OneOf, PositiveFloat, RunsCode
-from gangline.launch.nodes import fewest_and_most
 from gangline_basics.launch.config import ElasticLaunch
+from gangline_basics.launch.nodes import fewest_and_most
 from gangline_launch import fabric, setup
 from gangline_launch.fabric import FABRICS
 

@@ -14,11 +14,11 @@ import sys
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from gangline.launch import failures, guard
+from gangline.launch import guard
 from gangline.launch.signals import NOTICES, exit_code, hand_on, stop_signals
 from gangline.plugin.registry import load
 from gangline.run.ending import EXIT_FAILURE
-from gangline_basics.launch import forkserver
+from gangline_basics.launch import failures, forkserver
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangline.cli import notes_by
-from gangline.cli.flags import Flags
 from gangline.cli.verbs import run_verb
 from gangline_basics.figure import write_figure
+from gangline_basics.flags import Flags
 from gangline_moe.load_history import StepLoads, layers_of, load_history, shares, windows
 from gangline_moe.picture import draw_over_time
 

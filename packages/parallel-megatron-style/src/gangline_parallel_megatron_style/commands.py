@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline import UserError
-from gangline.cli.flags import Flags
 from gangline.cli.verbs import run_verb
 from gangline.config.suggest import suggest_near
 from gangline_basics.explain.timeline import ActionTimes
 from gangline_basics.figure import write_figure
+from gangline_basics.flags import Flags
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.draw import Caption, as_text, schedule_figure

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangline import UserError
-from gangline.cli.flags import Flags
 from gangline.cli.verbs import run_verb
 from gangline_basics.cluster.file import Cluster, Quantity, list_shipped, load_cluster
 from gangline_basics.figure import write_figure
+from gangline_basics.flags import Flags
 
 VERBS = {
     "search": "layouts that the overrides leave open, the fastest first, each as a line for `train`",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gangline.config.sections import Recompute
 from gangline.explain.explained import Explained, RankExplained, StepAction, Transfer
 from gangline.explain.topology import Topology
-from gangline.explain.work import StageWork, work_of
+from gangline.explain.work import StageWork
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
 from gangline.model.flops import flops_per_token, parameter_count
@@ -21,6 +21,7 @@ from gangline.model.tree import Node, map_paths, parameter_shapes
 from gangline.plan import Plan, block_number, is_mapped
 from gangline.shard import Layout, Registry, model_array
 from gangline_basics.explain.activations import ActivationSizes, count_head, count_node, count_recomputed_attention
+from gangline_basics.explain.work import work_of
 from gangline_basics.launch.memory import weight_bytes
 from gangline_basics.parallel.owners import count_most_matrix_bytes
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from gangline.launch import failures
 from gangline.run.ending import EXIT_REQUEUE, RunEnding, decide_ending, read_ending
 from gangline.run.events import read_events
 from gangline.run.generation import progress
+from gangline_basics.launch import failures
 
 FAILED = ("bug", "killed")  # how a start ends that failed
 

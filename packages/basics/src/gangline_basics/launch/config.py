@@ -12,8 +12,8 @@ from gangline.config.schema import LaunchConfig
 from gangline.errors import Problem, UserError
 from gangline.launch.detected import detect
 from gangline.launch.devices import count_gpus
-from gangline.launch.nodes import fewest_and_most
 from gangline.plugin.parts import Part
+from gangline_basics.launch.nodes import fewest_and_most
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

@@ -33,21 +33,21 @@ from torch.distributed.elastic.rendezvous import (
 
 from gangline.comm.job_store import ADDRESS
 from gangline.errors import EXIT_USER_ERROR
-from gangline.launch import failures, worker
-from gangline.launch.failures import RankFailure
-from gangline.launch.network import LOOPBACK, interface_towards, listening_address
-from gangline.launch.nodes import NAME, machine_of
+from gangline.launch.network import LOOPBACK, NAME, listening_address
 from gangline.launch.signals import hand_on
-from gangline.launch.worker import SPARE
 from gangline.run import generation
 from gangline.run.ending import EXIT_FAILURE, EXIT_REQUEUE, decide_ending, read_ending
 from gangline.run.events import read_events
 from gangline.run.generation import VARIABLE
-from gangline_basics.launch import forkserver
+from gangline_basics.launch import failures, forkserver, worker
 from gangline_basics.launch.agent_log import LOGGERS, agent_log
 from gangline_basics.launch.config import LocalLaunch
+from gangline_basics.launch.failures import RankFailure
+from gangline_basics.launch.interface import interface_towards
+from gangline_basics.launch.nodes import machine_of
 from gangline_basics.launch.starts import JobStart, Starts, end
 from gangline_basics.launch.stops import UNUSED, ranks_that_are_killed, requests
+from gangline_basics.launch.worker import SPARE
 
 _UNANSWERED = "Timeout waiting for key"  # torch's store of files raises a plain RuntimeError for it
 _NO_LIMIT = 1 << 30  # restarts that torch's agent counts; ours are counted by `Starts`

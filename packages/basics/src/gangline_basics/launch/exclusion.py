@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
-from gangline.launch.nodes import machine_of
 from gangline.run import attempts
+from gangline_basics.launch.nodes import machine_of
 
 LOOK_SECONDS = 0.5
 

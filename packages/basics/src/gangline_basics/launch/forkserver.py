@@ -35,7 +35,7 @@ PRELOAD = (
     "torch.utils.checkpoint",
     "torch.distributed.checkpoint",
     "torch.optim",
-    "gangline.launch.worker",
+    "gangline_basics.launch.worker",
     "gangline.train.rank",
     "gangline_basics.launch.ready",
 )

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.config.schema import Run
 from gangline.launch.base import Launcher
-from gangline.launch.worker import WORK
 from gangline.pulse import memory
 from gangline_basics.launch import forkserver, sidecars
 from gangline_basics.launch.config import LocalLaunch
 from gangline_basics.launch.starts import Starts
+from gangline_basics.launch.worker import WORK
 
 if TYPE_CHECKING:
     from gangline.run.directory import RunDirectory

@@ -33,11 +33,11 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from gangline.errors import UserError
-from gangline.launch.nodes import fewest_and_most
 from gangline.run.lock import MEETING
 from gangline.storage.files import lock_file, open_handle, read_regular, write_whole
 from gangline_basics.launch import meeting_state
 from gangline_basics.launch.config import ElasticLaunch
+from gangline_basics.launch.nodes import fewest_and_most
 
 BEATS = 4  # heartbeats until a node without one is lost
 CLOSE_SECONDS = 5.0

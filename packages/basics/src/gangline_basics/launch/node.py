@@ -12,7 +12,7 @@ from gangline.errors import UserError
 def main(run_dir: str, index: str, owner: str) -> int:
     """The agent of one of several nodes that `train` plays on this machine."""
     from gangline.launch import guard
-    from gangline.launch.nodes import NAME, name_of_this_node
+    from gangline.launch.network import NAME, name_of_this_node
     from gangline.run.directory import RunDirectory
     from gangline.run.ending import read_ending
     from gangline_basics.launch.several import address_of, run_node

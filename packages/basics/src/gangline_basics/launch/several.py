@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 from gangline.errors import Problem, UserError
 from gangline.launch import guard
 from gangline.launch.base import Launcher
-from gangline.launch.nodes import fewest_and_most, name_of_this_node
+from gangline.launch.network import name_of_this_node
 from gangline.launch.output import outlive_readers
 from gangline.launch.signals import exit_code, hand_on, name_of, stop_signals
-from gangline.launch.worker import WORK
 from gangline.pulse import memory
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import EXIT_FAILURE, RunEnding, read_ending
@@ -25,9 +24,11 @@ from gangline.run.generation import progress
 from gangline_basics.launch import forkserver, sidecars
 from gangline_basics.launch.exclusion import Exclusion
 from gangline_basics.launch.local import say
+from gangline_basics.launch.nodes import fewest_and_most
 from gangline_basics.launch.placed import PlacedAddress
 from gangline_basics.launch.starts import Starts
 from gangline_basics.launch.usable import usable
+from gangline_basics.launch.worker import WORK
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from gangline.config.answers import Sidecar
 from gangline.launch import guard
-from gangline.launch.nodes import name_of_this_node
+from gangline.launch.network import name_of_this_node
 from gangline.storage.files import open_own, read_regular
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import EXIT_USER_ERROR, Problem, UserError
-from gangline.launch import failures
-from gangline.launch.failures import RankFailure
 from gangline.run import attempts, generation
 from gangline.run.ending import EXIT_FAILURE, RunEnding, clear_ending, read_ending, write_ending
 from gangline.run.events import Events, read_events
 from gangline.run.generation import Progress
+from gangline_basics.launch import failures
 from gangline_basics.launch.before import StartBefore, config_of, start_before
 from gangline_basics.launch.config import LocalLaunch
+from gangline_basics.launch.failures import RankFailure
 
 Usable = Callable[[int], tuple[int, list[Problem]]]  # of so many ranks, how many train, and why no more
 

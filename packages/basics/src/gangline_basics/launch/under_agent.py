@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gangline.errors import EXIT_USER_ERROR, UserError
-from gangline.launch import failures, requeue, worker
+from gangline.launch import requeue
 from gangline.launch.detected import DetectedJob, detect
 from gangline.run import generation
 from gangline.run.directory import RunDirectory
 from gangline.run.ending import EXIT_FAILURE, RunEnding, clear_ending, decide_ending, read_ending
 from gangline.run.events import Events
-from gangline_basics.launch import forkserver, sidecars
+from gangline_basics.launch import failures, forkserver, sidecars, worker
 from gangline_basics.launch.before import StartBefore, config_of, start_before
 from gangline_basics.launch.starts import Starts, end
 

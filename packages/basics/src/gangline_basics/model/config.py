@@ -55,7 +55,7 @@ class DecoderConfig(ModelConfig):
         return ["gangline_basics.model.decoder"]
 
     def check(self, run: Run) -> list[Problem]:
-        from gangline.config.advice import nearest
+        from gangline_basics.advice import nearest
 
         found = []
         if self.head_dim is None and self.dim % self.heads:

@@ -46,7 +46,7 @@ class Single(ParallelConfig):
         return explain_replicated(run, mesh, model, topology)
 
     def check(self, run: Run) -> list[Problem]:
-        from gangline.config.advice import nearest
+        from gangline_basics.advice import nearest
 
         size, micro = run.batch.global_size, run.batch.micro_size or 1
         if self.groups == 1 or not size % (self.groups * micro):

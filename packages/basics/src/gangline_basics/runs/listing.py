@@ -17,8 +17,8 @@ from gangline.record import newest, record_of
 from gangline.run import ending, events
 from gangline.run.directory import RunDirectory
 from gangline.run.generation import read_most_steps
-from gangline.run.lock import is_held
 from gangline.storage.files import LINES_BYTES, open_regular
+from gangline_basics.runs.held import is_held
 
 TAIL = 1 << 16  # bytes of a file's end that are read first
 SILENT_SECONDS = 600.0  # of a run on another machine: it has written nothing for so long

@@ -8,8 +8,8 @@ import math
 import sys
 from collections.abc import Sequence
 
-from gangline.checkpoint.weights import add_weights
 from gangline.errors import UserError
+from gangline_basics.checkpoint.weights import add_weights
 
 
 def main(argv: Sequence[str]) -> int:

@@ -18,7 +18,6 @@ from gangline.batch import Batch
 from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.base_weights import BaseWeights
 from gangline.checkpoint.id import CheckpointId
-from gangline.checkpoint.weights import weights_under
 from gangline.comm.solo import Solo
 from gangline.config.check import DEVICES
 from gangline.errors import UserError
@@ -30,6 +29,7 @@ from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
 from gangline.runtime import Sampling, Stop, Why, Written
 from gangline.shard import MODEL, Layout, Registry, Shard, dtype_name, model_array
+from gangline_basics.checkpoint.weights import weights_under
 from gangline_basics.data.chat import TemplateRefusal, template_of
 from gangline_basics.data.codec import TextCodec, TokenizerCodec
 from gangline_basics.model.columns import lay_out_by_columns

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gangline import UserError
 from gangline.launch.guard import read_birth, space
-from gangline.launch.nodes import name_of_this_node
+from gangline.launch.network import name_of_this_node
 from gangline.run.ending import read_ending
 from gangline.storage.files import lock_folder
 from gangline_ckpt_zarr.tiers.peers import FOLDER, Address, announce, identify_machine, withdraw

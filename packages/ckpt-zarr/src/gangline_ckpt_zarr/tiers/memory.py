@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, final
 
 from gangline import BadCheckpoint, UserError
 from gangline.checkpoint.id import CheckpointId
-from gangline.launch.nodes import name_of_this_node
+from gangline.launch.network import name_of_this_node
 from gangline.run import attempts
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.format.nodes import NAME

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from gangline import UserError
-from gangline.launch.nodes import name_of_this_node
+from gangline.launch.network import name_of_this_node
 
 ROOT = Path("/dev/shm")
 SPARE = "spare"

@@ -46,6 +46,8 @@ class Launcher(ABC):
     def launch(self, directory: RunDirectory) -> int:
         """Run to the end; the exit code of the run. Leaves no process behind, whatever happens.
 
+        Each rank is a process with the variables of torchrun that calls `gangline.train.rank.work`.
+
         The directory is held by this process, and its lock is the launcher's from now on: one whose ranks run elsewhere
         (`LaunchConfig.here`) hands it over (`RunDirectory.hand_over`) as soon as a job may have it. If it raises
         UserError before that, core deletes a directory that is new; afterwards the directory is kept.

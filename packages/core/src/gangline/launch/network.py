@@ -1,4 +1,4 @@
-"""The interface and the address of this machine at which other nodes reach it. Torch-free.
+"""The name and the address at which other nodes reach this one. Torch-free.
 
 gloo takes the address that the machine's own name stands for; where that is a loopback address, as in Debian's
 /etc/hosts, or none, it listens where no other machine can reach it. The route to another node says better.
@@ -7,24 +7,20 @@ gloo takes the address that the machine's own name stands for; where that is a l
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
-import struct
 from collections.abc import Sequence
 from contextlib import suppress
 
-_ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
+NAME = "GANGLINE_NODE"  # the variable that names this node, by an address at which the others reach it
 LOOPBACK = "127.0.0.1"
 _ANY_PORT = 9  # nothing is sent
 _ASKED = 3  # hosts: a name that no name service knows may take seconds
 
 
-def interface_towards(hosts: Sequence[str]) -> str | None:
-    """Name of the interface by which this machine sends to the first of `hosts` that it has a route to, or None.
-
-    Of many hosts the first few are tried.
-    """
-    address = address_towards(hosts)
-    return _find_address(address) if address else None
+def name_of_this_node() -> str:
+    """How the other nodes of the job reach this one: what GANGLINE_NODE says, else the machine's own name."""
+    return os.environ.get(NAME) or os.uname().nodename
 
 
 def address_towards(hosts: Sequence[str]) -> str:
@@ -70,16 +66,3 @@ def _is_local(address: str) -> bool:
         except OSError:
             return False
     return True
-
-
-def _find_address(address: str) -> str | None:
-    if address.startswith("127."):
-        return "lo"
-    import fcntl
-
-    for _, name in socket.if_nameindex():
-        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            answer = fcntl.ioctl(probe, _ADDRESS_OF_INTERFACE, struct.pack("256s", name.encode()[:15]))
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None

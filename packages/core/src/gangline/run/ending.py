@@ -65,7 +65,7 @@ def decide_ending(
     """Return how a job ended: done, else by a signal, else by the failure of a rank.
 
     signal     name of the signal that asked the ranks to end; saved: a checkpoint holds all their steps
-    failure    kind of the failure, see `gangline.launch.failures.RankFailure`; "lost": no rank lived to say why
+    failure    kind of the failure: "user", "bug", "restart", "ended", or "lost" (no rank lived to say why)
     exit_code  of the rank that failed; for "lost" of the job, as far as it is known
     evidence   in words; without it the facts above say it
     exclude    nodes that the newest order excludes; kept where an order ends the job

@@ -17,7 +17,6 @@ from gangline.storage.files import lock_handle, open_lock
 
 OVER_SECONDS = 60.0  # how long a node that comes to a job that is over waits for its last nodes to go
 _OVER = " over"
-LOCKS = Path("/proc/locks")
 MEETING = ".meeting"  # a folder in which nodes of one job meet
 
 
@@ -137,37 +136,6 @@ class RunLock:
             os.close(handle)
             raise _explain_in_use(self.path, holder) from None
         return holder.removeprefix("job ")
-
-
-def is_held(run_dir: Path) -> bool:
-    """Whether a process of this machine holds the directory; asked of the kernel, so that no lock is touched."""
-    file = run_dir / ".lock"
-    try:
-        found = file.stat()
-        lines = LOCKS.read_text().splitlines()
-    except OSError:
-        return False
-    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
-    for line in lines:  # 1: FLOCK ADVISORY WRITE 3271 fd:01:1057 0 EOF
-        words = line.split()
-        if "FLOCK" not in words or "->" in words:
-            continue
-        pid, place = words[-4], words[-3]
-        if place == f"{device}:{found.st_ino}":
-            return True
-        if place.rpartition(":")[2] == str(found.st_ino) and _has_open(pid, file):
-            return True
-    return False
-
-
-def _has_open(pid: str, file: Path) -> bool:
-    """Whether a process has the file open: on btrfs and overlayfs the kernel's device is not the one of `stat`."""
-    try:
-        return any(os.path.realpath(handle) == os.path.realpath(file) for handle in Path(f"/proc/{pid}/fd").iterdir())
-    except PermissionError:
-        return True  # another user's, and it lives
-    except OSError:
-        return False
 
 
 def unwritable(path: Path, error: OSError) -> UserError:

@@ -17,7 +17,7 @@ from gangline.config.validation import validation_sets
 from gangline.data.base import DataSource
 from gangline.data.reader import ReadPlace
 from gangline.errors import UserError
-from gangline.launch.nodes import name_of_this_node
+from gangline.launch.network import name_of_this_node
 from gangline.mesh import AXES, DATA_AXES, Mesh
 from gangline.model.compose import Composed
 from gangline.model.first_weights import check_pretrained_names, draw_weights

@@ -21,7 +21,7 @@ from gangline.comm.transport import connect
 from gangline.config.schema import Run
 from gangline.data.base import DataSource
 from gangline.errors import PeerFailed, UserError
-from gangline.launch.failures import RestartWanted, is_lost_peer
+from gangline.launch.errors import RestartWanted, is_lost_peer
 from gangline.launch.output import log_path
 from gangline.mesh import Mesh
 from gangline.plugin import registry

@@ -13,7 +13,7 @@ import torch
 
 from gangline.comm.objects import gather_json
 from gangline.health import Action, HealthCheck, Verdict
-from gangline.launch.nodes import name_of_this_node
+from gangline.launch.network import name_of_this_node
 from gangline.storage.files import read_regular, write_whole
 from gangline_basics.cluster.file import load_cluster, save_cluster
 from gangline_health.burn_in import measure

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from gangline import UserError
-from gangline.cli.flags import Flags
-from gangline.launch.nodes import fewest_and_most
 from gangline.storage.files import read_regular
+from gangline_basics.flags import Flags
 from gangline_basics.launch.config import ElasticLaunch
+from gangline_basics.launch.nodes import fewest_and_most
 
 if TYPE_CHECKING:
     from gangline.config import Run

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gangline.health import Action, Verdict
-from gangline.launch.failures import RankFailure, claim
 from gangline.run.events import Events
 from gangline.storage.files import lock_file, write_whole
+from gangline_basics.launch.failures import RankFailure, claim
 from gangline_health.hangs import flight, processes, summary
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Diagnosis, Watched, diagnose

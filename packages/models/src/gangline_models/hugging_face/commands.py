@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.id import CheckpointId
-from gangline.checkpoint.weights import add_weights, weights_under
 from gangline.config.values import override, plain
 from gangline.errors import UserError
 from gangline.shard import is_of_model, parameter_of
+from gangline_basics.checkpoint.weights import add_weights, weights_under
 from gangline_models.hugging_face.config import config_json_of, read_edited_config
 from gangline_models.hugging_face.names import find_theirs
 from gangline_models.hugging_face.write import DTYPES, MAX_SHARD_BYTES, export

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline import Part, Problem
 from gangline.config import NonNegativeFloat, PartConfig, PositiveFloat, PositiveInt, ShareBelowOne
-from gangline.config.advice import nearest
+from gangline_basics.advice import nearest
 
 if TYPE_CHECKING:
     from gangline.config import Run

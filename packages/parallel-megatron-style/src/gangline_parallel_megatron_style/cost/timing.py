@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gangline.config import Recompute
-from gangline.explain.work import StageWork, work_of
+from gangline.explain.work import StageWork
 from gangline.model.flops import computes_frozen
 from gangline.model.tree import Node, nodes
 from gangline_basics.explain.activations import count_node
 from gangline_basics.explain.timeline import ActionTimes
+from gangline_basics.explain.work import work_of
 from gangline_parallel_megatron_style.cost import activations
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM

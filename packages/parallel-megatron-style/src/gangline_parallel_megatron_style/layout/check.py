@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gangline import Problem, UserError
-from gangline.config.advice import nearest
 from gangline.mesh import AXES, Mesh
+from gangline_basics.advice import nearest
 from gangline_parallel_megatron_style.layout import fits
 from gangline_parallel_megatron_style.layout.factor import Unfit
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from gangline import Problem
 from gangline.config import divisors
-from gangline.config.advice import nearest as nearest_accepted
 from gangline.mesh import Mesh
 from gangline.model.calls import AttentionCall
 from gangline.model.seams import calls
 from gangline.model.tree import Node, parameter_shapes
 from gangline.plan import Fold, Plan, matches
+from gangline_basics.advice import nearest as nearest_accepted
 from gangline_parallel_megatron_style.context.supported import explain_unsupported
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.sharding.cuts import cut_array

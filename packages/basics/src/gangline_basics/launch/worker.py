@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from gangline.errors import UserError
-from gangline.launch import failures, guard, output, signals
-from gangline.launch.failures import RankFailure
+from gangline.launch import guard, signals
+from gangline.launch.errors import is_lost_peer
 from gangline.plugin.registry import load
 from gangline.pulse import memory, write as pulse
 from gangline.run.ending import EXIT_FAILURE, EXIT_REQUEUE, read_ending
 from gangline.run.generation import Fenced, generation
+from gangline_basics.launch import failures
+from gangline_basics.launch.failures import RankFailure
+from gangline_basics.launch.rank_log import divert
 
 WORK = "gangline.train.rank:work"
 SPARE = "GANGLINE_SPARE"  # set for a rank that waits
@@ -37,7 +40,7 @@ def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: in
     rank = int(os.environ.get("RANK", "0"))
     logs = Path(run_dir, "logs")
     logs.mkdir(exist_ok=True)
-    log = output.divert(logs, rank)
+    log = divert(logs, rank)
     attempt = generation()
     if agent is None:  # our own launcher has looked
         before = failures.first(logs, attempt - 1)
@@ -120,7 +123,7 @@ def _record_failure(error: BaseException, rank: int, logs: Path, attempt: int, l
     failure = RankFailure.of(rank, error)
     with suppress(OSError):  # a full disk
         log.write(failure.trace or f"{error}\n")
-    if not isinstance(error, UserError) and failures.is_lost_peer(error):
+    if not isinstance(error, UserError) and is_lost_peer(error):
         time.sleep(failures.PEER_WAIT_SECONDS)
         return EXIT_FAILURE
     if failures.claim(logs, attempt, failure) and not failures.is_written(logs, attempt):

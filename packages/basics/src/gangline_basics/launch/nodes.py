@@ -1,18 +1,10 @@
-"""Nodes by their names and numbers. Torch-free."""
+"""How many nodes take part in a job, and the machines that they are on. Torch-free."""
 
 from __future__ import annotations
 
-import os
 import re
 
 from gangline.errors import UserError
-
-NAME = "GANGLINE_NODE"  # the variable that names this node, by an address at which the others reach it
-
-
-def name_of_this_node() -> str:
-    """How the other nodes of the job reach this one: what GANGLINE_NODE says, else the machine's own name."""
-    return os.environ.get(NAME) or os.uname().nodename
 
 
 def machine_of(node: str) -> str:

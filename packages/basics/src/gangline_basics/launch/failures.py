@@ -16,37 +16,24 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gangline.errors import PeerFailed, UserError
-from gangline.launch.changed_data import describe_changed_data
+from gangline.errors import UserError
+from gangline.launch.errors import RestartWanted
 from gangline.launch.output import log_path
 from gangline.launch.signals import name_of
 from gangline.run.ending import EXIT_FAILURE, EXIT_REQUEUE, EXIT_STOPPED, RunEnding, decide_ending
 from gangline.storage.files import open_regular, read_regular
+from gangline_basics.launch.changed_data import describe_changed_data
 
 PEER_WAIT_SECONDS = 1.0
 
-# What gloo and NCCL say when the other end is gone. gloo raises plain RuntimeErrors.
-_LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL")
 _HINTS = {
     "SIGKILL": "; the system may have run out of memory",
     "SIGBUS": "; a mapped file was truncated or cannot be read, or /dev/shm or a disk is full",
 }
 _TAIL_BYTES = 1 << 16  # of a log, from its end
-_LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 
 _unwritten: dict[Path, RankFailure] = {}  # what this process claimed on a full disk
-
-
-class RestartWanted(Exception):
-    """A verdict asks for new workers: the launcher starts them again, from the latest checkpoint.
-
-    requeue: where it cannot, a scheduler is to do so.
-    """
-
-    def __init__(self, what: str, requeue: bool = False) -> None:
-        self.requeue = requeue
-        super().__init__(what)
 
 
 @dataclass(frozen=True)
@@ -101,23 +88,6 @@ class RankFailure:
         found = UserError(self.what, *self.details)
         found.exit_code = self.exit_code
         return found
-
-
-def is_lost_peer(error: BaseException) -> bool:
-    """Whether an error, or what it was raised from, only says that another rank is gone or has failed."""
-    seen: BaseException | None = error
-    met: set[int] = set()
-    while seen is not None and id(seen) not in met:  # an error may be its own cause
-        met.add(id(seen))
-        if isinstance(seen, PeerFailed):
-            return True
-        names = [base.__name__ for base in type(seen).__mro__]
-        if any(name in _LOST_PEER_TYPES for name in names):
-            return True
-        if isinstance(seen, RuntimeError) and any(words in str(seen) for words in _LOST_PEER):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
 
 
 def claim(logs: Path, attempt: int, failure: RankFailure) -> bool:

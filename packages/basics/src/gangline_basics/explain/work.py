@@ -1,0 +1,92 @@
+"""What a node and all in it compute on a rank: their products after every cut."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from gangline.explain.work import StageWork
+from gangline.model.flops import computes_frozen
+from gangline.model.linear_nodes import LinearNode
+from gangline.model.local_sizes import LocalSizes
+from gangline.model.products import AttentionProduct, MatrixProduct, Product
+from gangline.model.tree import Node, children, nodes
+from gangline.plan import Plan
+
+
+def work_of(
+    node: Node, path: str, plan: Plan, sizes: LocalSizes, *, sequence_length: int, ulysses: bool = False
+) -> StageWork:
+    """Of the node at `path` and all in it, nothing recomputed and nothing kept yet.
+
+    sizes: those of a rank. A product that tp cuts has all tokens between products (`inner_tokens`), any other those of
+    the residual stream. A node whose products do not come to the operations that it claims is unknown,
+    and one that has no child and says neither parameters nor what it keeps.
+    ulysses: cp trades tokens for heads, so that attention sees whole sequences; else a rank has its queries alone.
+    """
+    tp, cp = sizes.size("tp"), sizes.size("cp")
+    sequences = max(1, sizes.inner_tokens * cp // sequence_length)
+    tokens = sequences * sequence_length
+    whole = replace(sizes, tokens=tokens, inner_tokens=tokens, ranks={})
+    forward: Counter[Product] = Counter()
+    weights: Counter[Product] = Counter()
+    unknown, unknown_flops, modules = [], 0, 0
+    for at, inner in nodes(node, path):
+        modules += 1
+        said = inner.products(whole, sequence_length)
+        claimed = inner.flops(sequence_length) * tokens
+        silent = not claimed and not inner.shapes() and next(children(inner), None) is None
+        if silent and inner.activation_bytes(whole) is None:
+            unknown.append(at)
+        if said is None or abs(sum(product.flops for product in said) - claimed) > 0.01 * claimed:
+            if claimed:
+                unknown.append(at)
+                unknown_flops += claimed * sizes.inner_tokens // tokens // tp
+            continue
+        frozen = computes_frozen(at, inner, plan)
+        for product in said:
+            local: Product
+            if isinstance(product, AttentionProduct):
+                trades = ulysses and product.heads % (tp * cp) == 0  # where heads do not divide, as much on average
+                share = tp * cp if trades else tp
+                local = replace(
+                    product,
+                    sequences=sequences,
+                    queries=sequence_length if trades else sequence_length // cp,
+                    heads=max(1, product.heads // share),
+                    kv_heads=max(1, product.kv_heads // share),
+                )
+            else:
+                local = _cut(product, f"{at}.{product.weight}" if at else product.weight, inner, plan, sizes, tokens)
+            forward[local] += 1
+            if not frozen and isinstance(local, MatrixProduct):
+                weights[local] += 1
+    return StageWork(forward, weights, modules=modules, unknown=tuple(unknown), unknown_flops=unknown_flops)
+
+
+def _cut(product: MatrixProduct, name: str, node: Node, plan: Plan, sizes: LocalSizes, tokens: int) -> MatrixProduct:
+    """A product on one rank: its columns or its inner dim cut by tp, its matrices by what they lie on."""
+    shape = node.shapes()[product.weight]
+    cuts = plan.cuts_of(name, len(shape))
+    parallel = sizes.size("tp") > 1 and "tp" in cuts
+    rows = product.rows * (sizes.inner_tokens if parallel else sizes.tokens) // tokens
+    inner, columns, matrices = product.inner, product.columns, product.matrices
+    for axis, cut in cuts.items():
+        ranks = sizes.size(axis)
+        if ranks == 1:
+            continue
+        if cut.dim == len(shape) - 1:
+            inner = max(1, inner // ranks)
+        elif cut.dim == len(shape) - 2:
+            columns = -(-columns // ranks)
+        else:
+            matrices = max(1, matrices // ranks)
+    return replace(
+        product,
+        rows=rows,
+        inner=inner,
+        columns=columns,
+        matrices=matrices,
+        weight="weight",
+        block=name.startswith(f"{plan.blocks}.") or (bool(plan.head_blocks) and isinstance(node, LinearNode)),
+    )

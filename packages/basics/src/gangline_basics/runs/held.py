@@ -1,0 +1,39 @@
+"""Whether a process of this machine holds a run directory. Torch-free."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+LOCKS = Path("/proc/locks")
+
+
+def is_held(run_dir: Path) -> bool:
+    """Whether a process of this machine holds the directory; asked of the kernel, so that no lock is touched."""
+    file = run_dir / ".lock"
+    try:
+        found = file.stat()
+        lines = LOCKS.read_text().splitlines()
+    except OSError:
+        return False
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    for line in lines:  # 1: FLOCK ADVISORY WRITE 3271 fd:01:1057 0 EOF
+        words = line.split()
+        if "FLOCK" not in words or "->" in words:
+            continue
+        pid, place = words[-4], words[-3]
+        if place == f"{device}:{found.st_ino}":
+            return True
+        if place.rpartition(":")[2] == str(found.st_ino) and _has_open(pid, file):
+            return True
+    return False
+
+
+def _has_open(pid: str, file: Path) -> bool:
+    """Whether a process has the file open: on btrfs and overlayfs the kernel's device is not the one of `stat`."""
+    try:
+        return any(os.path.realpath(handle) == os.path.realpath(file) for handle in Path(f"/proc/{pid}/fd").iterdir())
+    except PermissionError:
+        return True  # another user's, and it lives
+    except OSError:
+        return False
