@@ -14,7 +14,7 @@ from mdtext import anchor, cell, code_cell, paragraphs, prose
 import gangline_testkit
 from gangline.comm.base import Comm
 from gangline.comm.ordered import Later
-from gangline.config.fields import comments_of
+from gangline.config.fields import read_comments
 from gangline.data.base import DataSource
 from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
 from gangline.gradients import Bucket, BucketLayout, GradientReduction, GradientSlot
@@ -142,7 +142,7 @@ def _public(cls: type) -> str:
 
 def _descriptor(name: str, cls: type) -> str:
     """A descriptor's fields with the comments behind them."""
-    comments = comments_of(cls)
+    comments = read_comments(cls)
     fields = [
         f"| `{field.name}` | {code_cell(str(field.type))} | {cell(comments.get(field.name, ''))} |"
         for field in dataclasses.fields(cls)

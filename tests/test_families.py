@@ -12,8 +12,8 @@ from gangline.config import Run
 from gangline.config.serial import from_dict
 from gangline.runtime import Sampling
 from gangline_testkit import StrategySuite
-from gangline_testkit.pool import pool
-from gangline_testkit.runs import SMALL, content
+from gangline_testkit.pool import get_pool
+from gangline_testkit.runs import SMALL, parse_settings
 from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
 from gangline_testkit.strategy_ranks import Job
 
@@ -58,7 +58,7 @@ class Layouts(StrategySuite):
     def run(self, *settings: str) -> Run:
         plain = [word for word in SMALL if not word.startswith(("model=", "model.kv_heads", "model.qk_norm"))]
         own = (f"model={self.family}", *SIZES, *FAMILIES[self.family], self.choice)
-        return from_dict(content([*plain, *own, *settings]))
+        return from_dict(parse_settings([*plain, *own, *settings]))
 
     def job(self, layout: Layout, scenario: Scenario) -> Job:
         job = super().job(layout, scenario)
@@ -142,10 +142,10 @@ def test_a_text_is_that_of_one_process(family, on):
     suite.family = family
     prompts, how = [[3, 1, 4, 1, 5], [9, 2, 6]], Sampling(tokens=8)
     settings = ("model.init_std=0.4", "precision=fp64")
-    alone = pool(1).run(write_ranks.texts, suite.run(*settings), prompts, how)[0][0]
+    alone = get_pool(1).run(write_ranks.texts, suite.run(*settings), prompts, how)[0][0]
     assert len({token for one in alone for token in one.tokens}) > 4
     cut = suite.run(*settings, *(f"parallel.{word}" for word in on.split()))
-    assert pool(2).run(write_ranks.texts, cut, prompts, how) == [(alone, 0.0)] * 2
+    assert get_pool(2).run(write_ranks.texts, cut, prompts, how) == [(alone, 0.0)] * 2
 
 
 # layout -> whether it is taken with everything recomputed too: with weights, stages and tokens cut, each once

@@ -22,7 +22,7 @@ from gangline_ckpt_zarr.save import transfer
 from gangline_ckpt_zarr.save.writer.client import WriterClient
 from gangline_ckpt_zarr.save.writer.messages import StagedMemory
 from gangline_testkit import checkpointer_ranks as kit, rank
-from gangline_testkit.pool import pool
+from gangline_testkit.pool import get_pool
 
 MESH = Mesh.of({"dp_shard": 2})
 SECONDS = 60.0
@@ -30,7 +30,7 @@ SECONDS = 60.0
 
 def opened(job: kit.Job) -> ZarrCheckpointer:
     transfer.GRACE = 1.0
-    found = kit.opened(job)
+    found = kit.open_checkpointer(job)
     assert isinstance(found, ZarrCheckpointer)
     return found
 
@@ -49,7 +49,7 @@ def job(tmp_path: Path) -> Iterator[kit.Job]:
     words = ["recipe=tiny", "checkpoint=zarr", f"run.dir={tmp_path}"]
     grace = transfer.GRACE
     yield kit.Job("gangline_ckpt_zarr.checkpointer:build", compose_one(words), MESH, str(tmp_path))
-    pool(2).run(be_patient, grace)
+    get_pool(2).run(be_patient, grace)
 
 
 def be_patient(grace: float) -> None:
@@ -78,7 +78,7 @@ def save_with_a_stopped_writer(job: kit.Job) -> list[str]:
 
 
 def test_a_writer_that_is_stopped_fails_its_save_on_all_ranks(job: kit.Job) -> None:
-    came = pool(2).run(save_with_a_stopped_writer, job)
+    came = get_pool(2).run(save_with_a_stopped_writer, job)
     why = "the writer process got no further within 4 s"
     assert came == [["step-00000001", why, "step-00000003"]] * 2
     assert whole(job) == {"step-00000001", "step-00000003"}
@@ -88,7 +88,7 @@ def test_a_writer_that_is_stopped_fails_its_save_on_all_ranks(job: kit.Job) -> N
 
 def save_beside_a_stopped_rank(job: kit.Job) -> list[str]:
     """Rank 0 stops rank 1 itself before the second save, and lets it go on when its own save has failed."""
-    checkpointer, store = opened(job), dist.PrefixStore(f"{job.token}/test", rank.comms(job.mesh).store)  # type: ignore
+    checkpointer, store = opened(job), dist.PrefixStore(f"{job.token}/test", rank.make_comms(job.mesh).store)  # type: ignore
     came = [outcome(checkpointer, job, 1)]
     if rank.index == 1:
         store.set("pid", str(os.getpid()))
@@ -107,7 +107,7 @@ def save_beside_a_stopped_rank(job: kit.Job) -> list[str]:
 
 
 def test_a_rank_that_is_stopped_is_named_and_the_others_go_on(job: kit.Job) -> None:
-    came = pool(2).run(save_beside_a_stopped_rank, job)
+    came = get_pool(2).run(save_beside_a_stopped_rank, job)
     why = "rank 1 has not answered within 5 s"
     assert came == [["step-00000001", why, "step-00000003"]] * 2
     assert whole(job) == {"step-00000001", "step-00000003"}

@@ -45,7 +45,7 @@ class TestTokensPacked(TestTokens):
     can = {"disjoint", "reads"}
 
     def corpus(self, directory: Path, first: int = 0, words: int = 1500) -> tuple[str, ...]:
-        settings = super().corpus(directory, first, words)
+        settings = super().write_corpus(directory, first, words)
         store = Path(settings[0].partition("=")[2])
         for folder in (store, store / VALIDATION):
             for T in (31, 32) if (folder / FILE).exists() else ():

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gangline.config.check import layout_problems
+from gangline.config.check import find_layout_problems
 from gangline.errors import Problem
 from gangline.plan import Fold
-from gangline.shard import dtype_name
+from gangline.shard import name_dtype
 from gangline_parallel_megatron_style.layout import fits
 from gangline_testkit import StrategySuite, rank, strategy_ranks
-from gangline_testkit.compare import close, number_close
+from gangline_testkit.compare import assert_number_close, close
 from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
 from gangline_testkit.strategy_ranks import Job
 
@@ -47,7 +47,7 @@ class Composition:
     def __str__(self) -> str:
         fold = f"lanes={self.lanes}/{'+'.join(self.out_of)}" if self.lanes else ""
         kind = "" if self.batches == "ragged" else self.batches
-        dtype = "" if self.dtype is torch.float64 else dtype_name(self.dtype)
+        dtype = "" if self.dtype is torch.float64 else name_dtype(self.dtype)
         return " ".join(word for word in (self.on, self.model, self.more, kind, fold, dtype) if word)
 
     @property
@@ -81,7 +81,7 @@ class Layouts(StrategySuite):
         job = self.job(composition.layout, composition.scenario)
         run = job.run
         folds = fits.problems(run.parallel, run, job.mesh, job.tree, job.plan)
-        return [*run.parallel.check(run), *layout_problems(run), *folds]
+        return [*run.parallel.check(run), *find_layout_problems(run), *folds]
 
     def job(self, layout: Layout, scenario: Scenario) -> Job:
         job = super().job(layout, scenario)
@@ -119,7 +119,7 @@ class Layouts(StrategySuite):
         for index, (before, finite, after) in enumerate(answers):
             unknown = [culprit for culprit, flags in zip(culprits, finite, strict=True) if any(flags)]
             assert not unknown, f"rank {index} does not know that the ranks {unknown} are not finite: {finite}"
-            number_close("norm after it", after, before, 0)
+            assert_number_close("norm after it", after, before, 0)
             assert math.isfinite(after)
 
 

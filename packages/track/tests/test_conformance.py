@@ -64,7 +64,7 @@ class TestMlflow(TrackerSuite):
         directory.mkdir(exist_ok=True)
         if not (directory / "mlflow.db").exists():  # that it makes them itself real runs show
             shutil.copytree(self.tables, directory, dirs_exist_ok=True)
-        return super().tracker(directory)
+        return super().build_tracker(directory)
 
     def read_back(self, directory: Path) -> list[tuple[int, float]]:
         return mlflow_history(directory)

@@ -10,7 +10,7 @@ from abc import ABC
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gangline.shard import dtype_name, model_array, parameter_of
+from gangline.shard import name_dtype, name_model_array, parse_parameter
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
         """The arrays `<place>/...` that this rank holds. `allocate_like` makes such as are cut like the weights."""
         return ()
 
-    def first_values(self, shards: Sequence[Shard], weights: Sequence[Shard]) -> None:
+    def fill_first_values(self, shards: Sequence[Shard], weights: Sequence[Shard]) -> None:
         """Fill those of its arrays that no checkpoint fills: all in a new run, those it lacks where one goes on.
 
         weights: this rank's `model/...` arrays as they are now. Unless overridden, an array `<place>/.../<parameter>`
@@ -110,7 +110,7 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
     def before_validation(self, step: int) -> None:
         """The held-out samples are about to be evaluated."""
 
-    def lends(self) -> Sequence[str]:
+    def list_lent_weights(self) -> Sequence[str]:
         """Which weights of its own are to be validated beside the run's: "0.999" for `<place>/0.999/<parameter>`.
 
         Asked at each validation, equal on all ranks; there must be an array for every trained parameter. Their loss is
@@ -137,14 +137,14 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
 def allocate_like(runtime: Runtime, prefix: str, dtype: torch.dtype | None = None) -> tuple[Registry, list[Shard]]:
     """New arrays `<prefix>/<parameter>` for every trained parameter, cut and placed as it is: (registry, shards).
 
-    Their values are not set: `Callback.first_values` does that. dtype: that of the parameters where it is None.
+    Their values are not set: `Callback.fill_first_values` does that. dtype: that of the parameters where it is None.
     """
     import torch
 
     from gangline.shard import Shard
 
-    name = None if dtype is None else dtype_name(dtype)
-    registry = runtime.registry.like(prefix, [model_array(parameter) for parameter in runtime.names()], name)
+    name = None if dtype is None else name_dtype(dtype)
+    registry = runtime.registry.add_like(prefix, [name_model_array(parameter) for parameter in runtime.names()], name)
     shards = []
     for named in runtime.parameters():
         for piece in named.pieces:
@@ -158,7 +158,7 @@ def start_from_weights(shards: Iterable[Shard], weights: Iterable[Shard]) -> Non
     """Give each array whose name ends with a parameter's the values of that parameter, where it has the same box."""
     import torch
 
-    held = {(parameter_of(weight.name), weight.box): weight.local for weight in weights}
+    held = {(parse_parameter(weight.name), weight.box): weight.local for weight in weights}
     with torch.no_grad():
         for shard in shards:
             if (weight := held.get((shard.name.rpartition("/")[2], shard.box))) is not None:

@@ -98,9 +98,9 @@ class Job:
     @cached_property
     def model(self) -> nn.Module:
         """The modules of the whole model on the meta device: shapes, and no memory."""
-        from gangline.model.build import model_of
+        from gangline.model.build import build_model
 
-        return model_of(self.composed.tree, self.composed.plan)
+        return build_model(self.composed.tree, self.composed.plan)
 
     @cached_property
     def reduction(self) -> GradientReduction:
@@ -184,7 +184,7 @@ class Runtime(ABC):
         """(n,) float64, in the host's memory: each sample's log-likelihood in nats, in global order, on all ranks.
 
         Each rank passes its share, one sample a batch and as many as every other rank; what does not divide is filled
-        up with samples whose `loss_mask` is empty, and these score 0. The shares follow each other in order of
+        up with samples whose `get_loss_mask` is empty, and these score 0. The shares follow each other in order of
         `data_coordinate`. Valid targets are summed; in evaluation, without gradients. each: losses per sample. With 1
         the result is (n,); otherwise the model returns (each,) for a sample, and the result is (n, each). Raises
         ValueError, on all ranks, where the shares differ in length.
@@ -246,7 +246,7 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    def matrix_owners(self, names: Sequence[str]) -> Mapping[MatrixId, int]:
+    def find_matrix_owners(self, names: Sequence[str]) -> Mapping[MatrixId, int]:
         """The global rank that maps each matrix of these parameters, on whatever stage: the same on all ranks.
 
         State of a matrix belongs on this rank: `map_matrices` calls `function` there, as long as each stage gives it

@@ -72,7 +72,7 @@ class AloneRuntime(Runtime):
     def map_matrices(self, function, given):
         raise NotImplementedError("descent maps no matrices")
 
-    def matrix_owners(self, names):
+    def find_matrix_owners(self, names):
         return {}
 
     def shards(self):

@@ -21,8 +21,8 @@ from gangline.plan import Plan
 from gangline.plugin.registry import load
 from gangline.precision import Precision
 from gangline.runtime import Job as RuntimeJob, MatrixId, Runtime
-from gangline.shard import Registry, dtype_name, model_array, parameter_of
-from gangline.train.recompute_and_compile import finisher
+from gangline.shard import Registry, name_dtype, name_model_array, parse_parameter
+from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.precision.plain import Plain
 from gangline_testkit import rank
 from gangline_testkit.compare import Clipped, Held
@@ -46,7 +46,7 @@ class Job:
     recompute: bool = False  # in full, whatever the run says
     compute: torch.dtype | None = None  # of products; none: `dtype`, in which weights and gradients are
 
-    def key(self) -> str:
+    def make_key(self) -> str:
         """Equal for jobs that do the same."""
         return repr(self)
 
@@ -115,10 +115,10 @@ class Trained:
 
 def start(job: Job, wrap: Callable[[Comms], Comms] = lambda comms: comms) -> Runtime:
     """Cut, then fill: as `gangline.train.build` does. wrap: what is put around the communication."""
-    comms = wrap(rank.comms(job.mesh, job.run.deterministic))
+    comms = wrap(rank.make_comms(job.mesh, job.run.deterministic))
     section = job.run.job
     recompute = Recompute.full if job.recompute else section.recompute
-    finish = finisher(recompute, False, section.recompute_every, job.plan.seams)
+    finish = make_finish(recompute, False, section.recompute_every, job.plan.seams)
     precision = Plain(job.compute or job.dtype, job.dtype)
     composed = Composed(job.run, job.tree, job.plan)
     runtime = load(job.build)(job.run.parallel, RuntimeJob(composed, job.mesh, comms, precision, finish))
@@ -131,20 +131,20 @@ def start_rows(job: Job, precision: Precision) -> Runtime:
 
     For parts that are no strategies; `job.build` is not looked at.
     """
-    comms = rank.comms(job.mesh, True)
-    finish = finisher(Recompute.none, False, 1, job.plan.seams)
+    comms = rank.make_comms(job.mesh, True)
+    finish = make_finish(Recompute.none, False, 1, job.plan.seams)
     composed = Composed(job.run, job.tree, job.plan)
     runtime = RowsRuntime(RuntimeJob(composed, job.mesh, comms, precision, finish))
     initialise(runtime.shards(), job.plan, job.run.seed)
     return runtime
 
 
-def arrays(runtime: Runtime) -> list[Held]:
+def hold_arrays(runtime: Runtime) -> list[Held]:
     """What this rank holds, under names without "model/"."""
-    return [(parameter_of(s.name), s.offset, s.local.detach().clone()) for s in runtime.shards()]
+    return [(parse_parameter(s.name), s.offset, s.local.detach().clone()) for s in runtime.shards()]
 
 
-def gradients(runtime: Runtime) -> list[Held]:
+def hold_gradients(runtime: Runtime) -> list[Held]:
     """What this rank holds of the gradients."""
     held = []
     for named in runtime.parameters():
@@ -159,7 +159,7 @@ def run_step(runtime: Runtime, microbatches: list[Batch]) -> Stepped:
     """Forward, backward, norm; nothing is scaled and nothing stepped."""
     result = runtime.step(microbatches)
     norm = runtime.clip(None)
-    own, held = (result.own_loss_sum, result.own_tokens), gradients(runtime)
+    own, held = (result.own_loss_sum, result.own_tokens), hold_gradients(runtime)
     return Stepped(result.loss_sum, result.tokens, result.finite, result.metrics, norm, held, own)
 
 
@@ -179,14 +179,14 @@ def train(job: Job) -> Trained:
     runtime = start(job)
     index, width = runtime.data_coordinate
     names = [named.name for named in runtime.parameters()]
-    trained = Trained((index, width), runtime.registry, names, first=arrays(runtime))
+    trained = Trained((index, width), runtime.registry, names, first=hold_arrays(runtime))
     velocities: dict[int, Tensor] = {}
     for step in range(job.steps):
         trained.steps.append(run_step(runtime, job.share(step, index, width)))
         apply(runtime, velocities)
     trained.evaluated = runtime.evaluate(job.share(job.steps, index, width))
     trained.scores = runtime.score(job.share_for_score(index, width))
-    trained.last = arrays(runtime)
+    trained.last = hold_arrays(runtime)
     return trained
 
 
@@ -195,20 +195,20 @@ def expect(
 ) -> tuple[dict[str, Tensor], list[Expected], dict[str, Tensor], tuple[float, int], Tensor]:
     """The same on the reference: initial arrays, each step, final arrays, the evaluation, the scores."""
     reference = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype)
-    first = {name: array.clone() for name, array in reference.arrays().items()}
+    first = {name: array.clone() for name, array in reference.get_arrays().items()}
     steps = []
     for step in range(job.steps):
         steps.append(reference.step([job.share(step, index, width) for index in range(width)]))
         reference.update()
     evaluated = reference.evaluate([job.share(job.steps, index, width) for index in range(width)])
     scores = reference.score(job.share_for_score(0, 1))
-    return first, steps, {name: array.clone() for name, array in reference.arrays().items()}, evaluated, scores
+    return first, steps, {name: array.clone() for name, array in reference.get_arrays().items()}, evaluated, scores
 
 
 def list_shards(job: Job) -> list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], str, bool]]:
     """Every shard: name, global shape, offset, local shape, dtype, primary."""
     return [
-        (s.name, tuple(s.global_shape), tuple(s.offset), tuple(s.local.shape), dtype_name(s.dtype), s.primary)
+        (s.name, tuple(s.global_shape), tuple(s.offset), tuple(s.local.shape), name_dtype(s.dtype), s.primary)
         for s in start(job).shards()
     ]
 
@@ -231,7 +231,7 @@ def transform_matrix(matrix: Tensor) -> Tensor:
 def map_matrices(job: Job) -> tuple[list[Held], list[MatrixId], dict[MatrixId, int]]:
     """This rank's pieces of what `map_matrices` makes, by `transform_matrix`, of all matrices doubled; which it mapped.
 
-    And what `matrix_owners` says of all.
+    And what `find_matrix_owners` says of all.
     """
     runtime, held, mapped = start(job), [], list[MatrixId]()
 
@@ -244,8 +244,8 @@ def map_matrices(job: Job) -> tuple[list[Held], list[MatrixId], dict[MatrixId, i
     for name, made in runtime.map_matrices(count_matrix, given):
         pairs = zip(named[name].pieces, made, strict=True)
         held += [(name, piece.shard.offset, tensor.clone()) for piece, tensor in pairs]
-    names = [name for name in runtime.names() if len(runtime.registry[model_array(name)].shape) >= 2]
-    return held, mapped, dict(runtime.matrix_owners(names))
+    names = [name for name in runtime.names() if len(runtime.registry[name_model_array(name)].shape) >= 2]
+    return held, mapped, dict(runtime.find_matrix_owners(names))
 
 
 def expect_mapped(job: Job) -> dict[str, Tensor]:
@@ -262,9 +262,9 @@ def clip_gradients(job: Job, max_norm: float) -> Clipped:
     """One step, and what `clip` makes of its gradients."""
     runtime = start(job)
     runtime.step(job.share(0, *runtime.data_coordinate))
-    before = gradients(runtime)
+    before = hold_gradients(runtime)
     norm = runtime.clip(max_norm)
-    return norm, before, gradients(runtime)
+    return norm, before, hold_gradients(runtime)
 
 
 def clip_changed_gradients(job: Job, max_norm: float, factor: float) -> list[Clipped | None]:
@@ -280,7 +280,7 @@ def clip_changed_gradients(job: Job, max_norm: float, factor: float) -> list[Cli
                 for piece in named.pieces:
                     assert piece.tensor.grad is not None
                     piece.tensor.grad.mul_(factor)
-        before = gradients(runtime)
+        before = hold_gradients(runtime)
         if announced:
             runtime.remeasure()
         try:
@@ -290,11 +290,11 @@ def clip_changed_gradients(job: Job, max_norm: float, factor: float) -> list[Cli
                 raise
             found.append(None)
         else:
-            found.append((norm, before, gradients(runtime)))
+            found.append((norm, before, hold_gradients(runtime)))
     return found
 
 
-def misfit_shares(job: Job) -> list[str]:
+def score_misfits(job: Job) -> list[str]:
     """What `score` raises where a batch has two samples, and where the first share is shorter than the others."""
     runtime = start(job)
     index, width = runtime.data_coordinate
@@ -333,7 +333,7 @@ def expect_written(job: Job, factor: float) -> tuple[float, int]:
     """The same on the reference."""
     reference = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype)
     with torch.no_grad():
-        for array in reference.arrays().values():
+        for array in reference.get_arrays().values():
             array.mul_(factor)
     return reference.evaluate([job.share(0, 0, 1)])
 
@@ -345,7 +345,7 @@ def step_bad_sample(job: Job, value: float) -> list[Stepped]:
     batches = job.share(0, index, width)
     for batch in batches:
         batch.tokens = torch.where((batch.sample == 0)[:, None], job.vocab_size - 1, batch.tokens)
-    poisoned = model_array(f"{job.plan.embed}.weight")
+    poisoned = name_model_array(f"{job.plan.embed}.weight")
     steps = []
     for poison in (value, 0.0):
         with torch.no_grad():

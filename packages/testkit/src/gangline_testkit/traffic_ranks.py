@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gangline.comm.base import Comm, Pending, Reduction, Splits, Transfers
-from gangline.comm.purpose import traffic_purpose
+from gangline.comm.purpose import get_purpose
 from gangline.comm.wrap import Wrapped, WrappedComms
 from gangline_testkit import strategy_ranks as ranks
 
@@ -30,7 +30,7 @@ class CountingComm(Wrapped):
         self.sent = sent
 
     def _count(self, *tensors: Tensor) -> None:
-        self.sent[traffic_purpose()] += sum(x.nbytes for x in tensors)
+        self.sent[get_purpose()] += sum(x.nbytes for x in tensors)
 
     def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
         self._count(x)

@@ -56,7 +56,7 @@ class Server:
             )
         os.close(waits)
 
-    def command(self, module: str, environment: Mapping[str, str]) -> list[str]:
+    def make_command(self, module: str, environment: Mapping[str, str]) -> list[str]:
         """What stands for `python -m MODULE` in a process with these variables; itself, where they forbid a fork."""
         if self._fits(environment):
             return [sys.executable, "-I", "-S", str(CLIENT), self.address, module]
@@ -74,10 +74,10 @@ class Server:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def command(module: str, environment: Mapping[str, str]) -> list[str]:
-    """`Server.command` of this process's server, which is started when it is first asked for."""
+def make_command(module: str, environment: Mapping[str, str]) -> list[str]:
+    """`Server.make_command` of this process's server, which is started when it is first asked for."""
     global _server
     if _server is None:
         _server = Server()
         atexit.register(_server.close)
-    return _server.command(module, environment)
+    return _server.make_command(module, environment)

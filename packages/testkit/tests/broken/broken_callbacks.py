@@ -39,7 +39,7 @@ class ForgetsArrays(PreviousCallback):
     def shards(self):
         return ()
 
-    def lends(self):
+    def list_lent_weights(self):
         return ()
 
     def after_step(self, record, applied):

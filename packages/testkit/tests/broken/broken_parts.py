@@ -174,7 +174,7 @@ broken(
 
 
 class Refunds(GradientsConfig):
-    def wire_bytes(self, itemsize):
+    def count_wire_bytes(self, itemsize):
         return -1.0
 
 
@@ -201,13 +201,13 @@ class Swapped(Previous):
 
 
 class Exported(Previous):
-    def environment(self, run):
+    def get_environment(self, run):
         os.environ["GANGLINE_BROKEN"] = str(time.monotonic_ns())
         return {}
 
 
 class Numbered(Previous):
-    def environment(self, run):
+    def get_environment(self, run):
         return {"TORCH_FR_BUFFER_SIZE": 100}
 
 

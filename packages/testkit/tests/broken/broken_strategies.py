@@ -8,7 +8,7 @@ import torch
 
 from gangline.comm.ordered import sum_rows
 from gangline.runtime import MatrixId
-from gangline_basics.parallel.microbatch import count_tokens, frame_of
+from gangline_basics.parallel.microbatch import count_tokens, make_frame
 from gangline_basics.parallel.norm import clip
 from gangline_testkit.toys.rows import RowsRuntime
 
@@ -52,14 +52,14 @@ class ForgetsVectors(Broken):
 
 
 class LocalTokens(Broken):
-    def _divisor(self, tokens, microbatches):
+    def _compute_divisor(self, tokens, microbatches):
         return int(count_tokens(microbatches, self.device)) * self.comm.size
 
 
 class CountsTwice(Broken):
     """Every holder of a vector adds its squares to the norm."""
 
-    def _global_norm(self):
+    def _compute_global_norm(self):
         squares = sum(tensor.grad.double().square().sum() for _, _, tensor in self.gradients())
         return self.comm.all_reduce(squares).sqrt()
 
@@ -108,8 +108,8 @@ class NeverTells(Broken):
 class Misplaces(Broken):
     """Shards say that they lie one row further down than they do."""
 
-    def _shards_of(self, part):
-        shards = super()._shards_of(part)
+    def _list_shards(self, part):
+        shards = super()._list_shards(part)
         for shard in shards:
             if part.cut and shard.offset[0] + shard.local.shape[0] < shard.global_shape[0]:
                 shard.offset = (shard.offset[0] + 1, *shard.offset[1:])
@@ -142,8 +142,8 @@ class EvaluatesAlone(Broken):
         self._refresh()
         loss = 0.0
         for index, batch in enumerate(microbatches):
-            with forward_context.frame(frame_of(batch, index, self.seed, None)):
-                loss += float(self.axes.loss(batch))
+            with forward_context.frame(make_frame(batch, index, self.seed, None)):
+                loss += float(self.axes.compute_loss(batch))
         return loss, int(count_tokens(microbatches, self.device))
 
 
@@ -160,7 +160,7 @@ class EvaluatesByShare(Broken):
 
     def evaluate(self, microbatches):
         total = torch.zeros(2, dtype=torch.float64)
-        for loss in self._losses(microbatches):
+        for loss in self._compute_losses(microbatches):
             total[0] += loss
         total[1] = count_tokens(microbatches, self.device)[0]
         loss_sum, tokens = self.comm.all_reduce(total).tolist()
@@ -176,7 +176,7 @@ class RepeatsMatrices(Broken):
             whole = part.gather_rows(pieces)
             matrices = whole.view(-1, *whole.shape[-2:])
             mapped = torch.stack([function(x, MatrixId(name, i)) for i, x in enumerate(matrices)]).view_as(whole)
-            yield name, [mapped[box.slices_within(part.place)] for box in part.boxes]
+            yield name, [mapped[box.slice_within(part.place)] for box in part.boxes]
 
 
 class MapsPieces(Broken):
@@ -190,8 +190,8 @@ class MapsPieces(Broken):
 class MapsElsewhere(Broken):
     """Says of every matrix that the first rank maps it."""
 
-    def matrix_owners(self, names):
-        return dict.fromkeys(super().matrix_owners(names), 0)
+    def find_matrix_owners(self, names):
+        return dict.fromkeys(super().find_matrix_owners(names), 0)
 
 
 class ClipsVectors(Broken):

@@ -28,7 +28,7 @@ class SumGradients(GradientsConfig):
 class RoundedGradients(GradientsConfig):
     """Gradients are rounded to bfloat16 on the wire, and added in the dtype of the precision."""
 
-    def wire_bytes(self, itemsize: int) -> float:
+    def count_wire_bytes(self, itemsize: int) -> float:
         return 2.0
 
 
@@ -46,7 +46,7 @@ class SignGradients(GradientsConfig):
             Problem("gradients=onebit does not work with precision=fp16.", why, "precision=bf16, or gradients=bf16.")
         ]
 
-    def wire_bytes(self, itemsize: int) -> float:
+    def count_wire_bytes(self, itemsize: int) -> float:
         return (1 + 32 / CHUNK) / 8
 
     def count_kept(self, size: int, ranks: int, scatters: bool) -> int:

@@ -23,7 +23,7 @@ def takes(q_BHTC: Tensor) -> bool:
     return q_BHTC.is_cuda and q_BHTC.dtype != torch.float64 and width >= 16 and width & (width - 1) == 0
 
 
-def block_mask(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor, compiled: bool = True) -> Any:
+def make_block_mask(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor, compiled: bool = True) -> Any:
     """Which blocks of keys are seen, of whole sequences; made once for all layers of a batch."""
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -40,13 +40,13 @@ def block_mask(call: AttentionCall, document_BT: Tensor | None, position_BT: Ten
 
 
 @lru_cache(maxsize=1)
-def _kernel() -> Callable[..., Any]:
+def _make_kernel() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention)
 
 
-def flex(
+def attend_flex(
     q_BHTC: Tensor,
     k_BKTC: Tensor,
     v_BKTC: Tensor,
@@ -63,7 +63,7 @@ def flex(
     def cap_score(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return cap * torch.tanh(score / cap)
 
-    out, aux = (kernel or _kernel())(
+    out, aux = (kernel or _make_kernel())(
         q_BHTC,
         k_BKTC,
         v_BKTC,

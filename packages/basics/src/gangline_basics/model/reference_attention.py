@@ -14,7 +14,7 @@ from torch import Tensor
 from gangline.model.calls import AttentionCall
 
 
-def visible(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor) -> Tensor | None:
+def make_mask(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor) -> Tensor | None:
     """(B, 1, T, T) or (1, 1, T, T), true where query i sees key j; None: all see all."""
     T = position_BT.shape[1]
     found: Tensor | None = None

@@ -98,7 +98,7 @@ class Checkpointer(ABC):
 
     keeps: bool = True  # false: nothing is ever kept (`checkpoint=off`), and the run does not ask for a save
 
-    def due(self, step: int, seconds: float, every: str | int | None) -> SaveRequest | None:
+    def get_due_save(self, step: int, seconds: float, every: str | int | None) -> SaveRequest | None:
         """What this rank asks for after this step, which took `seconds`; None: no save. Where any rank asks, all save.
 
         Asked once after each step, on every rank. `every` is the run's option; `auto` is for parts that override this.
@@ -124,11 +124,11 @@ class Checkpointer(ABC):
         """Every whole checkpoint, oldest first."""
 
     @abstractmethod
-    def document(self, id: CheckpointId) -> dict[str, Any]:
+    def read_document(self, id: CheckpointId) -> dict[str, Any]:
         """The JSON document of a checkpoint. Raises BadCheckpoint."""
 
     @abstractmethod
-    def arrays(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
+    def read_shapes(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
         """Names and global shapes of all that is stored."""
 
     @abstractmethod
@@ -140,18 +140,18 @@ class Checkpointer(ABC):
         arrays for which the run has no place, but for those that `Optimizer.may_drop` or `Callback.may_drop` gives up.
         """
 
-    def latest(self) -> CheckpointId | None:
+    def find_latest(self) -> CheckpointId | None:
         """The newest whole checkpoint of the current attempt, else the one that the attempt started from.
 
-        Never one of an abandoned branch; `gangline.run.attempts.latest` says which, from ``attempts.jsonl``.
+        Never one of an abandoned branch; `gangline.run.attempts.find_latest` says which, from ``attempts.jsonl``.
         """
-        return attempts.latest(self.run_dir, self.list())
+        return attempts.find_latest(self.run_dir, self.list())
 
-    def lasts(self, id: CheckpointId) -> bool:
+    def is_lasting(self, id: CheckpointId) -> bool:
         """Whether a checkpoint outlives the job; one that does not is saved once more at the run's end."""
         return True
 
-    def notices(self) -> Sequence[str]:
+    def take_notices(self) -> Sequence[str]:
         """What people should know of what has happened since the last call; rank 0's are shown."""
         return ()
 

@@ -150,7 +150,7 @@ class Comms(ABC):
     device: torch.device  # where this rank computes, and of the tensors that ranks exchange
 
     @abstractmethod
-    def axis(self, *axes: str) -> Comm:
+    def get_comm(self, *axes: str) -> Comm:
         """The ranks along one axis, or along several taken together (joint index, first axis slowest)."""
 
     @abstractmethod
@@ -164,7 +164,7 @@ class Comms(ABC):
     @property
     def world(self) -> Comm:
         """All ranks."""
-        return self.axis(*AXES)
+        return self.get_comm(*AXES)
 
     def close(self) -> None:
         """Leave the job; no rank may communicate after it."""

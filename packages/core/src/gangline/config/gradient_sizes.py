@@ -8,7 +8,7 @@ from abc import ABC
 class GradientSizes(ABC):  # noqa: B024  # each of its methods has a default
     """For a reduction that sends gradients as they are and keeps nothing."""
 
-    def wire_bytes(self, itemsize: int) -> float:
+    def count_wire_bytes(self, itemsize: int) -> float:
         """Return the bytes on the wire for each gradient of `itemsize` bytes."""
         return itemsize
 

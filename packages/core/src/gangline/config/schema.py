@@ -46,11 +46,11 @@ class PartConfig:
         """All that can be refused before torch is imported."""
         return []
 
-    def notices(self, run: Run) -> list[str]:
+    def list_notices(self, run: Run) -> list[str]:
         """Warnings about choices that work and are probably not wanted; printed once when the run starts."""
         return []
 
-    def sidecars(self, run: Run) -> list[Sidecar]:
+    def list_sidecars(self, run: Run) -> list[Sidecar]:
         """Processes that stand beside the ranks of each machine, and are there before them."""
         return []
 
@@ -58,7 +58,7 @@ class PartConfig:
         """Modules that every rank needs, loaded once where ranks are forked from one server."""
         return []
 
-    def environment(self, run: Run) -> dict[str, str]:
+    def get_environment(self, run: Run) -> dict[str, str]:
         """Variables that every rank has before torch connects it to the others; what the user has set stays.
 
         Two parts of a run that want one variable to be different are refused.
@@ -69,7 +69,7 @@ class PartConfig:
         """The same axes, around `comms` (`gangline.comm.wrap.WrappedComms`): what measures, delays or breaks traffic.
 
         Called on every rank before anything is built; a part that comes later in the run wraps what an earlier one did.
-        What a collective is for, gradients or losses, says `gangline.comm.purpose.traffic_purpose`.
+        What a collective is for, gradients or losses, says `gangline.comm.purpose.get_purpose`.
         """
         return comms
 
@@ -80,7 +80,7 @@ class ModelConfig(PartConfig):
 
     vocab_size: PositiveInt = 256  # different tokens that the data may have
 
-    def weights_directory(self) -> str | None:
+    def get_weights_directory(self) -> str | None:
         """Return the directory of pretrained weights that the run starts from, or None for initialized weights."""
         return None
 
@@ -106,17 +106,17 @@ class EditConfig(PartConfig, EditedWeights):
         """These options with what the user left open derived from the run; `edit` is given them."""
         return self
 
-    def summary(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
+    def summarise(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
         """More numbers for a step's record, made of what modules emitted; a pure function, called on every rank."""
         return {}
 
-    def first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
+    def fill_first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
         """Called once on every rank, after the first weights were drawn and only where no checkpoint fills the model.
 
         shards: this rank's `model/...` arrays, to be written in place where an edit knows better than to draw them.
         """
 
-    def layouts(self, run: Run, world: int) -> Iterator[EditConfig]:
+    def iterate_layouts(self, run: Run, world: int) -> Iterator[EditConfig]:
         """These options, and others of them that change who has what of the model and not what it computes."""
         yield self
 
@@ -127,15 +127,15 @@ class ParallelConfig(PartConfig):
 
     reduces: ClassVar[bool] = False  # sums gradients with `job.reduction`; if not, only a plain sum may be chosen
 
-    def world(self, gpus: int) -> int:
+    def count_ranks(self, gpus: int) -> int:
         """How many processes to start where the user named no number."""
         return max(1, gpus)
 
-    def axes(self, world: int) -> dict[str, int]:
+    def size_axes(self, world: int) -> dict[str, int]:
         """Axis sizes, slowest tier first, with product `world`; raises UserError where there is no such layout."""
         return {"dp_replicate": world}
 
-    def accumulation(self, share: int, mesh: Mesh) -> int:
+    def count_microbatches(self, share: int, mesh: Mesh) -> int:
         """How many microbatches a rank's `share` of a batch makes where the user gave no size: a divisor of it."""
         return 1
 
@@ -149,16 +149,16 @@ class ParallelConfig(PartConfig):
         """
         return None
 
-    def bounds(
+    def compute_bounds(
         self, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None = None
     ) -> LayoutBounds | None:
         """Bounds of these options, in the place of the run's own; None: it cannot be. model, topology: as of `explain`.
 
-        What is made of the same pieces has the very same `work`, so that who prices it does so once.
+        What is made of the same pieces has the very same `train_rank`, so that who prices it does so once.
         """
         return LayoutBounds()
 
-    def layouts(self, run: Run, world: int) -> Iterator[ParallelConfig]:
+    def iterate_layouts(self, run: Run, world: int) -> Iterator[ParallelConfig]:
         """Options with which the run could be carried by `world` ranks, these among them; some may not pass `check`."""
         yield self
 
@@ -174,11 +174,11 @@ class GradientsConfig(PartConfig, GradientSizes):
 class PrecisionConfig(PartConfig):
     """Options of a precision."""
 
-    def sizes(self) -> ItemSizes:
+    def get_sizes(self) -> ItemSizes:
         """Bytes of its numbers, for who plans memory and traffic."""
         return ItemSizes(compute=2, master=4, gradient=4, wire=4)
 
-    def products(self) -> str:
+    def get_product_format(self) -> str:
         """The format in which the products of blocks are computed, as a cluster file names its peaks."""
         return "bf16"
 
@@ -190,7 +190,7 @@ class OptimizerConfig(PartConfig, StateSizes):
     learning_rate: NonNegativeFloat = 3e-3  # at its highest; the schedule multiplies it with a factor up to 1
     clip_norm: PositiveFloat | None = 1.0  # global gradient norm; null for none
 
-    def states(self, matrix: bool) -> float:
+    def count_states(self, matrix: bool) -> float:
         return 2
 
 
@@ -200,7 +200,7 @@ class ScheduleConfig(PartConfig):
 
     warmup_steps: NonNegativeInt | None = None  # steps to climb to the full rate; null: a twentieth of the run
 
-    def warmup(self, run: Run) -> int:
+    def count_warmup_steps(self, run: Run) -> int:
         """`warmup_steps` with its default filled in."""
         return run.steps // 20 if self.warmup_steps is None else self.warmup_steps
 
@@ -222,11 +222,11 @@ class DataConfig(PartConfig):
 
     path: str | list[str] | None = None  # where the data lies; null: what the source brings itself
 
-    def codec(self, run: Run) -> Codec | None:
+    def build_codec(self, run: Run) -> Codec | None:
         """Text to tokens and back, without reading the data; None: ask the source. Raises UserError."""
         return None
 
-    def chat_template(self, run: Run) -> RendersChats | None:
+    def build_chat_template(self, run: Run) -> RendersChats | None:
         """How this data writes conversations as text; None: the tokenizer's own way. Raises UserError."""
         return None
 
@@ -239,7 +239,7 @@ class DataConfig(PartConfig):
 class CallbackConfig(PartConfig):
     """Options of a callback."""
 
-    def copies(self, run: Run) -> int:
+    def count_copies(self, run: Run) -> int:
         """Arrays cut like each trained parameter that it keeps (`allocate_like`), for who plans memory."""
         return 0
 
@@ -266,21 +266,21 @@ class LaunchConfig(PartConfig):
     timeout_seconds: PositiveFloat = 1800.0  # a transfer between ranks that takes longer ends the run
     signal_seconds: PositiveFloat | None = None  # from a scheduler's signal to its SIGKILL, which bounds the last save
 
-    def world(self, run: Run) -> int:
+    def count_ranks(self, run: Run) -> int:
         """How many ranks the run has, on all of its nodes: what the user said, else what the strategy asks for."""
         from gangline.launch.devices import count_gpus
 
-        return self.processes or run.parallel.world(count_gpus(run.job.device) * self.max_nodes())
+        return self.processes or run.parallel.count_ranks(count_gpus(run.job.device) * self.count_max_nodes())
 
-    def max_nodes(self) -> int:
+    def count_max_nodes(self) -> int:
         """On how many nodes its processes are at the most."""
         return 1
 
-    def refuses(self, run: Run) -> list[Problem]:
+    def find_refusals(self, run: Run) -> list[Problem]:
         """Why the ranks of a run with which nothing else is wrong cannot be started."""
         return []
 
-    def seconds_to_stop(self) -> float | None:
+    def get_seconds_to_stop(self) -> float | None:
         """How long its ranks have from a request to stop until they are killed; None: as long as they take."""
         return None
 
@@ -294,7 +294,7 @@ class SimulatorConfig(PartConfig):
 class Run:
     """One run: sections of values, and one configuration for each part that was chosen.
 
-    The class of a configuration says which part it belongs to (`gangline.plugin.registry.Installed.part_of`).
+    The class of a configuration says which part it belongs to (`gangline.plugin.registry.Installed.find_part`).
     """
 
     model: ModelConfig
@@ -328,11 +328,11 @@ class Run:
     def deterministic(self) -> bool:
         return self.job.deterministic
 
-    def sections(self) -> Iterator[tuple[str, Any]]:
+    def iterate_sections(self) -> Iterator[tuple[str, Any]]:
         """The sections under the names that a user types: `run`, `batch` and `validate`."""
         yield from {"run": self.job, "batch": self.batch, "validate": self.validate}.items()
 
-    def parts(self) -> Iterator[tuple[str, PartConfig]]:
+    def iterate_parts(self) -> Iterator[tuple[str, PartConfig]]:
         """Every chosen part's configuration under the group or path where a user finds it ("track.jsonl")."""
         for section in fields(self):
             if isinstance(config := getattr(self, section.name), PartConfig):

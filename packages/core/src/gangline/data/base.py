@@ -43,7 +43,7 @@ class FirstModel:
 class DataSource(ABC):
     """Sample i, pure in (seed, split, i): no state, no rank, no worker. Core maps the cursor to i and cuts the batch.
 
-    A source that knows its length goes on past it: `sample(i)` for i >= `length()` is of the next epoch.
+    A source that knows its length goes on past it: `sample(i)` for i >= `count_samples()` is of the next epoch.
 
     threads  in how many threads at once core's reader calls `sample`: 1 where arrays are in memory or mapped, more
              where a sample waits for a disk or a network, and `sample` may be called from several at once
@@ -59,11 +59,11 @@ class DataSource(ABC):
         """Sample number `i`, counted from the start of the run."""
 
     @abstractmethod
-    def length(self) -> int | None:
+    def count_samples(self) -> int | None:
         """Samples in one epoch; None: without end. Validation takes `validate.samples`, or all if there are fewer."""
 
     @abstractmethod
-    def fingerprint(self) -> str:
+    def compute_fingerprint(self) -> str:
         """A short hash that changes with the data or its order: two runs with the same one see the same samples."""
 
     def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
@@ -74,7 +74,7 @@ class DataSource(ABC):
         that changes further on) gives the run's samples from then on: what it needs to know of the past it takes from
         `state`, and its own `fingerprint` and `state` tell it on.
         """
-        return fingerprint == self.fingerprint()
+        return fingerprint == self.compute_fingerprint()
 
     def begin(self, model: FirstModel) -> None:
         """Called once on all ranks, when the weights are there and before the first sample is read.
@@ -82,7 +82,7 @@ class DataSource(ABC):
         For a source whose samples hold what the model says of them. Raises UserError where it cannot be had.
         """
 
-    def reader(self, place: ReadPlace) -> BatchReader:
+    def open_reader(self, place: ReadPlace) -> BatchReader:
         """Whole batches of this source, read ahead of need: core's own reader of `sample`, or one that knows better."""
         from gangline.data.sample_reader import SampleReader
 
@@ -96,11 +96,11 @@ class DataSource(ABC):
         """JSON to keep beside the cursor `i`."""
         return {}
 
-    def unigram_entropy(self) -> float | None:
+    def compute_unigram_entropy(self) -> float | None:
         """Nats a token of a model that knows only how frequent each token is, or None where nobody counted."""
         return None
 
-    def tokenizer_identity(self) -> str | None:
+    def identify_tokenizer(self) -> str | None:
         """A text that changes with the tokenizer and its end of text; None where the tokenizer is not known."""
         return None
 

@@ -30,7 +30,7 @@ class RendersChats(Protocol):
         ...
 
 
-def vocabulary_problems(known: int, needed: int, whose: str, why: str) -> list[Problem]:
+def find_vocabulary_problems(known: int, needed: int, whose: str, why: str) -> list[Problem]:
     """Whether the data has more tokens (`needed`) than `model.vocab_size=known`.
 
     whose: the option that they come from, as the user typed it; why: how many it has.

@@ -1,6 +1,6 @@
 """The launcher contract: a run directory in, processes out.
 
-What has to be there before the ranks, any part's configuration says (`PartConfig.sidecars`, `PartConfig.preload`).
+What has to be there before the ranks, any part's configuration says (`PartConfig.list_sidecars`, `PartConfig.preload`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gangline.config.defaults import default_part
+from gangline.config.defaults import build_default_part
 from gangline.plugin import registry
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ class Preparation(ABC):
         """End what was begun, if anything was: no ranks will be started here."""
 
 
-def preparation() -> Preparation | None:
+def get_preparation() -> Preparation | None:
     """That of the default launcher; None: it has none."""
-    make = registry.capability(default_part("launch"), "preparation")
+    make = registry.load_capability(build_default_part("launch"), "preparation")
     made: Preparation | None = None if make is None else make()
     return made
 

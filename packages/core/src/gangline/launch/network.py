@@ -18,7 +18,7 @@ _ANY_PORT = 9  # nothing is sent
 _ASKED = 3  # hosts: a name that no name service knows may take seconds
 
 
-def interface_towards(hosts: Sequence[str]) -> str | None:
+def find_interface(hosts: Sequence[str]) -> str | None:
     """Name of the interface by which this machine sends to the first of `hosts` that it has a route to, or None.
 
     Of many hosts the first few are tried.
@@ -36,7 +36,7 @@ def address_towards(hosts: Sequence[str]) -> str:
     return ""
 
 
-def listening_address(name: str, others: Sequence[str] = ()) -> str:
+def find_listening_address(name: str, others: Sequence[str] = ()) -> str:
     """Address of this machine to listen at, for clients that connect to `name`; "" means all interfaces.
 
     A loopback address stays one. Any other name must stand for exactly one address, and that for this machine. Where

@@ -26,38 +26,38 @@ class Node(ABC):
 
     module: ClassVar[str]
 
-    def shapes(self) -> dict[str, Shape]:
+    def get_shapes(self) -> dict[str, Shape]:
         """Global shapes of the parameters of this node's module that lie in no child node, by their name in it."""
         return {}
 
-    def flops(self, sequence_length: int) -> int:
+    def count_flops(self, sequence_length: int) -> int:
         """Forward floating-point operations for one token, children left out: two for each weight of a product.
 
         What has two dims and more counts as multiplied once by each token; a node where that is not so overrides this.
         """
-        return sum(2 * prod(shape) for shape in self.shapes().values() if len(shape) > 1)
+        return sum(2 * prod(shape) for shape in self.get_shapes().values() if len(shape) > 1)
 
-    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
+    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
         """What a forward pass of `sizes.tokens` tokens multiplies, children left out and nothing cut, as shapes.
 
-        Together they come to `flops`: a node whose products do not is one that does not say. None: it does not."""
-        return list_products(self.shapes(), sizes.tokens)
+        Together they come to `count_flops`. None: the node does not say."""
+        return list_products(self.get_shapes(), sizes.tokens)
 
-    def activation_bytes(self, sizes: LocalSizes) -> int | None:
+    def count_activation_bytes(self, sizes: LocalSizes) -> int | None:
         """Bytes that the forward pass of a microbatch keeps for the backward pass on a rank, children left out.
 
         An input that is kept counts, an output does not: that counts where it is read. None: guess from the shapes.
         """
         return None
 
-    def communication_volume(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
+    def list_volumes(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
         """What this module sends over folds, children left out; nothing where `sizes` has one rank for them.
 
         For a module on a fold (`gangline.plan.Fold`) that communicates through the Comm that `bind` gave it: only the
         node knows what crosses. What a strategy sends for it (gradients) is not part of it."""
         return ()
 
-    def seams(self) -> Mapping[str, Call]:
+    def get_seams(self) -> Mapping[str, Call]:
         """What this module's calls at seams of the plan compute, by the seam's name: {"attention": AttentionCall(...)}.
 
         It counts for the `module` of this very class: a class that names another module says it anew, perhaps by
@@ -65,8 +65,8 @@ class Node(ABC):
         """
         return {}
 
-    def decodes(self) -> Decoding | None:
-        """How this module, children left out, takes one more token of a text. Of this very class's, as `seams` is.
+    def get_decoding(self) -> Decoding | None:
+        """How this module, children left out, takes one more token of a text. Of this very class's, as `get_seams` is.
 
         tokenwise  what it gives for a token depends on that token alone, and on what the batch says of it
         cached     it keeps what it needs of earlier tokens in `Batch.cache` (`gangline.model.cache`)
@@ -82,7 +82,7 @@ class Node(ABC):
         """This node with its loss computed for so many tokens at a time (`run.loss_chunk`); itself: it has no such."""
         return self
 
-    def ties(self) -> dict[str, str]:
+    def get_ties(self) -> dict[str, str]:
         """Parameters in this module that are another one: alias, from here -> the full name it is kept under."""
         return {}
 
@@ -98,16 +98,16 @@ class WrapNode(Node):
     inner: Node
 
 
-def children(node: Node) -> Iterator[tuple[str, Node]]:
+def iterate_children(node: Node) -> Iterator[tuple[str, Node]]:
     """The nodes directly below, by their path from `node`: "attention", "blocks.0"; "" for what a node wraps."""
     found = node.__dict__.get("_children")
     if found is None:  # nodes do not change, and closed forms ask for these thousands of times
-        found = tuple(_children(node))
+        found = tuple(_iterate_children(node))
         object.__setattr__(node, "_children", found)
     return iter(found)
 
 
-def _children(node: Node) -> Iterator[tuple[str, Node]]:
+def _iterate_children(node: Node) -> Iterator[tuple[str, Node]]:
     for item in fields(node):
         value = getattr(node, item.name)
         if isinstance(node, WrapNode) and item.name == "inner":
@@ -120,20 +120,20 @@ def _children(node: Node) -> Iterator[tuple[str, Node]]:
                     yield f"{item.name}.{index}", element
 
 
-def nodes(tree: Node, path: str = "") -> Iterator[tuple[str, Node]]:
+def iterate_nodes(tree: Node, path: str = "") -> Iterator[tuple[str, Node]]:
     """Every node with its path, parents first; the root's path is "". A wrapper comes before what it wraps."""
     waiting = [(path, tree)]
     while waiting:
         at, node = waiting.pop()
         yield at, node
-        below = [(f"{at}.{name}" if at and name else at or name, child) for name, child in children(node)]
+        below = [(f"{at}.{name}" if at and name else at or name, child) for name, child in iterate_children(node)]
         waiting += reversed(below)
 
 
 def map_paths(tree: Node) -> dict[str, Node]:
     """Path -> node; where one wraps another, the outermost."""
     found: dict[str, Node] = {}
-    for path, node in nodes(tree):
+    for path, node in iterate_nodes(tree):
         found.setdefault(path, node)
     return found
 
@@ -142,7 +142,7 @@ def replace_node(tree: Node, path: str, new: Node) -> Node:
     """A copy of `tree` with `new` at `path`. Raises LookupError where there is no such node."""
     if not path:
         return new
-    for name, child in children(tree):
+    for name, child in iterate_children(tree):
         if not name:
             continue
         if path == name or path.startswith(name + "."):
@@ -154,11 +154,13 @@ def replace_node(tree: Node, path: str, new: Node) -> Node:
             return replace(tree, **{field: (*row[: int(index)], grown, *row[int(index) + 1 :])})
     if isinstance(tree, WrapNode):
         return replace(tree, inner=replace_node(tree.inner, path, new))
-    raise LookupError(f"no node {path!r} in {type(tree).__name__}; it has {', '.join(n for n, _ in children(tree))}")
+    raise LookupError(
+        f"no node {path!r} in {type(tree).__name__}; it has {', '.join(n for n, _ in iterate_children(tree))}"
+    )
 
 
-def parameter_shapes(tree: Node) -> dict[str, Shape]:
+def get_parameter_shapes(tree: Node) -> dict[str, Shape]:
     """Global shape of every parameter of the model by its name, without building it; a tied one where it is kept."""
-    tied = tree.ties()
-    named = ((path and f"{path}.", node.shapes()) for path, node in nodes(tree))
+    tied = tree.get_ties()
+    named = ((path and f"{path}.", node.get_shapes()) for path, node in iterate_nodes(tree))
     return {at + name: shape for at, own in named for name, shape in own.items() if at + name not in tied}

@@ -15,8 +15,8 @@ from gangline.data.sample_reader import KeptMemory, stack_samples
 from gangline.launch.signals import stop_requested
 from gangline.runtime import Runtime
 from gangline.train.agree import agree
-from gangline.train.begin_with_weights import parent_of
-from gangline.train.build import sources_of
+from gangline.train.begin_with_weights import find_parent
+from gangline.train.build import list_sources
 from gangline.train.session import Session
 
 SECONDS = 10.0  # between lines that say how far a source is
@@ -42,10 +42,10 @@ def introduce(s: Session) -> str | None:
             print(f"before the first step: {what}", flush=True)
 
     model = FirstModel(
-        score, s.directory.path, s.step, writes=s.comms.rank == 0, tell=tell, parent=parent_of(s.directory)
+        score, s.directory.path, s.step, writes=s.comms.rank == 0, tell=tell, parent=find_parent(s.directory)
     )
     try:
-        for source in sources_of(s).values():
+        for source in list_sources(s).values():
             source.begin(model)
     except _StopAskedError as stopped:
         return str(stopped)

@@ -32,7 +32,7 @@ class FamilyConfig(ModelConfig):
     init_std: NonNegativeFloat = 0.02  # of every matrix; those that write to the residual stream: / sqrt(2 · layers)
     weights: str | None = None  # a Hugging Face directory to start from instead of drawn weights
 
-    def weights_directory(self) -> str | None:
+    def get_weights_directory(self) -> str | None:
         return self.weights
 
     @property
@@ -138,4 +138,4 @@ class TwoRopesConfig(PatternConfig):
     local_rope_theta: PositiveFloat = 10_000.0  # base of the wavelengths in blocks with a window
 
     def rope_of(self, block: int, length: int) -> Rope | None:
-        return Rope(self.local_rope_theta) if self.window_of(block) else super().rope_of(block, length)
+        return Rope(self.local_rope_theta) if self.window_of(block) else super().get_rope(block, length)

@@ -12,7 +12,7 @@ from typing import Any
 from gangline.config.schema import EditConfig, ModelConfig, Run
 from gangline.config.suggest import suggest_near
 from gangline.errors import Problem, UserError
-from gangline.plugin.catalogue import suppliers
+from gangline.plugin.catalogue import find_suppliers
 from gangline.run.directory import holds_checkpoint
 from gangline.storage.files import read_regular
 from gangline_models.hugging_face.contract import edit_classes, edit_format, model_format, model_formats
@@ -103,7 +103,7 @@ def _model(directory: str | Path, theirs: dict[str, Any]) -> ModelConfig:
         raise UserError(
             f"{directory} holds a model of architecture {architecture}.",
             f"{suggest_near(str(architecture), list(known))} Known here: {', '.join(known)}.".strip(),
-            f"More come with {', '.join(suppliers('model'))}, where that is not installed.",
+            f"More come with {', '.join(find_suppliers('model'))}, where that is not installed.",
         )
     return known[architecture].read(directory, theirs)
 
@@ -133,7 +133,7 @@ def check_weights(run: Run) -> list[Problem]:
     Edits compare what belongs to them in `EditConfig.check`. A run that continues takes its weights from its checkpoint
     and does not need the directory.
     """
-    config, directory = run.model, run.model.weights_directory()
+    config, directory = run.model, run.model.get_weights_directory()
     if directory is None or (here := model_format(config)) is None or holds_checkpoint(run):
         return []
     try:

@@ -76,7 +76,7 @@ class SameModel(EditFormat):
 
 def model_formats() -> dict[str, ModelFormat]:
     """Return architecture -> the format of the installed part that names it."""
-    specs = [offer.part.capabilities.get(CAPABILITY) for _, offer in sorted(installed().offers("model").items())]
+    specs = [offer.part.capabilities.get(CAPABILITY) for _, offer in sorted(installed().get_offers("model").items())]
     formats: list[ModelFormat] = [load(spec)() for spec in specs if spec]
     return {name: found for found in formats for name in found.architectures}
 
@@ -93,10 +93,12 @@ def edit_format(cls: type[EditConfig]) -> EditFormat | None:
 
 def edit_classes() -> list[type[EditConfig]]:
     """Return the classes of options of the installed edits that have a format, without those that derive from them."""
-    every = [offer.part for group in sorted(installed().edit_groups()) for offer in installed().offers(group).values()]
+    every = [
+        offer.part for group in sorted(installed().edit_groups()) for offer in installed().get_offers(group).values()
+    ]
     return [part.config for part in every if CAPABILITY in part.capabilities]
 
 
 def _format(cls: type[PartConfig]) -> Any:
-    spec = installed().capability(cls, CAPABILITY)
+    spec = installed().get_capability(cls, CAPABILITY)
     return load(spec)() if spec else None

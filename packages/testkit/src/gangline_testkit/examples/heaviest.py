@@ -11,7 +11,7 @@ class Heaviest(GradientsConfig):
 
     share: ShareBelowOne = 0.25  # how many of a bucket's gradients are sent
 
-    def wire_bytes(self, itemsize):
+    def count_wire_bytes(self, itemsize):
         return self.share * (itemsize + 8)  # a value and its place
 
     def count_kept(self, size, ranks, scatters):
@@ -23,7 +23,7 @@ def build(config, run):
     from gangline.gradients import GradientReduction
 
     class HeaviestReduction(GradientReduction):
-        def arrays(self, layout):
+        def get_array_shapes(self, layout):
             return {"error": (layout.size,)}
 
         def reduce(self, bucket, comm):

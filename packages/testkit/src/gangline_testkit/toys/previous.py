@@ -42,11 +42,11 @@ class PreviousCallback(Callback):
 
     @torch.no_grad()
     def before_step(self, step: int) -> None:
-        self.first_values(self.arrays, list(self.runtime.shards()))
+        self.fill_first_values(self.arrays, list(self.runtime.shards()))
 
     def after_step(self, record: StepRecord, applied: bool) -> Metrics:
         self.applied += applied
         return {"applied": float(self.applied)}
 
-    def lends(self) -> Sequence[str]:
+    def list_lent_weights(self) -> Sequence[str]:
         return (LABEL,)
