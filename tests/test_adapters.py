@@ -20,7 +20,7 @@ from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
 from gangline_testkit import StrategySuite
 from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.runs import build_small_run
-from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
+from gangline_testkit.scenarios import FLOAT64, RunLayout, Scenario
 
 EVERY = "lora.targets=[wq,wk,wv,wo,w_gate,w_up,w_down]"
 SMALL = ("lora=on", "lora.rank=3", EVERY, "batch.sequence_length=16", "run.deterministic=false")
@@ -35,7 +35,7 @@ class Layouts(StrategySuite):
 
 
 def holds(on: str, *settings: str, more: tuple[str, ...] = SMALL) -> None:
-    layout, scenario = Layout.from_words(on), Scenario((*more, *settings), "ragged", torch.float64, steps=2)
+    layout, scenario = RunLayout.from_words(on), Scenario((*more, *settings), "ragged", torch.float64, steps=2)
     suite = Layouts()
     job = suite.job(layout, scenario)
     assert not (problems := job.run.parallel.check(job.run)), "\n".join(map(str, problems))

@@ -14,8 +14,8 @@ from gangline.runtime import Sampling
 from gangline_testkit import StrategySuite
 from gangline_testkit.pool import get_pool
 from gangline_testkit.runs import SMALL, parse_settings
-from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
-from gangline_testkit.strategy_ranks import Job
+from gangline_testkit.scenarios import FLOAT64, RunLayout, Scenario
+from gangline_testkit.strategy_ranks import StrategyJob
 
 SIZES = ("model.init_std=0.15", "model.layers=4", "batch.sequence_length=16")
 # What costs are messages: one of each kind of layer, and two microbatches, wherever no stage needs more of them.
@@ -60,7 +60,7 @@ class Layouts(StrategySuite):
         own = (f"model={self.family}", *SIZES, *FAMILIES[self.family], self.choice)
         return from_dict(parse_settings([*plain, *own, *settings]))
 
-    def job(self, layout: Layout, scenario: Scenario) -> Job:
+    def job(self, layout: RunLayout, scenario: Scenario) -> StrategyJob:
         job = super().job(layout, scenario)
         # Without rotary positions a bias of keys adds the same to all scores of a query: its gradient is 0 in
         # mathematics and nothing but rounding in numbers, which no bound holds.
@@ -72,7 +72,7 @@ def holds(family: str, on: str, *settings: str) -> None:
     """Loss, gradients, norm, weights and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
     suite = Layouts()
     suite.family = family
-    layout, scenario = Layout.from_words(on), Scenario(settings, batches="documents", steps=2)
+    layout, scenario = RunLayout.from_words(on), Scenario(settings, batches="documents", steps=2)
     job = suite.job(layout, scenario)
     problems = [*job.run.parallel.check(job.run), *job.run.model.check(job.run)]
     assert not problems, "\n".join(map(str, problems))
@@ -88,7 +88,7 @@ def allowed(family: str, on: str) -> str:
         return on
     suite = Layouts()
     suite.family = family
-    run = suite.job(Layout.from_words(on), Scenario()).run
+    run = suite.job(RunLayout.from_words(on), Scenario()).run
     assert any(RING_LACKS[family] in str(problem) for problem in run.parallel.check(run))
     return f"{on} context=ulysses"
 
@@ -104,7 +104,7 @@ def test_a_layout_changes_nothing(family):
 def test_tokens_that_must_stay_together_are_refused_by_name(family, context):
     suite = Layouts()
     suite.family = family
-    run = suite.job(Layout.from_words(f"cp=2 context={context}"), Scenario()).run
+    run = suite.job(RunLayout.from_words(f"cp=2 context={context}"), Scenario()).run
     assert any("blocks.0.attention" in str(problem) for problem in run.parallel.check(run))
 
 
@@ -122,7 +122,7 @@ def test_experts_that_would_compute_another_activation_are_refused():
     suite = Layouts()
     suite.family = "gemma3"
     with pytest.raises(UserError, match="moe has no experts with gelu_tanh"):
-        suite.job(Layout.from_words("tp=1"), Scenario(("moe=on",)))
+        suite.job(RunLayout.from_words("tp=1"), Scenario(("moe=on",)))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from gangline_parallel_megatron_style.explain.trace import trace
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 from gangline_testkit import StrategySuite, count_kept_bytes
 from gangline_testkit.inputs import make_full_batch
-from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
+from gangline_testkit.scenarios import FLOAT64, RunLayout, Scenario
 
 SMALL = ("mtp=on", "mtp.depth=2", "batch.sequence_length=16", "run.deterministic=false")
 FEW = ("batch.global_size=4", "batch.micro_size=1", "model.layers=2")
@@ -39,7 +39,7 @@ class Layouts(StrategySuite):
 
 def holds(on: str, *settings: str, kind: str = "documents", steps: int = 2, bound: float = FLOAT64) -> None:
     """Loss, gradients, norm, weights, metrics and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
-    suite, layout = Layouts(), Layout.from_words(on)
+    suite, layout = Layouts(), RunLayout.from_words(on)
     scenario = Scenario((*SMALL, *settings), kind, steps=steps)
     job = suite.job(layout, scenario)
     problems = [*job.run.parallel.check(job.run), *(p for edit in job.run.edits.values() for p in edit.check(job.run))]

@@ -331,12 +331,12 @@ MESH = Mesh.of({"dp_shard": 2})
 PRELOAD.append("s3fs")  # once in the server that ranks are forked from, and not in each of a dozen ranks
 
 
-def job_of(directory: Path, name: str, *words: str) -> kit.Job:
+def job_of(directory: Path, name: str, *words: str) -> kit.CheckpointerJob:
     run = composed(directory, *words)
-    return kit.Job("gangline_ckpt_zarr.checkpointer:build", run, MESH, f"{directory}-{name}")
+    return kit.CheckpointerJob("gangline_ckpt_zarr.checkpointer:build", run, MESH, f"{directory}-{name}")
 
 
-def opened(job: kit.Job, environment: dict[str, str]) -> ZarrCheckpointer:
+def opened(job: kit.CheckpointerJob, environment: dict[str, str]) -> ZarrCheckpointer:
     os.environ.update(environment)
     found = kit.open_checkpointer(job)
     assert isinstance(found, ZarrCheckpointer)
@@ -344,7 +344,7 @@ def opened(job: kit.Job, environment: dict[str, str]) -> ZarrCheckpointer:
 
 
 def save_and_copy(
-    job: kit.Job, environment: dict[str, str], steps: tuple[int, ...], deadline: float = 60.0
+    job: kit.CheckpointerJob, environment: dict[str, str], steps: tuple[int, ...], deadline: float = 60.0
 ) -> list[str]:
     """What came of each save; near saves follow each other while copies go on. `deadline`: of the first."""
     checkpointer, saves = opened(job, environment), []
@@ -380,7 +380,7 @@ def test_one_ranks_failure_is_told_by_all(tmp_path: Path, place: Place) -> None:
     assert len(place.objects(".bin")) == 2
 
 
-def save_and_die(job: kit.Job, environment: dict[str, str], victim: int, seconds: float) -> None:
+def save_and_die(job: kit.CheckpointerJob, environment: dict[str, str], victim: int, seconds: float) -> None:
     checkpointer, registry = opened(job, environment), kit.build_registry(MESH, job.large)
     checkpointer.save(
         SaveRequest(1), kit.make_shards(registry, 1), registry, kit.make_document(1, 1, 1)

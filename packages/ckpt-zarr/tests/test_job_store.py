@@ -199,7 +199,7 @@ class CutOff:
         return found
 
 
-def saved_by_one_that_is_cut_off(job: kit.Job) -> tuple[str, list[str]]:
+def saved_by_one_that_is_cut_off(job: kit.CheckpointerJob) -> tuple[str, list[str]]:
     checkpointer = kit.open_checkpointer(job)
     assert isinstance(checkpointer, ZarrCheckpointer)
     store = checkpointer.store
@@ -225,7 +225,7 @@ def saved_by_one_that_is_cut_off(job: kit.Job) -> tuple[str, list[str]]:
 
 def test_a_rank_that_is_cut_off_when_it_has_written_leaves_its_file_there(tmp_path: Path) -> None:
     """The others count it, and commit what it has written."""
-    job = kit.Job("gangline_ckpt_zarr.checkpointer:build", composed(tmp_path), MESH, str(tmp_path))
+    job = kit.CheckpointerJob("gangline_ckpt_zarr.checkpointer:build", composed(tmp_path), MESH, str(tmp_path))
     first, second = get_pool(2).run(saved_by_one_that_is_cut_off, job)
     assert first == ("step-00000001", [])
     assert second == ("the job's store is lost: Broken pipe", [])

@@ -17,7 +17,7 @@ from gangline_testkit.pool import get_pool
 MESH = Mesh.of({"dp_shard": 2})
 
 
-def one_after_another(job: kit.Job, steps: tuple[int, ...]) -> list[list[str]]:
+def one_after_another(job: kit.CheckpointerJob, steps: tuple[int, ...]) -> list[list[str]]:
     """Each step by a checkpointer of its own, as if the workers had been started again; all under the same keys."""
     found = []
     registry = kit.build_registry(job.mesh)
@@ -36,7 +36,7 @@ def one_after_another(job: kit.Job, steps: tuple[int, ...]) -> list[list[str]]:
 @pytest.mark.parametrize("words", [(), ("checkpoint.memory_every=1",)], ids=["disk", "memory"])
 def test_checkpointers_one_after_another_in_one_store(tmp_path: Path, words: tuple[str, ...]) -> None:
     run = composed(tmp_path, *words)
-    job = kit.Job("gangline_ckpt_zarr.checkpointer:build", run, MESH, str(tmp_path))
+    job = kit.CheckpointerJob("gangline_ckpt_zarr.checkpointer:build", run, MESH, str(tmp_path))
     try:
         assert get_pool(2).run(one_after_another, job, (1, 2, 3)) == [[[], [], []]] * 2
     finally:

@@ -56,7 +56,7 @@ def environment(url: str) -> dict[str, str]:
     return keys | {"AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-east-1"}
 
 
-def load(job: kit.Job, variables: dict[str, str], names: tuple[str, ...] | None) -> tuple[list[str], int]:
+def load(job: kit.CheckpointerJob, variables: dict[str, str], names: tuple[str, ...] | None) -> tuple[list[str], int]:
     """(arrays with other values than were saved, bytes of this rank's own)."""
 
     os.environ.update(variables)
@@ -91,7 +91,7 @@ def test_two_replicas_fetch_a_checkpoint_once(tmp_path: Path, server: FaultyProx
     url = f"s3://sharing/{tmp_path.name}"
     made.save(open_store(f"{url}/{STEP}"), registry(), whole, {"step": 3, "attempt": 1})
     run = compose_one(["recipe=tiny", "checkpoint=zarr", f"run.dir={tmp_path}", f"checkpoint.path={url}"])
-    job = kit.Job("gangline_ckpt_zarr.checkpointer:build", run, MESH, str(tmp_path))
+    job = kit.CheckpointerJob("gangline_ckpt_zarr.checkpointer:build", run, MESH, str(tmp_path))
     server.reset()
     names = None if shared else tuple(name for name in registry() if name != "model/half")
     found = get_pool(2).run(load, job, environment(server.url), names)

@@ -17,8 +17,8 @@ from gangline.shard import name_dtype
 from gangline_parallel_megatron_style.layout import fits
 from gangline_testkit import StrategySuite, rank, strategy_ranks
 from gangline_testkit.compare import assert_number_close, close
-from gangline_testkit.scenarios import FLOAT64, Layout, Scenario
-from gangline_testkit.strategy_ranks import Job
+from gangline_testkit.scenarios import FLOAT64, RunLayout, Scenario
+from gangline_testkit.strategy_ranks import StrategyJob
 
 LENGTH = 16  # tokens: divides over cp 4 in zig-zag halves, and over cp 2 x tp 4
 
@@ -51,8 +51,8 @@ class Composition:
         return " ".join(word for word in (self.on, self.model, self.more, kind, fold, dtype) if word)
 
     @property
-    def layout(self) -> Layout:
-        return Layout.from_words(self.on)
+    def layout(self) -> RunLayout:
+        return RunLayout.from_words(self.on)
 
     @property
     def scenario(self) -> Scenario:
@@ -70,7 +70,7 @@ class Layouts(StrategySuite):
 
     choice = "parallel=3d"
 
-    def job_of(self, composition: Composition) -> Job:
+    def job_of(self, composition: Composition) -> StrategyJob:
         """What the ranks do. The composition must be one that `train` accepts."""
         assert not (problems := self.problems(composition)), "\n".join(map(str, problems))
         return self.job(composition.layout, composition.scenario)
@@ -83,7 +83,7 @@ class Layouts(StrategySuite):
         folds = fits.problems(run.parallel, run, job.mesh, job.tree, job.plan)
         return [*run.parallel.check(run), *find_layout_problems(run), *folds]
 
-    def job(self, layout: Layout, scenario: Scenario) -> Job:
+    def job(self, layout: RunLayout, scenario: Scenario) -> StrategyJob:
         job = super().job(layout, scenario)
         folds = tuple(Fold(fold.name, fold.size, self.out_of) for fold in job.plan.folds)
         return replace(job, plan=replace(job.plan, folds=folds))
@@ -123,7 +123,7 @@ class Layouts(StrategySuite):
             assert math.isfinite(after)
 
 
-def one_bad_rank(job: Job, culprits: Sequence[int]) -> tuple[float, list[tuple[bool, bool]], float]:
+def one_bad_rank(job: StrategyJob, culprits: Sequence[int]) -> tuple[float, list[tuple[bool, bool]], float]:
     """(norm, for each culprit whether the step counts as finite with that rank broken, norm when all is well again).
 
     Broken in two ways: an array that the rank holds is not a number, which comes into the loss and all gradients; or

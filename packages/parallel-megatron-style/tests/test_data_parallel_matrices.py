@@ -14,7 +14,7 @@ from gangline_testkit import strategy_ranks
 from gangline_testkit.compare import check_mapped_once
 from gangline_testkit.pool import get_pool
 from gangline_testkit.runs import build_small_run
-from gangline_testkit.strategy_ranks import Job
+from gangline_testkit.strategy_ranks import StrategyJob
 from gangline_testkit.toys.plugin import Lanes, edit_lanes
 
 
@@ -32,6 +32,6 @@ def test_every_matrix_is_mapped_whole_and_once(mesh, fold, zero):
     tree, plan, _ = edit_lanes(*compose_model(run), Lanes(fold=fold.size))
     plan = replace(plan, folds=(fold,))
     build = "gangline_parallel_megatron_style.build:build"
-    job = Job(build, run, tree, plan, Mesh.of(mesh), torch.float64, "ragged", 1)
+    job = StrategyJob(build, run, tree, plan, Mesh.of(mesh), torch.float64, "ragged", 1)
     want = get_pool(1).run(strategy_ranks.expect_mapped, replace(job, build="", mesh=Mesh.of({})))[0]
     check_mapped_once(get_pool(Mesh.of(mesh).world).run(strategy_ranks.map_matrices, job), want)

@@ -12,7 +12,7 @@ from gangline_testkit import rank, strategy_ranks
 from gangline_testkit.compare import close
 from gangline_testkit.pool import get_pool
 from gangline_testkit.runs import build_small_run
-from gangline_testkit.strategy_ranks import Job
+from gangline_testkit.strategy_ranks import StrategyJob
 
 BUILD = "gangline_parallel_megatron_style.build:build"
 LAYOUTS = [("parallel=3d", {"dp_shard": 2}), ("parallel=fsdp", {"dp_shard": 2}), ("parallel=tp", {"tp": 2})]
@@ -20,7 +20,7 @@ LAYOUTS = [("parallel=3d", {"dp_shard": 2}), ("parallel=fsdp", {"dp_shard": 2}),
 
 def job_of(layout, axes, offload):
     run = build_small_run(layout, f"parallel.offload={str(offload).lower()}")
-    return Job(BUILD, run, *compose_model(run), Mesh.of(axes), torch.float32, "ragged", 3)
+    return StrategyJob(BUILD, run, *compose_model(run), Mesh.of(axes), torch.float32, "ragged", 3)
 
 
 def storages(job):

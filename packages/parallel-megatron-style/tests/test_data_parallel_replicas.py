@@ -15,19 +15,19 @@ from gangline_testkit.compare import Held, assemble, compare_all
 from gangline_testkit.pool import get_pool
 from gangline_testkit.reference import Reference
 from gangline_testkit.runs import build_small_run
-from gangline_testkit.strategy_ranks import Job
+from gangline_testkit.strategy_ranks import StrategyJob
 
 MESH = Mesh.of({"dp_replicate": 2, "dp_shard": 2})
 BUILD = "gangline_parallel_megatron_style.build:build"
 
 
-def job_of(zero: int) -> Job:
+def job_of(zero: int) -> StrategyJob:
     settings = [f"parallel.zero={zero}", "batch.global_size=24", "batch.micro_size=2", "run.deterministic=false"]
     run = build_small_run("parallel=hsdp", *settings)
-    return Job(BUILD, run, *compose_model(run), MESH, torch.float32, "ragged")
+    return StrategyJob(BUILD, run, *compose_model(run), MESH, torch.float32, "ragged")
 
 
-def on_a_rank(job: Job) -> tuple[list[Held], list[dict[str, Tensor]]]:
+def on_a_rank(job: StrategyJob) -> tuple[list[Held], list[dict[str, Tensor]]]:
     """(this rank's pieces of the gradients, the whole gradients of each of its microbatches by itself)."""
     runtime = strategy_ranks.start(job)
     batches = job.share(0, *runtime.data_coordinate)

@@ -18,7 +18,7 @@ from gangline_parallel_megatron_style.pipeline.schedules import make_schedule
 from gangline_testkit import strategy_ranks
 from gangline_testkit.pool import get_pool
 from gangline_testkit.runs import build_small_run
-from gangline_testkit.strategy_ranks import Job
+from gangline_testkit.strategy_ranks import StrategyJob
 
 SETTINGS = ("parallel=pp", "parallel.record=true", "launch.processes=2", "parallel.schedule=zb_h1")
 
@@ -28,7 +28,7 @@ def trained():
     """The metrics of the steps of a recorded run on two ranks."""
     run = build_small_run(*SETTINGS)
     tree, plan = compose_model(run)
-    job = Job(
+    job = StrategyJob(
         "gangline_parallel_megatron_style.build:build", run, tree, plan, Mesh.of({"pp": 2}), torch.float32, "whole", 2
     )
     return run, get_pool(2).run(strategy_ranks.train, job)

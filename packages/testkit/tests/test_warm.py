@@ -143,7 +143,7 @@ def test_a_server_of_ones_own_loads_and_sees_what_is_given_and_knows_nothing_els
     (site / "asks.py").write_text(ASKS)
     plain, here = variables(site / "nothing"), variables(site, SEEN="1")
     monkeypatch.setenv("PYTHONPATH", str(site))
-    server = warm.Server(["xmlrpc.client"], {"SEEN": "1"})
+    server = warm.WarmServer(["xmlrpc.client"], {"SEEN": "1"})
     try:
         command = [*server.make_command("says", plain), "0"]
         done = subprocess.run(command, cwd=site, env=plain, capture_output=True, text=True, timeout=120)

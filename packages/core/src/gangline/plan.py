@@ -128,7 +128,7 @@ class Fold:
         return self._list_ranks_at(mesh, rank, range(first, min(first + self.size, together)))
 
     def list_rest_ranks(self, mesh: Mesh, rank: int) -> list[int]:
-        """The ranks that have the same place in their folds as `rank`, in order. Raises ValueError like `list_ranks`."""
+        """The ranks with the same place in their folds as `rank`, in order. Raises ValueError like `list_ranks`."""
         joint, together = self._place(mesh, rank)
         return self._list_ranks_at(mesh, rank, range(joint % self.size, together, self.size))
 

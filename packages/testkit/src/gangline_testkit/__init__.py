@@ -26,7 +26,7 @@ _WHERE = {
     "HealthCheckSuite": "health",
     "LAYOUT": "claims",
     "LAYOUT_CLAIM": "claims",
-    "Layout": "scenarios",
+    "RunLayout": "scenarios",
     "ModelEditSuite": "edit",
     "OptimizerSuite": "optimizer",
     "PartSuite": "suite",

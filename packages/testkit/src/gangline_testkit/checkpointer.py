@@ -14,7 +14,7 @@ import pytest
 from gangline.mesh import Mesh
 from gangline.run.attempts import Attempt, append
 from gangline_testkit import checkpointer_ranks as ranks, under_fire as fire
-from gangline_testkit.checkpointer_ranks import Job, build_registry, make_document
+from gangline_testkit.checkpointer_ranks import CheckpointerJob, build_registry, make_document
 from gangline_testkit.claims import mark_capability
 from gangline_testkit.pool import PoolBroken, get_pool
 from gangline_testkit.suite import PartSuite
@@ -57,10 +57,10 @@ class CheckpointerSuite(PartSuite):
         """Settings that keep a run's checkpoints within its directory, where the part would not of itself."""
         return ()
 
-    def make_job(self, directory: Path, mesh: Mesh, large: int = 0, more: tuple[str, ...] = ()) -> Job:
+    def make_job(self, directory: Path, mesh: Mesh, large: int = 0, more: tuple[str, ...] = ()) -> CheckpointerJob:
         """The checkpointer on a mesh, with a run directory; `more`: further settings."""
         run = self.run(f"run.dir={directory}", *self.get_local_settings(directory), *more)
-        return Job(self.offer.part.build, run, mesh, f"{directory}-{next(_number)}", large)
+        return CheckpointerJob(self.offer.part.build, run, mesh, f"{directory}-{next(_number)}", large)
 
     def save(self, directory: Path, mesh: Mesh, step: int, salt: int, attempt: int = 1) -> str:
         """Save on all ranks of a mesh; the id, which all must agree on."""
@@ -320,7 +320,7 @@ class CheckpointerSuite(PartSuite):
         assert min(seconds - blocked for of_ranks in tries for _, blocked, seconds in of_ranks) > 0
 
 
-def _renew_token(job: Job) -> Job:
+def _renew_token(job: CheckpointerJob) -> CheckpointerJob:
     """The same job with keys of its own in the store."""
     return replace(job, token=f"{job.token}-{next(_number)}")
 

@@ -28,7 +28,7 @@ from gangline_testkit.toys.rows_storage import split_evenly
 
 
 @dataclass(frozen=True)
-class Job:
+class CheckpointerJob:
     """A checkpointer on a mesh, in a run directory, as data. `large`: how many rows the largest arrays have."""
 
     build: str
@@ -118,18 +118,18 @@ def make_document(step: int, attempt: int, salt: int) -> dict[str, Any]:
 # --- what a rank does ------------------------------------------------------------------------------------------------
 
 
-def open_checkpointer(job: Job) -> Checkpointer:
+def open_checkpointer(job: CheckpointerJob) -> Checkpointer:
     """The checkpointer as a run's rank has it."""
     comms = rank.make_comms(job.mesh)
     return load_object(job.build)(job.run.checkpoint, job.run, dist.PrefixStore(job.token, comms.store))  # type: ignore[arg-type]
 
 
-def open_as_tool(job: Job) -> Checkpointer:
+def open_as_tool(job: CheckpointerJob) -> Checkpointer:
     """The checkpointer as a tool opens a finished run: no store, no process group."""
     return load_object(job.build)(job.run.checkpoint, job.run, None)
 
 
-def save(job: Job, step: int, salt: int, attempt: int = 1) -> str:
+def save(job: CheckpointerJob, step: int, salt: int, attempt: int = 1) -> str:
     """Save, overwrite the shards at once, wait until all is settled; the id."""
     checkpointer = open_checkpointer(job)
     try:
@@ -141,7 +141,7 @@ def save(job: Job, step: int, salt: int, attempt: int = 1) -> str:
         checkpointer.close()
 
 
-def save_with(checkpointer: Checkpointer, job: Job, step: int, salt: int, attempt: int = 1) -> SaveHandle:
+def save_with(checkpointer: Checkpointer, job: CheckpointerJob, step: int, salt: int, attempt: int = 1) -> SaveHandle:
     """Save, overwrite the shards at once, wait until the checkpoint is visible."""
     registry = build_registry(job.mesh, job.large)
     shards = make_shards(registry, salt)
@@ -162,7 +162,7 @@ def save_with(checkpointer: Checkpointer, job: Job, step: int, salt: int, attemp
     return handle
 
 
-def save_with_error(job: Job, step: int, salt: int) -> str:
+def save_with_error(job: CheckpointerJob, step: int, salt: int) -> str:
     """What a save raises, by class name; "" for nothing."""
     try:
         save(job, step, salt)
@@ -171,7 +171,7 @@ def save_with_error(job: Job, step: int, salt: int) -> str:
     return ""
 
 
-def load(job: Job, id: str, salt: int, names: tuple[str, ...] | None = None) -> list[str]:
+def load(job: CheckpointerJob, id: str, salt: int, names: tuple[str, ...] | None = None) -> list[str]:
     """Load into shards of -1; those that then hold other bits than were saved."""
     checkpointer, ident = open_checkpointer(job), CheckpointId.parse(id)
     assert ident is not None
@@ -184,7 +184,7 @@ def load(job: Job, id: str, salt: int, names: tuple[str, ...] | None = None) -> 
         checkpointer.close()
 
 
-def load_strange(job: Job, id: str, name: str, shape: tuple[int, ...]) -> str:
+def load_strange(job: CheckpointerJob, id: str, name: str, shape: tuple[int, ...]) -> str:
     """Ask for an array that is not stored so; what is raised, by class name."""
     checkpointer, ident = open_checkpointer(job), CheckpointId.parse(id)
     assert ident is not None
@@ -198,7 +198,9 @@ def load_strange(job: Job, id: str, name: str, shape: tuple[int, ...]) -> str:
     return ""
 
 
-def look_up(job: Job) -> tuple[list[str], str | None, list[dict[str, Any]], list[dict[str, tuple[int, ...]]]]:
+def look_up(
+    job: CheckpointerJob,
+) -> tuple[list[str], str | None, list[dict[str, Any]], list[dict[str, tuple[int, ...]]]]:
     """All that a tool sees: ids, the latest, and each one's document and arrays."""
     checkpointer = open_as_tool(job)
     ids, latest = checkpointer.list(), checkpointer.find_latest()
@@ -208,7 +210,7 @@ def look_up(job: Job) -> tuple[list[str], str | None, list[dict[str, Any]], list
     return [str(id) for id in ids], str(latest) if latest else None, documents, arrays
 
 
-def list_ids(job: Job) -> tuple[list[str], str | None]:
+def list_ids(job: CheckpointerJob) -> tuple[list[str], str | None]:
     """What a tool sees without opening any: ids, and the latest."""
     checkpointer = open_as_tool(job)
     ids, latest = checkpointer.list(), checkpointer.find_latest()
@@ -216,7 +218,7 @@ def list_ids(job: Job) -> tuple[list[str], str | None]:
     return [str(id) for id in ids], str(latest) if latest else None
 
 
-def load_as_tool(job: Job, id: str, salt: int) -> list[str]:
+def load_as_tool(job: CheckpointerJob, id: str, salt: int) -> list[str]:
     """Load whole arrays without a store."""
     checkpointer, ident = open_as_tool(job), CheckpointId.parse(id)
     assert ident is not None
@@ -226,7 +228,7 @@ def load_as_tool(job: Job, id: str, salt: int) -> list[str]:
     return find_wrong(shards, salt)
 
 
-def watch_save(job: Job, step: int) -> tuple[bool, float, float]:
+def watch_save(job: CheckpointerJob, step: int) -> tuple[bool, float, float]:
     """Whether the checkpoint was visible as soon as `save` returned; seconds blocked, and until it was visible."""
     checkpointer = open_checkpointer(job)
     registry = build_registry(job.mesh, job.large)
@@ -239,7 +241,7 @@ def watch_save(job: Job, step: int) -> tuple[bool, float, float]:
     return visible, handle.blocked_seconds, seconds
 
 
-def save_on_a_full_disk(job: Job, step: int, salt: int, room: int) -> str:
+def save_on_a_full_disk(job: CheckpointerJob, step: int, salt: int, room: int) -> str:
     """Save where no file may grow beyond `room` bytes; what is raised, by class name."""
     checkpointer = open_checkpointer(job)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -257,7 +259,7 @@ def save_on_a_full_disk(job: Job, step: int, salt: int, room: int) -> str:
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
-def read_outcome(job: Job, id: str, salt: int) -> str:
+def read_outcome(job: CheckpointerJob, id: str, salt: int) -> str:
     """What reading a checkpoint comes to: "right", "wrong: ...", "gone", "bad: ...", or the name of another error."""
     checkpointer, ident = open_checkpointer(job), CheckpointId.parse(id)
     assert ident is not None
@@ -280,17 +282,17 @@ def read_outcome(job: Job, id: str, salt: int) -> str:
     return f"wrong: {', '.join(found)}" if found else "right"
 
 
-def lose_each(job: Job, id: str, salt: int, files: list[str]) -> list[str]:
+def lose_each(job: CheckpointerJob, id: str, salt: int, files: list[str]) -> list[str]:
     """The outcome with each file gone in turn; all ranks in step."""
     return _damage_each(job, id, salt, [(file, None) for file in files])
 
 
-def flip_each(job: Job, id: str, salt: int, places: list[tuple[str, int]]) -> list[str]:
+def flip_each(job: CheckpointerJob, id: str, salt: int, places: list[tuple[str, int]]) -> list[str]:
     """The outcome with each byte flipped in turn."""
     return _damage_each(job, id, salt, places)
 
 
-def _damage_each(job: Job, id: str, salt: int, places: list) -> list[str]:
+def _damage_each(job: CheckpointerJob, id: str, salt: int, places: list) -> list[str]:
     world, outcomes = rank.make_comms(job.mesh).world, []
     for number, (file, place) in enumerate(places):
         path, content = Path(file), b""
@@ -301,7 +303,7 @@ def _damage_each(job: Job, id: str, salt: int, places: list) -> list[str]:
             else:
                 path.write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
         world.barrier()
-        turn = Job(job.build, job.run, job.mesh, f"{job.token}-{number}", job.large)
+        turn = CheckpointerJob(job.build, job.run, job.mesh, f"{job.token}-{number}", job.large)
         outcomes.append(read_outcome(turn, id, salt))
         world.barrier()
         if rank.index == 0:
@@ -339,7 +341,7 @@ def _writes(args: tuple) -> bool:
     return bool(set(mode) & set("wax+")) if isinstance(mode, str) else bool(flags & (os.O_WRONLY | os.O_RDWR))
 
 
-def save_and_die(job: Job, step: int, salt: int, victim: int | None, after: int) -> int:
+def save_and_die(job: CheckpointerJob, step: int, salt: int, victim: int | None, after: int) -> int:
     """Save, counting the changes this rank makes to files; the victim kills itself just before number `after`."""
     global _left, _made, _directory, _watching
     if not _watching:

@@ -34,7 +34,7 @@ from gangline_testkit.compare import assemble, assert_number_close, close, compa
 from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.pool import get_pool
 from gangline_testkit.scenarios import FLOAT64
-from gangline_testkit.strategy_ranks import Job
+from gangline_testkit.strategy_ranks import StrategyJob
 from gangline_testkit.suite import PartSuite, check_success
 from gangline_testkit.toys.plugin import Rows
 
@@ -184,12 +184,12 @@ class ModelEditSuite(PartSuite):
 
     # --- what it computes --------------------------------------------------------------------------------------------
 
-    def make_job(self, world: int, recompute: bool = False) -> Job:
+    def make_job(self, world: int, recompute: bool = False) -> StrategyJob:
         """The edited model on data ranks of the toy strategy `rows`, which implements folds."""
         run = replace(self.run("run.deterministic=false"), parallel=Rows())
         tree, plan, _ = self.compose_after()
         build = "gangline_testkit.toys.rows:build"
-        return Job(build, run, tree, plan, Mesh.of({"dp_shard": world}), torch.float64, "ragged", 3, recompute)
+        return StrategyJob(build, run, tree, plan, Mesh.of({"dp_shard": world}), torch.float64, "ragged", 3, recompute)
 
     def test_loss_and_gradients_are_finite(self) -> None:
         _, steps, last, _, _ = get_pool(1).run(ranks.expect, self.make_job(1), 1)[0]
@@ -230,7 +230,7 @@ class ModelEditSuite(PartSuite):
         plan = replace(job.plan, folds=tuple(replace(fold, out_of=("dp_shard",)) for fold in job.plan.folds))
         self.compare(replace(job, plan=plan, mesh=Mesh.of({axis: 2})), FLOAT64)
 
-    def compare(self, job: Job, relative: float) -> None:
+    def compare(self, job: StrategyJob, relative: float) -> None:
         got = get_pool(job.mesh.world).run(ranks.train, job)
         _, steps, last, evaluated, _ = get_pool(1).run(ranks.expect, job, got[0].coordinate[1])[0]
         for number, want in enumerate(steps):
@@ -249,7 +249,7 @@ class ModelEditSuite(PartSuite):
         assert_number_close("evaluated loss", got[0].evaluated[0], evaluated[0], relative)
 
 
-def check_bare(job: Job) -> bool:
+def check_bare(job: StrategyJob) -> bool:
     """Logits of a few tokens outside of any frame: finite, and nothing is emitted."""
     from gangline_testkit.reference import Reference
 
@@ -260,7 +260,7 @@ def check_bare(job: Job) -> bool:
 
 
 @torch.no_grad()
-def generate_texts(job: Job) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def generate_texts(job: StrategyJob) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Logits (tokens, V) by which a text is written after each of some prompts side by side, and those of the text
     alone, computed at once. Nothing where a node does not say how it takes one more token.
     """

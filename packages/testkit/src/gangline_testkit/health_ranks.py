@@ -27,7 +27,7 @@ from gangline_basics.precision.plain import Plain
 from gangline_testkit import rank
 from gangline_testkit.runs import build_small_run
 from gangline_testkit.sessions import open_session
-from gangline_testkit.strategy_ranks import Job, start_rows
+from gangline_testkit.strategy_ranks import StrategyJob, start_rows
 
 
 class Outside(AssertionError):
@@ -58,7 +58,7 @@ def forbid_collectives() -> Iterator[None]:
 def build_small_runtime() -> tuple[Runtime, Optimizer, Comms]:
     """A small model on the toy strategy, over the ranks of the pool or in this process alone: what checks attach to."""
     run, mesh = build_small_run(), Mesh.of({"dp_shard": rank.world})
-    job = Job("", run, *compose_model(run), mesh, torch.float32, "ragged")
+    job = StrategyJob("", run, *compose_model(run), mesh, torch.float32, "ragged")
     runtime = start_rows(job, Plain(job.dtype, job.dtype))
     return runtime, build(run.optimizer, run, runtime), rank.make_comms(mesh, True)
 

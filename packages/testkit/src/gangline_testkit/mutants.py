@@ -34,7 +34,7 @@ def judge(mutant: Mutant, suite: str, place: Path, *tests: str) -> Result:
     """What the suite, or these tests of it, says about the mutant."""
     path = place / f"test_{re.sub(r'[^a-z]', '_', str(mutant))}.py"
     lines = [
-        "from gangline_testkit.scenarios import Layout",
+        "from gangline_testkit.scenarios import RunLayout",
         f"from gangline_testkit import {suite}",
         "",
         "",

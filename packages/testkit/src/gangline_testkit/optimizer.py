@@ -21,7 +21,7 @@ from gangline_testkit import strategy_ranks as ranks
 from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, mark_capability
 from gangline_testkit.compare import Held, assemble, close, compare_all
 from gangline_testkit.pool import get_pool
-from gangline_testkit.strategy_ranks import Job, start_rows
+from gangline_testkit.strategy_ranks import StrategyJob, start_rows
 from gangline_testkit.suite import PartSuite
 from gangline_testkit.toys.plugin import Lanes, edit_lanes
 
@@ -31,7 +31,7 @@ STACK = Lanes(lanes=3, width=1)  # three matrices of one row: of four ranks one 
 
 
 @dataclass
-class Stepped:
+class HeldState:
     """What a rank holds after some steps."""
 
     weights: list[Held]
@@ -40,7 +40,7 @@ class Stepped:
     losses: list[float]
 
 
-def start(job: Job) -> tuple[Runtime, Optimizer]:
+def start(job: StrategyJob) -> tuple[Runtime, Optimizer]:
     """The optimizer on a toy strategy, or on that of the run where one was chosen."""
     strategy = installed().find_part(job.run.parallel).part
     if strategy.default:
@@ -62,7 +62,7 @@ def state_of(optimizer: Optimizer) -> list[Held]:
 
 
 def train_steps(
-    job: Job, runtime: Runtime, optimizer: Optimizer, first: int, last: int, rate: float = RATE
+    job: StrategyJob, runtime: Runtime, optimizer: Optimizer, first: int, last: int, rate: float = RATE
 ) -> list[float]:
     """Train on one and the same batch."""
     losses = []
@@ -74,13 +74,13 @@ def train_steps(
     return losses
 
 
-def train_job(job: Job, count: int, rate: float = RATE) -> Stepped:
+def train_job(job: StrategyJob, count: int, rate: float = RATE) -> HeldState:
     runtime, optimizer = start(job)
     losses = train_steps(job, runtime, optimizer, 0, count, rate)
-    return Stepped(list_weights(runtime), state_of(optimizer), optimizer.state(), losses)
+    return HeldState(list_weights(runtime), state_of(optimizer), optimizer.state(), losses)
 
 
-def resume_job(job: Job, count: int) -> tuple[Stepped, Stepped]:
+def resume_job(job: StrategyJob, count: int) -> tuple[HeldState, HeldState]:
     """A run in one go, and one whose second half has an optimizer and a runtime that were filled from the first's."""
     runtime, optimizer = start(job)
     train_steps(job, runtime, optimizer, 0, count)
@@ -94,11 +94,11 @@ def resume_job(job: Job, count: int) -> tuple[Stepped, Stepped]:
     ends = []
     for one, steps_of in ((runtime, optimizer), (again, other)):
         losses = train_steps(job, one, steps_of, count, 2 * count)
-        ends.append(Stepped(list_weights(one), state_of(steps_of), steps_of.state(), losses))
+        ends.append(HeldState(list_weights(one), state_of(steps_of), steps_of.state(), losses))
     return ends[0], ends[1]
 
 
-def describe_shards(job: Job) -> tuple[Registry, list[tuple[str, tuple[int, ...], tuple[int, ...], str, bool]]]:
+def describe_shards(job: StrategyJob) -> tuple[Registry, list[tuple[str, tuple[int, ...], tuple[int, ...], str, bool]]]:
     """The registry of a fresh optimizer, and its shards: name, offset, shape, dtype, primary."""
     _, optimizer = start(job)
     shards = [
@@ -123,12 +123,12 @@ class OptimizerSuite(PartSuite):
         if "world" in metafunc.fixturenames:
             metafunc.parametrize("world", self.worlds)
 
-    def make_job(self, world: int, dtype: torch.dtype = torch.float64, *settings: str) -> Job:
+    def make_job(self, world: int, dtype: torch.dtype = torch.float64, *settings: str) -> StrategyJob:
         run = self.run("run.deterministic=true", "batch.global_size=4", *settings)
         tree, plan, _ = edit_lanes(*compose_model(run), STACK)
         usual = installed().find_part(run.parallel).part.default
         mesh = Mesh.of({"dp_shard": world} if usual else run.parallel.size_axes(world))
-        return Job(self.offer.part.build, run, tree, plan, mesh, dtype, "ragged")
+        return StrategyJob(self.offer.part.build, run, tree, plan, mesh, dtype, "ragged")
 
     def assemble_state(self, world: int, count: int, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(weights, state) in the global view after some steps."""
@@ -201,13 +201,13 @@ class OptimizerSuite(PartSuite):
             close(name, now, was, 0)
 
 
-def list_leftover(job: Job, state: str) -> list[str]:
+def list_leftover(job: StrategyJob, state: str) -> list[str]:
     """Which arrays of such a state a fresh optimizer leaves over."""
     runtime, optimizer = start(job)
     return sorted(optimizer.may_drop([f"optimizer/{state}/{name}" for name in runtime.names()]))
 
 
-def step_known_gradients(job: Job, count: int) -> list[Held]:
+def step_known_gradients(job: StrategyJob, count: int) -> list[Held]:
     """Steps from gradients that are a function of the place in the whole array, so that sums of ranks play no part."""
     runtime, optimizer = start(job)
     for step in range(count):

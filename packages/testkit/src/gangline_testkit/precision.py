@@ -18,7 +18,7 @@ from gangline_testkit import strategy_ranks as ranks
 from gangline_testkit.claims import mark_capability
 from gangline_testkit.compare import assemble
 from gangline_testkit.pool import get_pool
-from gangline_testkit.strategy_ranks import Job
+from gangline_testkit.strategy_ranks import StrategyJob
 from gangline_testkit.suite import PartSuite
 
 STEPS = 4
@@ -30,7 +30,7 @@ def _multiply(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     return x.double() @ w.double().T + (0 if b is None else b.double())
 
 
-def train_job(build: str, job: Job) -> tuple[list[float], list[dict[str, Tensor]], list[str]]:
+def train_job(build: str, job: StrategyJob) -> tuple[list[float], list[dict[str, Tensor]], list[str]]:
     """Losses, gradients and dtypes of a short training in one process, in the precision under test."""
     precision: Precision = load(build)(job.run.precision, job.run)
     runtime = ranks.start_rows(job, precision)
@@ -188,7 +188,7 @@ class PrecisionSuite(PartSuite):
         run = self.run("run.deterministic=true")
         tree, plan = compose_model(run)
         master = self.build_precision(run).param_dtype
-        job = Job(self.offer.part.build, run, tree, plan, Mesh.of({}), master, "ragged", STEPS)
+        job = StrategyJob(self.offer.part.build, run, tree, plan, Mesh.of({}), master, "ragged", STEPS)
         return get_pool(1).run(train_job, self.offer.part.build, job)[0], get_pool(1).run(ranks.expect, job, 1)[0][1]
 
     def test_training_follows_the_masters_precision(self) -> None:

@@ -95,7 +95,7 @@ class RealRuns:
         self.loaded = loaded
         self.environment = {"OMP_NUM_THREADS": "1"}  # several ranks share a few cores
         self._started: list[subprocess.Popen[str]] = []
-        self._server: warm_starts.Server | None = None
+        self._server: warm_starts.WarmServer | None = None
 
     def __enter__(self) -> RealRuns:
         return self
@@ -129,7 +129,7 @@ class RealRuns:
             return self.start(*words, **environment)
         variables = self._make_variables(environment)
         if self.loaded and self._server is None:
-            self._server = warm_starts.Server(self.loaded, variables)
+            self._server = warm_starts.WarmServer(self.loaded, variables)
         server = self._server or warm_starts
         return self._start(server.make_command(TRAIN, variables), words, variables)
 

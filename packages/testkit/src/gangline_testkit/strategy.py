@@ -35,7 +35,7 @@ from gangline_testkit.scenarios import (
     RECOMPUTED,
     SINGLE,
     TIED,
-    Layout,
+    RunLayout,
 )
 from gangline_testkit.strategy_runs import StrategyRuns, get_shapes
 
@@ -54,7 +54,7 @@ class StrategySuite(StrategyRuns):
 
     # --- what lies where ---------------------------------------------------------------------------------------------
 
-    def test_initial_weights_are_those_of_one_process(self, layout: Layout) -> None:
+    def test_initial_weights_are_those_of_one_process(self, layout: RunLayout) -> None:
         """A function of (seed, name), to the bit."""
         for scenario in (PLAIN, TIED, LANES):
             job = self.make_job(layout, scenario)
@@ -62,7 +62,7 @@ class StrategySuite(StrategyRuns):
             first = self.train_reference(job, got[0].coordinate[1])[0]
             compare_all("initial", self.assemble_shards([of_rank.first for of_rank in got], first), first, 0)
 
-    def test_registry_is_whole_and_the_same_on_every_rank(self, layout: Layout) -> None:
+    def test_registry_is_whole_and_the_same_on_every_rank(self, layout: RunLayout) -> None:
         """It is made from plan and mesh alone: every array, its boxes tiling it, one holder of each primary."""
         job = self.make_job(layout, LANES)
         registries = [of_rank.registry for of_rank in self.train_job(job)]
@@ -83,7 +83,7 @@ class StrategySuite(StrategyRuns):
                 assert len(primaries) == 1, f"{len(primaries)} primaries of {name}{box}"
                 assert first.find_holders(name_model_array(name), box)[0] == primaries[0]
 
-    def test_shards_are_the_boxes_of_the_registry(self, layout: Layout) -> None:
+    def test_shards_are_the_boxes_of_the_registry(self, layout: RunLayout) -> None:
         for scenario in (PLAIN, TIED, LANES):
             job = self.make_job(layout, scenario)
             registry = self.train_job(job)[0].registry
@@ -98,7 +98,7 @@ class StrategySuite(StrategyRuns):
                     primaries[name] = primaries.get(name, 0) + primary * math.prod(length)
             assert primaries == {name: math.prod(registry[name].shape) for name in registry}
 
-    def test_parameters_are_the_same_on_all_ranks_of_a_stage(self, layout: Layout) -> None:
+    def test_parameters_are_the_same_on_all_ranks_of_a_stage(self, layout: RunLayout) -> None:
         job = self.make_job(layout, LANES)
         by_stage: dict[int, list] = {}
         for rank, parameters in enumerate(self.run_on_ranks(ranks.list_pieces, job)):
@@ -111,14 +111,14 @@ class StrategySuite(StrategyRuns):
                 )
                 assert inside, f"rank {rank}: a piece of {name} lies outside of it"
 
-    def test_every_share_of_the_batch_is_read(self, layout: Layout) -> None:
+    def test_every_share_of_the_batch_is_read(self, layout: RunLayout) -> None:
         coordinates = [of_rank.coordinate for of_rank in self.train_job(self.make_job(layout, PLAIN))]
         width = coordinates[0][1]
         assert {of for _, of in coordinates} == {width}
         assert sorted({index for index, _ in coordinates}) == list(range(width))
 
     @mark_capability(LAYOUT)
-    def test_matrices_are_mapped_whole_and_once(self, layout: Layout) -> None:
+    def test_matrices_are_mapped_whole_and_once(self, layout: RunLayout) -> None:
         """Each on one rank, whatever part of it a rank holds; those of a stack one by one."""
         for scenario in (PLAIN, LANES):
             job = self.make_job(layout, scenario)
@@ -128,7 +128,7 @@ class StrategySuite(StrategyRuns):
     # --- one step ----------------------------------------------------------------------------------------------------
 
     @mark_capability(LAYOUT)
-    def test_loss_and_tokens(self, layout: Layout) -> None:
+    def test_loss_and_tokens(self, layout: RunLayout) -> None:
         """Sums over the global count of valid tokens, equal on all ranks."""
         job = self.make_job(layout, PLAIN)
         got = self.train_job(job)
@@ -141,7 +141,7 @@ class StrategySuite(StrategyRuns):
                 assert one.loss_sum == got[0].steps[of_rank.steps.index(one)].loss_sum, "ranks disagree about the loss"
 
     @mark_capability(LAYOUT)
-    def test_each_rank_says_what_it_added_to_the_loss(self, layout: Layout) -> None:
+    def test_each_rank_says_what_it_added_to_the_loss(self, layout: RunLayout) -> None:
         """The ranks that read one share of the batch add up to the loss and the tokens of that share."""
         job = self.make_job(layout, PLAIN)
         got = self.train_job(job)
@@ -154,7 +154,7 @@ class StrategySuite(StrategyRuns):
                 assert sum(count for _, count in owns) == tokens, f"own tokens of data rank {index}"
 
     @mark_capability(LAYOUT)
-    def test_gradients(self, layout: Layout) -> None:
+    def test_gradients(self, layout: RunLayout) -> None:
         """Every element, in the global view."""
         job = self.make_job(layout, PLAIN)
         got = self.train_job(job)
@@ -162,7 +162,7 @@ class StrategySuite(StrategyRuns):
         compare_all("gradient", self.assemble_shards([of_rank.steps[0].held for of_rank in got], want), want, FLOAT64)
 
     @mark_capability(LAYOUT)
-    def test_gradient_norm(self, layout: Layout) -> None:
+    def test_gradient_norm(self, layout: RunLayout) -> None:
         """Global, each parameter counted once, the same on all ranks."""
         for scenario in (PLAIN, TIED, LANES):
             job = self.make_job(layout, scenario)
@@ -172,7 +172,7 @@ class StrategySuite(StrategyRuns):
                 assert_number_close("norm", of_rank.steps[0].norm, want, FLOAT64)
                 assert of_rank.steps[0].norm == got[0].steps[0].norm, "ranks disagree about the norm"
 
-    def test_traffic_is_marked(self, layout: Layout) -> None:
+    def test_traffic_is_marked(self, layout: RunLayout) -> None:
         """With `gangline.comm.purpose.mark_traffic`, by which parts that wrap a Comm tell gradients from other sums."""
         job = self.make_job(layout, PLAIN)
         found = self.run_on_ranks(traffic.count_step, job)
@@ -185,7 +185,7 @@ class StrategySuite(StrategyRuns):
             assert any(of_rank.sent[purpose] for of_rank in found), f"no traffic is marked as {purpose}"
 
     @mark_capability(LAYOUT)
-    def test_clip_scales_all_gradients_alike(self, layout: Layout) -> None:
+    def test_clip_scales_all_gradients_alike(self, layout: RunLayout) -> None:
         """Down to the norm, and never up."""
         job = self.make_job(layout, PLAIN)
         want = self.train_reference(job, 1)[1][0]
@@ -194,7 +194,7 @@ class StrategySuite(StrategyRuns):
             assert_number_close("the norm that clip gives", found[0][0], want.norm, FLOAT64)
             compare_clipped(found, get_shapes(want.gradients), limit, "norm")
 
-    def test_clip_measures_changed_gradients(self, layout: Layout) -> None:
+    def test_clip_measures_changed_gradients(self, layout: RunLayout) -> None:
         """Gradients that were multiplied after the step are clipped by their own norm, or `clip` refuses them."""
         job = self.make_job(layout, PLAIN)
         shapes = get_shapes(self.train_reference(job, 1)[1][0].gradients)
@@ -203,35 +203,35 @@ class StrategySuite(StrategyRuns):
                 compare_clipped(found, shapes, 0.5, "norm of gradients times 10")
 
     @mark_capability(LAYOUT)
-    def test_float32_step(self, layout: Layout) -> None:
+    def test_float32_step(self, layout: RunLayout) -> None:
         self.compare(layout, SINGLE, FLOAT32)
 
     @mark_capability(LAYOUT)
-    def test_tied_weights(self, layout: Layout) -> None:
+    def test_tied_weights(self, layout: RunLayout) -> None:
         """One parameter under one name: its gradient is the sum of both uses, and it counts once."""
         self.compare(layout, TIED, FLOAT64)
 
     @mark_capability(LAYOUT)
-    def test_documents_and_positions(self, layout: Layout) -> None:
+    def test_documents_and_positions(self, layout: RunLayout) -> None:
         self.compare(layout, DOCUMENTS, FLOAT64)
 
     @mark_capability(LAYOUT)
-    def test_accumulation(self, layout: Layout) -> None:
+    def test_accumulation(self, layout: RunLayout) -> None:
         """Several microbatches of several samples."""
         self.compare(layout, ACCUMULATED, FLOAT64)
 
     @mark_capability(LAYOUT)
-    def test_recomputation_changes_nothing(self, layout: Layout) -> None:
+    def test_recomputation_changes_nothing(self, layout: RunLayout) -> None:
         """What is emitted counts once, and what is drawn is drawn again."""
         self.compare(layout, RECOMPUTED, FLOAT64)
 
-    def test_a_step_in_which_no_target_counts(self, layout: Layout) -> None:
+    def test_a_step_in_which_no_target_counts(self, layout: RunLayout) -> None:
         for of_rank in self.run_on_ranks(ranks.step_without_targets, self.make_job(layout, PLAIN)):
             assert (of_rank.loss_sum, of_rank.tokens, of_rank.finite, of_rank.norm) == (0.0, 0, True, 0.0)
             assert not any(bool(gradient.any()) for _, _, gradient in of_rank.held)
 
     @pytest.mark.parametrize("value", [math.nan, math.inf], ids=["nan", "inf"])
-    def test_not_finite_on_one_rank_is_known_to_all(self, layout: Layout, value: float) -> None:
+    def test_not_finite_on_one_rank_is_known_to_all(self, layout: RunLayout, value: float) -> None:
         """And the next step is as if nothing had been."""
         job = self.make_job(layout, PLAIN)
         answers = self.run_on_ranks(ranks.step_bad_sample, job, value)
@@ -244,7 +244,7 @@ class StrategySuite(StrategyRuns):
     # --- several steps -----------------------------------------------------------------------------------------------
 
     @mark_capability(LAYOUT)
-    def test_weights_after_several_steps(self, layout: Layout) -> None:
+    def test_weights_after_several_steps(self, layout: RunLayout) -> None:
         """What the optimizer wrote into the pieces is taken up, and replicas hold the same bits."""
         job = self.make_job(layout, PLAIN)
         got = self.train_job(job)
@@ -252,7 +252,7 @@ class StrategySuite(StrategyRuns):
         compare_all("weights", self.assemble_shards([of_rank.last for of_rank in got], last), last, FLOAT64)
 
     @mark_capability(LAYOUT)
-    def test_evaluate(self, layout: Layout) -> None:
+    def test_evaluate(self, layout: RunLayout) -> None:
         job = self.make_job(layout, PLAIN)
         got = self.train_job(job)
         loss_sum, tokens = self.train_reference(job, got[0].coordinate[1])[3]
@@ -261,7 +261,7 @@ class StrategySuite(StrategyRuns):
             assert of_rank.evaluated[1] == tokens
 
     @mark_capability(LAYOUT)
-    def test_score(self, layout: Layout) -> None:
+    def test_score(self, layout: RunLayout) -> None:
         """Each sample's log-likelihood, in global order, the same bits on all ranks; 0 for what fills a share up."""
         job = self.make_job(layout, PLAIN)
         got = self.train_job(job)
@@ -271,13 +271,13 @@ class StrategySuite(StrategyRuns):
             close("score of sample, between two ranks,", of_rank.scores, got[0].scores, 0)
         assert got[0].scores[-1] == 0
 
-    def test_score_refuses_shares_that_do_not_fit(self, layout: Layout) -> None:
+    def test_score_refuses_shares_that_do_not_fit(self, layout: RunLayout) -> None:
         """On every rank alike, for a rank that went on alone would wait for ever."""
         for answers in zip(*self.run_on_ranks(ranks.score_misfits, self.make_job(layout, PLAIN)), strict=True):
             assert len(set(answers)) == 1, f"the ranks say {answers}"
             assert answers[0].startswith("ValueError"), f"score took shares that do not fit: {answers[0]}"
 
-    def test_what_is_written_through_shards_is_computed_with(self, layout: Layout) -> None:
+    def test_what_is_written_through_shards_is_computed_with(self, layout: RunLayout) -> None:
         """A checkpoint is loaded so."""
         job = self.make_job(layout, PLAIN)
         want = get_pool(1).run(ranks.expect_written, replace(job, mesh=Mesh.of({})), 1.5)[0]
@@ -285,7 +285,7 @@ class StrategySuite(StrategyRuns):
             assert_number_close("evaluated loss", loss_sum, want[0], FLOAT64)
             assert tokens == want[1]
 
-    def test_two_runs_of_one_layout_are_bit_identical(self, layout: Layout) -> None:
+    def test_two_runs_of_one_layout_are_bit_identical(self, layout: RunLayout) -> None:
         """Under run.deterministic."""
         job = self.make_job(layout, EXACT)
         one, two = self.train_job(job), self.run_on_ranks(ranks.train, job)
@@ -295,27 +295,27 @@ class StrategySuite(StrategyRuns):
                 close(f"second run: {name}", after, before, 0)
 
     @mark_capability("exact")
-    def test_bit_identical_to_one_process(self, layout: Layout) -> None:
+    def test_bit_identical_to_one_process(self, layout: RunLayout) -> None:
         self.compare(layout, EXACT, 0)
 
     @mark_capability("exact")
-    def test_an_evaluation_is_bit_identical_to_one_process(self, layout: Layout) -> None:
+    def test_an_evaluation_is_bit_identical_to_one_process(self, layout: RunLayout) -> None:
         """Losses are added in the order of the samples, however many ranks hold them."""
         self.compare(layout, EXACT_EVALUATION, 0)
 
     @mark_capability("exact tied")
-    def test_bit_identical_with_tied_weights(self, layout: Layout) -> None:
+    def test_bit_identical_with_tied_weights(self, layout: RunLayout) -> None:
         self.compare(layout, EXACT_TIED, 0)
 
     # --- folds and what modules emit ---------------------------------------------------------------------------------
 
     @mark_capability(LAYOUT)
-    def test_a_module_on_a_fold(self, layout: Layout) -> None:
+    def test_a_module_on_a_fold(self, layout: RunLayout) -> None:
         """Its gradients are summed over what is left beside the fold, and no more."""
         self.compare(layout, LANES, FLOAT64)
 
     @mark_capability(LAYOUT)
-    def test_emitted_metrics(self, layout: Layout) -> None:
+    def test_emitted_metrics(self, layout: RunLayout) -> None:
         """Sums, means, maxima and loss terms, each token counted once; equal on all ranks."""
         for scenario in (LANES, RECOMPUTED):
             job = self.make_job(layout, scenario)
@@ -330,7 +330,7 @@ class StrategySuite(StrategyRuns):
                         close(f"metric {name}", found, torch.tensor(value, dtype=torch.float64), FLOAT64)
 
     @mark_capability(LAYOUT)
-    def test_emitted_loss_reaches_the_gradients(self, layout: Layout) -> None:
+    def test_emitted_loss_reaches_the_gradients(self, layout: RunLayout) -> None:
         """The objective is (loss + terms) / global tokens; the reported loss is without the terms."""
         job = self.make_job(layout, LANES)
         got = self.train_job(job)
@@ -340,7 +340,7 @@ class StrategySuite(StrategyRuns):
         compare_all("gradient", held, want.gradients, FLOAT64)
 
     @mark_capability(LAYOUT)
-    def test_modules_are_told_after_the_step(self, layout: Layout) -> None:
+    def test_modules_are_told_after_the_step(self, layout: RunLayout) -> None:
         """`after_step` gets what was emitted, reduced over the whole step; its buffer is state."""
         job = self.make_job(layout, LANES)
         got = self.train_job(job)

@@ -32,7 +32,7 @@ from gangline_testkit.toys.rows import RowsRuntime
 
 
 @dataclass(frozen=True)
-class Job:
+class StrategyJob:
     """One run of a strategy, as data."""
 
     build: str
@@ -87,7 +87,7 @@ class Job:
 
 
 @dataclass
-class Stepped:
+class RankStep:
     """One step on one rank. `held` are this rank's pieces of the gradients."""
 
     loss_sum: float
@@ -107,13 +107,13 @@ class Trained:
     registry: Registry
     names: list[str]  # of parameters(), in order
     first: list[Held] = field(default_factory=list)  # the initial arrays
-    steps: list[Stepped] = field(default_factory=list)
+    steps: list[RankStep] = field(default_factory=list)
     last: list[Held] = field(default_factory=list)  # the arrays at the end
     evaluated: tuple[float, int] = (0.0, 0)
     scores: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-def start(job: Job, wrap: Callable[[Comms], Comms] = lambda comms: comms) -> Runtime:
+def start(job: StrategyJob, wrap: Callable[[Comms], Comms] = lambda comms: comms) -> Runtime:
     """Cut, then fill: as `gangline.train.build` does. wrap: what is put around the communication."""
     comms = wrap(rank.make_comms(job.mesh, job.run.deterministic))
     section = job.run.job
@@ -126,7 +126,7 @@ def start(job: Job, wrap: Callable[[Comms], Comms] = lambda comms: comms) -> Run
     return runtime
 
 
-def start_rows(job: Job, precision: Precision) -> Runtime:
+def start_rows(job: StrategyJob, precision: Precision) -> Runtime:
     """The job's model on the toy strategy, whose pieces are rows of matrices and boxes of stacks; sums in rank order.
 
     For parts that are no strategies; `job.build` is not looked at.
@@ -155,12 +155,12 @@ def hold_gradients(runtime: Runtime) -> list[Held]:
     return held
 
 
-def run_step(runtime: Runtime, microbatches: list[Batch]) -> Stepped:
+def run_step(runtime: Runtime, microbatches: list[Batch]) -> RankStep:
     """Forward, backward, norm; nothing is scaled and nothing stepped."""
     result = runtime.step(microbatches)
     norm = runtime.clip(None)
     own, held = (result.own_loss_sum, result.own_tokens), hold_gradients(runtime)
-    return Stepped(result.loss_sum, result.tokens, result.finite, result.metrics, norm, held, own)
+    return RankStep(result.loss_sum, result.tokens, result.finite, result.metrics, norm, held, own)
 
 
 def apply(runtime: Runtime, velocities: dict[int, Tensor]) -> None:
@@ -174,7 +174,7 @@ def apply(runtime: Runtime, velocities: dict[int, Tensor]) -> None:
     runtime.finish_update()
 
 
-def train(job: Job) -> Trained:
+def train(job: StrategyJob) -> Trained:
     """Some steps, then an evaluation of the step after them, and its samples' scores."""
     runtime = start(job)
     index, width = runtime.data_coordinate
@@ -191,7 +191,7 @@ def train(job: Job) -> Trained:
 
 
 def expect(
-    job: Job, width: int
+    job: StrategyJob, width: int
 ) -> tuple[dict[str, Tensor], list[Expected], dict[str, Tensor], tuple[float, int], Tensor]:
     """The same on the reference: initial arrays, each step, final arrays, the evaluation, the scores."""
     reference = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype)
@@ -205,7 +205,7 @@ def expect(
     return first, steps, {name: array.clone() for name, array in reference.get_arrays().items()}, evaluated, scores
 
 
-def list_shards(job: Job) -> list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], str, bool]]:
+def list_shards(job: StrategyJob) -> list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], str, bool]]:
     """Every shard: name, global shape, offset, local shape, dtype, primary."""
     return [
         (s.name, tuple(s.global_shape), tuple(s.offset), tuple(s.local.shape), name_dtype(s.dtype), s.primary)
@@ -213,7 +213,7 @@ def list_shards(job: Job) -> list[tuple[str, tuple[int, ...], tuple[int, ...], t
     ]
 
 
-def list_pieces(job: Job) -> list[tuple[str, tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]]:
+def list_pieces(job: StrategyJob) -> list[tuple[str, tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]]:
     """Every parameter: name, shape, its pieces' offsets and shapes. The pieces must be leaves."""
     found = []
     for named in start(job).parameters():
@@ -228,7 +228,7 @@ def transform_matrix(matrix: Tensor) -> Tensor:
     return matrix @ matrix.T @ matrix + matrix.norm()
 
 
-def map_matrices(job: Job) -> tuple[list[Held], list[MatrixId], dict[MatrixId, int]]:
+def map_matrices(job: StrategyJob) -> tuple[list[Held], list[MatrixId], dict[MatrixId, int]]:
     """This rank's pieces of what `map_matrices` makes, by `transform_matrix`, of all matrices doubled; which it mapped.
 
     And what `find_matrix_owners` says of all.
@@ -248,7 +248,7 @@ def map_matrices(job: Job) -> tuple[list[Held], list[MatrixId], dict[MatrixId, i
     return held, mapped, dict(runtime.find_matrix_owners(names))
 
 
-def expect_mapped(job: Job) -> dict[str, Tensor]:
+def expect_mapped(job: StrategyJob) -> dict[str, Tensor]:
     """The same of each matrix in one process."""
     reference, found = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype), {}
     for name, weight in reference.weights.items():
@@ -258,7 +258,7 @@ def expect_mapped(job: Job) -> dict[str, Tensor]:
     return found
 
 
-def clip_gradients(job: Job, max_norm: float) -> Clipped:
+def clip_gradients(job: StrategyJob, max_norm: float) -> Clipped:
     """One step, and what `clip` makes of its gradients."""
     runtime = start(job)
     runtime.step(job.share(0, *runtime.data_coordinate))
@@ -267,7 +267,7 @@ def clip_gradients(job: Job, max_norm: float) -> Clipped:
     return norm, before, hold_gradients(runtime)
 
 
-def clip_changed_gradients(job: Job, max_norm: float, factor: float) -> list[Clipped | None]:
+def clip_changed_gradients(job: StrategyJob, max_norm: float, factor: float) -> list[Clipped | None]:
     """Two steps, and what `clip` makes of their gradients, which were multiplied after the step.
 
     In the first step `remeasure` is not called, and `clip` may raise RuntimeError (None); in the second it is.
@@ -294,7 +294,7 @@ def clip_changed_gradients(job: Job, max_norm: float, factor: float) -> list[Cli
     return found
 
 
-def score_misfits(job: Job) -> list[str]:
+def score_misfits(job: StrategyJob) -> list[str]:
     """What `score` raises where a batch has two samples, and where the first share is shorter than the others."""
     runtime = start(job)
     index, width = runtime.data_coordinate
@@ -313,7 +313,7 @@ def score_misfits(job: Job) -> list[str]:
     return told
 
 
-def write_and_evaluate(job: Job, factor: float) -> tuple[float, int]:
+def write_and_evaluate(job: StrategyJob, factor: float) -> tuple[float, int]:
     """Multiply every array through its shard's view, as a load would fill it; then evaluate.
 
     Replicas that may differ do: those of which a checkpoint holds nothing are multiplied by another factor.
@@ -329,7 +329,7 @@ def write_and_evaluate(job: Job, factor: float) -> tuple[float, int]:
     return runtime.evaluate(job.share(0, *runtime.data_coordinate))
 
 
-def expect_written(job: Job, factor: float) -> tuple[float, int]:
+def expect_written(job: StrategyJob, factor: float) -> tuple[float, int]:
     """The same on the reference."""
     reference = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype)
     with torch.no_grad():
@@ -338,7 +338,7 @@ def expect_written(job: Job, factor: float) -> tuple[float, int]:
     return reference.evaluate([job.share(0, 0, 1)])
 
 
-def step_bad_sample(job: Job, value: float) -> list[Stepped]:
+def step_bad_sample(job: StrategyJob, value: float) -> list[RankStep]:
     """A step whose sample 0 alone meets a weight that is not finite, then the same step with the weight mended."""
     runtime = start(job)
     index, width = runtime.data_coordinate
@@ -358,7 +358,7 @@ def step_bad_sample(job: Job, value: float) -> list[Stepped]:
     return steps
 
 
-def step_without_targets(job: Job) -> Stepped:
+def step_without_targets(job: StrategyJob) -> RankStep:
     """A step in which no target counts on any rank."""
     runtime = start(job)
     batches = job.share(0, *runtime.data_coordinate)

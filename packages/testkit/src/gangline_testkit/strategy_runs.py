@@ -16,8 +16,8 @@ from gangline.model.compose import compose_model
 from gangline_testkit import strategy_ranks as ranks
 from gangline_testkit.compare import Held, assemble, assert_number_close, close, compare_all
 from gangline_testkit.pool import get_pool
-from gangline_testkit.scenarios import Layout, Scenario
-from gangline_testkit.strategy_ranks import Job, Trained
+from gangline_testkit.scenarios import RunLayout, Scenario
+from gangline_testkit.strategy_ranks import StrategyJob, Trained
 from gangline_testkit.suite import PartSuite
 from gangline_testkit.toys.plugin import Lanes, edit_lanes
 
@@ -27,19 +27,19 @@ _done: dict[str, Any] = {}  # what the ranks gave, by job: many tests look at on
 class StrategyRuns(PartSuite):
     """Runs of one strategy, in each layout."""
 
-    layouts: ClassVar[tuple[Layout, ...] | None] = None
+    layouts: ClassVar[tuple[RunLayout, ...] | None] = None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "layout" in metafunc.fixturenames:
             metafunc.parametrize("layout", self.layouts or list(self._iterate_layouts()), ids=str)
 
-    def _iterate_layouts(self) -> Iterator[Layout]:
+    def _iterate_layouts(self) -> Iterator[RunLayout]:
         for world in (1, 2, 4):
             with suppress(UserError):
                 self.run().parallel.size_axes(world)
-                yield Layout(world)
+                yield RunLayout(world)
 
-    def make_job(self, layout: Layout, scenario: Scenario) -> Job:
+    def make_job(self, layout: RunLayout, scenario: Scenario) -> StrategyJob:
         """The scenario under the layout, as core would set it up."""
         run = self.run("run.deterministic=false", *layout.settings, *scenario.settings)
         tree, plan = compose_model(run)
@@ -48,20 +48,22 @@ class StrategyRuns(PartSuite):
         mesh = Mesh.of(run.parallel.size_axes(layout.world))
         assert mesh.world == layout.world, f"axes({layout.world}) lays out {mesh.world} ranks"
         build = self.offer.part.build
-        return Job(build, run, tree, plan, mesh, scenario.dtype, scenario.batches, scenario.steps, scenario.recompute)
+        return StrategyJob(
+            build, run, tree, plan, mesh, scenario.dtype, scenario.batches, scenario.steps, scenario.recompute
+        )
 
-    def run_on_ranks(self, body: Any, job: Job, *args: Any) -> list[Any]:
+    def run_on_ranks(self, body: Any, job: StrategyJob, *args: Any) -> list[Any]:
         """Run a body on all ranks of the job's mesh."""
         return get_pool(job.mesh.world).run(body, job, *args)
 
-    def train_job(self, job: Job) -> list[Trained]:
+    def train_job(self, job: StrategyJob) -> list[Trained]:
         """Each rank's record of the job; run once and kept."""
         key = f"{type(self).__qualname__} {job.make_key()}"
         if key not in _done:
             _done[key] = self.run_on_ranks(ranks.train, job)
         return _done[key]
 
-    def train_reference(self, job: Job, width: int) -> Any:
+    def train_reference(self, job: StrategyJob, width: int) -> Any:
         """The reference's record of the same; groups of microbatches as `width` data ranks would have them."""
         plain = replace(job, build="", mesh=Mesh.of({}), recompute=False)
         key = f"{width} {replace(plain, run=_drop_strategy(plain.run)).make_key()}"
@@ -73,7 +75,7 @@ class StrategyRuns(PartSuite):
         """The global view of what the ranks hold, by the shapes that the reference knows."""
         return assemble(per_rank, get_shapes(names))
 
-    def compare(self, layout: Layout, scenario: Scenario, relative: float) -> None:
+    def compare(self, layout: RunLayout, scenario: Scenario, relative: float) -> None:
         """Everything of a training run against the reference."""
         job = self.make_job(layout, scenario)
         got = self.train_job(job)

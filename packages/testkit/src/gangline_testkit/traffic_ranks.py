@@ -53,7 +53,7 @@ class CountingComm(Wrapped):
         return super()._exchange(sends, recvs, background)
 
 
-def count_step(job: ranks.Job) -> StepTraffic:
+def count_step(job: ranks.StrategyJob) -> StepTraffic:
     """A step, and the norm of its gradients."""
     sent: Counter[str] = Counter()
     runtime = ranks.start(job, lambda comms: WrappedComms(comms, lambda comm: CountingComm(comm, sent)))

@@ -24,7 +24,9 @@ class Shot:
     seconds: float
 
 
-def save_under_fire(job: ranks.Job, salts: dict[str, int], steps: tuple[int, int, int], shot: Shot) -> list[str]:
+def save_under_fire(
+    job: ranks.CheckpointerJob, salts: dict[str, int], steps: tuple[int, int, int], shot: Shot
+) -> list[str]:
     """Load the newest, save in peace, save while somebody is killed, save again; what came of each.
 
     `salts`: of each checkpoint that there may be. The first save also gets every process running that the checkpointer
@@ -54,7 +56,7 @@ def save_under_fire(job: ranks.Job, salts: dict[str, int], steps: tuple[int, int
         checkpointer.close()
 
 
-def measure_save(job: ranks.Job, step: int) -> float:
+def measure_save(job: ranks.CheckpointerJob, step: int) -> float:
     """How long a save takes when every process it needs is running: the shortest of two."""
     checkpointer, seconds = ranks.open_checkpointer(job), []
     try:

@@ -41,7 +41,7 @@ NODE = "gangline_basics.launch.node"
 
 
 class UsableRanks:
-    """Remember `find_usable` of one run with `most` ranks at the most: nodes come and go, and the others wait for it."""
+    """Remember `find_usable` of one run with at most `most` ranks: nodes come and go, and the others wait for it."""
 
     def __init__(self, run: Run, most: int | None) -> None:
         self._run, self._most = run, most

@@ -53,8 +53,8 @@ class RestartWanted(Exception):
 class RankFailure:
     """Why a rank ended.
 
-    kind: "user" (a mistake, no traceback), "bug", "restart" (a verdict asks for new workers), "ended" (`train_rank` gave
-    an exit code), or "lost" (of all that were lost nobody lived to say why).
+    kind: "user" (a mistake, no traceback), "bug", "restart" (a verdict asks for new workers), "ended" (`train_rank`
+    gave an exit code), or "lost" (no lost rank lived to say why).
     member: in whose code it was, where that is known: "health/mine".
     """
 

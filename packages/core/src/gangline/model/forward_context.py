@@ -156,7 +156,7 @@ def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:
     """Add `term` to the objective and give `hidden` back.
 
     term: 0-d, a sum over this rank's own tokens that count (`get_loss_mask`); divided, as the loss is, by the step's
-    global count of them. It reaches the objective through the backward pass of the `hidden` that is returned, so use that.
+    global count of them. It reaches the objective through the backward pass of the returned `hidden`, so use that.
     """
     current = _frame
     if current is None:

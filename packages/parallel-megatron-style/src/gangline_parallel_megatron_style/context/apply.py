@@ -32,8 +32,8 @@ def set_attention(
 
     Ring attention takes the seam's place and computes what is declared there (`gangline.model.seams.get_calls`);
     Ulysses wraps what is there, and calls it with some of the heads. Raises UserError where the function there is not
-    the declared one or nobody says what it computes, where ring attention has not what it computes, and where a module that
-    the plan names has no such seam.
+    the declared one or nobody says what it computes, where ring attention has not what it computes, and where a module
+    that the plan names has no such seam.
     """
     if comm.size == 1:
         return []

@@ -125,7 +125,7 @@ class Numbers(DataConfig):
 
 
 @dataclass
-class Lines(TrackConfig):
+class LineFile(TrackConfig):
     """A text file with a line a step."""
 
 
@@ -169,7 +169,7 @@ def gangline_model_edits() -> Iterable[Part]:
 
 @hookimpl
 def gangline_trackers() -> Iterable[Part]:
-    yield Part(name="lines", config=Lines, build="gangline_testkit.toys.lines:LinesTracker", summary="a text file")
+    yield Part(name="lines", config=LineFile, build="gangline_testkit.toys.lines:LinesTracker", summary="a text file")
 
 
 @hookimpl
