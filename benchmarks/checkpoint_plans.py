@@ -117,7 +117,7 @@ def latest_of_many(folder: str, count: int) -> None:
     listing, found = _timed(checkpointer.list)
     assert len(found) == count
     latest, id = _timed(checkpointer.find_latest)
-    opening, _ = _timed(lambda: checkpointer.document(id))
+    opening, _ = _timed(lambda: checkpointer.read_document(id))
     print(f"\n{count:,} checkpoints, {len(registry.layouts)} arrays each")
     print(f"  list() {listing:.3f} s, latest() {latest:.3f} s, its document {opening:.3f} s more")
     for verb in ("show", "ls"):

@@ -58,9 +58,9 @@ class Repeating:
         self.mine = {one.name: [piece.shard.box for piece in one.pieces] for one in runtime.parameters()}
 
     def map_matrices(
-        self, function: Callable[[Tensor, MatrixId], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
+        self, function: Callable[[Tensor, MatrixId], Tensor], inputs: Iterable[tuple[str, Sequence[Tensor]]]
     ) -> Iterator[tuple[str, Sequence[Tensor]]]:
-        for name, pieces in given:
+        for name, pieces in inputs:
             whole = self.gathered(name, pieces)
             matrices = whole.view(-1, *whole.shape[-2:])
             mapped = torch.stack([function(x, MatrixId(name, i)) for i, x in enumerate(matrices)]).view_as(whole)

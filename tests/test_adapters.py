@@ -37,7 +37,7 @@ class Layouts(StrategySuite):
 def holds(on: str, *settings: str, more: tuple[str, ...] = SMALL) -> None:
     layout, scenario = RunLayout.from_words(on), Scenario((*more, *settings), "ragged", torch.float64, steps=2)
     suite = Layouts()
-    job = suite.job(layout, scenario)
+    job = suite.make_job(layout, scenario)
     assert not (problems := job.run.parallel.check(job.run)), "\n".join(map(str, problems))
     suite.compare(layout, scenario, FLOAT64)
     names = suite.train_job(job)[0].names

@@ -60,8 +60,8 @@ class Layouts(StrategySuite):
         own = (f"model={self.family}", *SIZES, *FAMILIES[self.family], self.choice)
         return from_dict(parse_settings([*plain, *own, *settings]))
 
-    def job(self, layout: RunLayout, scenario: Scenario) -> StrategyJob:
-        job = super().job(layout, scenario)
+    def make_job(self, layout: RunLayout, scenario: Scenario) -> StrategyJob:
+        job = super().make_job(layout, scenario)
         # Without rotary positions a bias of keys adds the same to all scores of a query: its gradient is 0 in
         # mathematics and nothing but rounding in numbers, which no bound holds.
         frozen = ("blocks.*.attention.wk.bias",) if self.family == "gpt2" else ()
@@ -73,7 +73,7 @@ def holds(family: str, on: str, *settings: str) -> None:
     suite = Layouts()
     suite.family = family
     layout, scenario = RunLayout.from_words(on), Scenario(settings, batches="documents", steps=2)
-    job = suite.job(layout, scenario)
+    job = suite.make_job(layout, scenario)
     problems = [*job.run.parallel.check(job.run), *job.run.model.check(job.run)]
     assert not problems, "\n".join(map(str, problems))
     suite.compare(layout, scenario, FLOAT64)
@@ -88,7 +88,7 @@ def allowed(family: str, on: str) -> str:
         return on
     suite = Layouts()
     suite.family = family
-    run = suite.job(RunLayout.from_words(on), Scenario()).run
+    run = suite.make_job(RunLayout.from_words(on), Scenario()).run
     assert any(RING_LACKS[family] in str(problem) for problem in run.parallel.check(run))
     return f"{on} context=ulysses"
 
@@ -104,7 +104,7 @@ def test_a_layout_changes_nothing(family):
 def test_tokens_that_must_stay_together_are_refused_by_name(family, context):
     suite = Layouts()
     suite.family = family
-    run = suite.job(RunLayout.from_words(f"cp=2 context={context}"), Scenario()).run
+    run = suite.make_job(RunLayout.from_words(f"cp=2 context={context}"), Scenario()).run
     assert any("blocks.0.attention" in str(problem) for problem in run.parallel.check(run))
 
 
@@ -122,7 +122,7 @@ def test_experts_that_would_compute_another_activation_are_refused():
     suite = Layouts()
     suite.family = "gemma3"
     with pytest.raises(UserError, match="moe has no experts with gelu_tanh"):
-        suite.job(RunLayout.from_words("tp=1"), Scenario(("moe=on",)))
+        suite.make_job(RunLayout.from_words("tp=1"), Scenario(("moe=on",)))
 
 
 @pytest.mark.parametrize(

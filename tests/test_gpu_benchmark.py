@@ -41,7 +41,7 @@ OF_A_GPU = {"captured streams", "staging rate", "documents", "NCCL", "registered
 
 @pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_every_line_works_on_a_cpu(gpu, tmp_path, few):
-    groups = gpu.list_groups()
+    groups = gpu.groups()
     names = FEW if few else [name for lines in groups.values() for name in lines]
     ran = dry("--out", str(tmp_path), "--only", *names)
     found = lines(ran, tmp_path / "all.json")

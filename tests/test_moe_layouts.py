@@ -36,7 +36,7 @@ def holds(on: str, *settings: str, steps: int = 2, bound: float = FLOAT64) -> No
     """Loss, gradients, norm, weights and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
     suite, layout = Layouts(), RunLayout.from_words(on)
     scenario = Scenario((*SMALL, *settings), steps=steps)
-    job = suite.job(layout, scenario)
+    job = suite.make_job(layout, scenario)
     problems = [*job.run.parallel.check(job.run), *job.run.edits["moe"].check(job.run)]
     assert not problems, "\n".join(map(str, problems))
     suite.compare(layout, scenario, bound)
@@ -88,7 +88,7 @@ def test_an_exchange_travels_beside_the_work_of_another_microbatch(overlap, side
     options = ("pp=2", "dp_shard=2", "tp=1", "schedule=dualpipe_v", f"overlap={overlap}")
     layout = RunLayout(4, tuple(f"parallel.{option}" for option in options))
     suite = Layouts()
-    job = suite.job(layout, Scenario((*SMALL, "moe.ep=2", *MANY, *EVERYTHING)))
+    job = suite.make_job(layout, Scenario((*SMALL, "moe.ep=2", *MANY, *EVERYTHING)))
     for said in suite.run_on_ranks(waits, job):
         between = [(first, second) for first, second in pairwise(said) if first[0] == "waits"]
         assert any(first[1] != second[1] for first, second in between) == side_by_side

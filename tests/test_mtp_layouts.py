@@ -41,7 +41,7 @@ def holds(on: str, *settings: str, kind: str = "documents", steps: int = 2, boun
     """Loss, gradients, norm, weights, metrics and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
     suite, layout = Layouts(), RunLayout.from_words(on)
     scenario = Scenario((*SMALL, *settings), kind, steps=steps)
-    job = suite.job(layout, scenario)
+    job = suite.make_job(layout, scenario)
     problems = [*job.run.parallel.check(job.run), *(p for edit in job.run.edits.values() for p in edit.check(job.run))]
     assert not problems, "\n".join(map(str, problems))
     suite.compare(layout, scenario, bound)

@@ -154,7 +154,7 @@ class Heard:
     def list_others(self):
         return self.others_
 
-    def waiting(self):
+    def list_waiting(self):
         return ()
 
 

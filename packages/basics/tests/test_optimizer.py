@@ -53,7 +53,7 @@ class Pieces:
     def names(self):
         return list(self.boxes)
 
-    def matrix_owners(self, names):
+    def find_matrix_owners(self, names):
         return {MatrixId(name, i): 0 for name in names for i in range(torch.Size(SHAPES[name][:-2]).numel())}
 
     def parameters(self):
@@ -84,8 +84,8 @@ class Pieces:
             whole[box.slices] = piece
         return whole
 
-    def map_matrices(self, function, given):
-        for name, pieces in given:
+    def map_matrices(self, function, inputs):
+        for name, pieces in inputs:
             whole = self.whole_of(name, pieces)
             matrices = whole.view(-1, *whole.shape[-2:])
             mapped = torch.stack([function(x, MatrixId(name, i)) for i, x in enumerate(matrices)]).view_as(whole)

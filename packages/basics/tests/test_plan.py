@@ -50,7 +50,7 @@ def test_tiny_is_tiny():
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 class TestEveryPart:
     def test_its_plan_says_all_and_nothing_too_much(self, part):
-        tree, plan = plan_decoder(part.build_config())
+        tree, plan = plan_decoder(part.config())
         names = get_parameter_shapes(tree)
         assert plan.find_unmatched(names) == []
         for name in names:
@@ -62,7 +62,7 @@ class TestEveryPart:
         assert len(set(theirs)) == len(names)
 
     def test_every_matrix_may_be_cut_and_divides_into_units(self, part):
-        tree, plan = plan_decoder(part.build_config())
+        tree, plan = plan_decoder(part.config())
         for name, shape in get_parameter_shapes(tree).items():
             cuts = plan.get_cuts(name, len(shape))
             if len(shape) == 1:
@@ -72,7 +72,7 @@ class TestEveryPart:
                 assert shape[cuts["tp"].dim] % cuts["tp"].unit == 0
 
     def test_the_meta_model_has_the_shapes_of_the_tree(self, part):
-        config = replace(part.build_config(), layers=2)
+        config = replace(part.config(), layers=2)
         tree, plan = plan_decoder(config)
         model = construct(tree)
         assert {name: tuple(p.shape) for name, p in model.named_parameters()} == get_parameter_shapes(tree)
@@ -84,10 +84,10 @@ class TestEveryPart:
             assert any(callable(getattr(module, seam.name, None)) for module in found)
 
     def test_its_configuration_has_no_problems(self, part):
-        assert part.build_config().check(None) == []
+        assert part.config().check(None) == []
 
     def test_it_is_offered(self, part):
-        offer = registry.installed().find_part(part.build_config())
+        offer = registry.installed().find_part(part.config())
         assert (offer.group, offer.part.name) == ("model", part.name)
 
 
@@ -216,7 +216,7 @@ class TestEdits:
         known = registry.installed()
 
         class Installed:
-            def part_of(self, config):
+            def find_part(self, config):
                 part = parts.get(type(config))
                 return known.find_part(config) if part is None else type("Offer", (), {"part": part})
 

@@ -329,7 +329,7 @@ class AlwaysThis(torch.nn.Module):
         super().__init__()
         self.token = token
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         found = torch.zeros(*hidden.shape[:-1], 300)
         found[..., self.token] = 1
         return found

@@ -34,7 +34,7 @@ class Far(LocalStore):
 
     def reading(self, path: str):
         with self._lock:
-            inner = super().read_batches(path)
+            inner = super().reading(path)
         return _Counted(self, inner)
 
 

@@ -176,7 +176,7 @@ def test_an_open_copy_is_read_by_zarr_without_consolidated_metadata(source, tmp_
     to = str(tmp_path / "open")
     main(["ckpt", "copy", str(source), to, "--open"])
     group = zarr.open_group(to, mode="r", use_consolidated=False)
-    assert sorted(name for name, _ in group.list_groups()) == ["model", "optimizer", "state"]
+    assert sorted(name for name, _ in group.groups()) == ["model", "optimizer", "state"]
     assert sorted(name for name, _ in group["model"].arrays()) == [
         "bias",
         "blocks.0.w",

@@ -40,7 +40,7 @@ def test_stock_zarr_shows_the_values(tmp_path, capsys):
     assert main(["ckpt", "refs", str(tmp_path)]) == 0
     group = printed(capsys)
     assert holds(group, small())
-    assert sorted(name for name, _ in group.list_groups()) == ["model", "optimizer", "state"]
+    assert sorted(name for name, _ in group.groups()) == ["model", "optimizer", "state"]
 
 
 def test_they_may_lie_elsewhere(tmp_path, capsys):

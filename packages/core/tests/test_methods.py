@@ -53,7 +53,7 @@ def test_a_suite_chooses_what_its_part_needs():
     suite.choice = "optimizer=paired"
     assert suite.chosen == ("parallel=paired", "optimizer=paired")
     assert suite.keep_chosen("parallel=ddp", "callback=[profile]") == ("callback=[profile]",)
-    assert suite.job(2).mesh.size("dp_replicate") == 2
+    assert suite.make_job(2).mesh.size("dp_replicate") == 2
     suite.test_layouts_agree(2)
 
 

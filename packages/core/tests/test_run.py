@@ -27,10 +27,10 @@ def state(directory, run_dir, id=None):
     run = run_directory.run()
     checkpointer = build(run.checkpoint, run, None)
     id = id or checkpointer.find_latest()
-    shapes = checkpointer.arrays(id)
+    shapes = checkpointer.read_shapes(id)
     shards = [Shard(name, s, torch.float32, (0,) * len(s), torch.empty(s)) for name, s in shapes.items()]
     checkpointer.load(id, shards, Registry.of(Mesh.of({}), {name: Layout(s) for name, s in shapes.items()}))
-    return {shard.name: shard.local for shard in shards}, checkpointer.document(id)
+    return {shard.name: shard.local for shard in shards}, checkpointer.read_document(id)
 
 
 def same(first, second):

@@ -257,7 +257,7 @@ def test_a_resumed_run_notes_its_start_and_keeps_where_it_was_to_lie(directory):
     run = directory.run()
     run.job.steps = 9
     directory.rewrite(run, ["train", "resume=out"], {"run.steps": [5, 9]})
-    assert directory.content()["run"]["steps"] == 9
+    assert directory.read_content()["run"]["steps"] == 9
     starts = directory.read_provenance()["starts"]
     assert [start["changed"] for start in starts] == [{}, {"run.steps": [5, 9]}]
 
@@ -271,7 +271,7 @@ def test_a_resumed_run_that_is_refused_keeps_its_configuration_until_it_has_begu
     directory.rewrite(run)
     directory.attempts.write_text('{"attempt": 1, "start": null}\n')
     directory.put_back()
-    assert directory.content()["run"]["steps"] == 9
+    assert directory.read_content()["run"]["steps"] == 9
 
 
 def test_other_versions_of_parts_are_told(directory):

@@ -106,7 +106,7 @@ def composed(monkeypatch):
     parts = {cls: Part(name="on", config=cls, build=f"{__name__}:{name}", summary="-") for cls, name in EDITS.items()}
 
     class Installed:
-        def part_of(self, options):
+        def find_part(self, options):
             own = type(options) in parts
             return SimpleNamespace(part=parts[type(options)]) if own else known.find_part(options)
 

@@ -168,7 +168,7 @@ def test_a_fraction_that_has_no_effect_is_reported(store, tmp_path):
     prepared(letters(tmp_path / "b", "b"), "--out", path, "--validation", "0.3")
     for share, told in ((0, 1), (0.5, 1), (0.01, 0)):
         run = settled(path, f"data.validation_fraction={share}")
-        notices = run.data.notices(run)
+        notices = run.data.list_notices(run)
         assert len(notices) == told
         assert all(f"data.validation_fraction={share:g} has no effect on {path}" in notice for notice in notices)
-        assert settled(store, f"data.validation_fraction={share}").data.notices(run) == []
+        assert settled(store, f"data.validation_fraction={share}").data.list_notices(run) == []

@@ -73,18 +73,18 @@ class Layouts(StrategySuite):
     def job_of(self, composition: Composition) -> StrategyJob:
         """What the ranks do. The composition must be one that `train` accepts."""
         assert not (problems := self.problems(composition)), "\n".join(map(str, problems))
-        return self.job(composition.layout, composition.scenario)
+        return self.make_job(composition.layout, composition.scenario)
 
     def problems(self, composition: Composition) -> list[Problem]:
         """Why `train` would refuse the composition's layout."""
         self.out_of = composition.out_of
-        job = self.job(composition.layout, composition.scenario)
+        job = self.make_job(composition.layout, composition.scenario)
         run = job.run
         folds = fits.problems(run.parallel, run, job.mesh, job.tree, job.plan)
         return [*run.parallel.check(run), *find_layout_problems(run), *folds]
 
-    def job(self, layout: RunLayout, scenario: Scenario) -> StrategyJob:
-        job = super().job(layout, scenario)
+    def make_job(self, layout: RunLayout, scenario: Scenario) -> StrategyJob:
+        job = super().make_job(layout, scenario)
         folds = tuple(Fold(fold.name, fold.size, self.out_of) for fold in job.plan.folds)
         return replace(job, plan=replace(job.plan, folds=folds))
 

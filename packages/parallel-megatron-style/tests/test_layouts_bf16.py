@@ -36,7 +36,7 @@ class Alone(StrategySuite):
 def test_gradients_of_bf16_part_by_rounding_alone(on):
     suite, composition = Layouts(), Composition(on, f"layers={LAYERS}", dtype=torch.float32, steps=1)
     job = replace(suite.job_of(composition), compute=torch.bfloat16)
-    one = Alone().job(replace(composition.layout, world=1, settings=()), composition.scenario)
+    one = Alone().make_job(replace(composition.layout, world=1, settings=()), composition.scenario)
     (alone,) = suite.train_job(replace(one, compute=torch.bfloat16))
     want = {name: gradient for name, _, gradient in alone.steps[0].held}
     ranks = suite.train_job(job)

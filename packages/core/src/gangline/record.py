@@ -113,17 +113,17 @@ def keep_newest(lines: Iterable[dict[str, Any] | None]) -> tuple[list[dict[str, 
     return list(found.values()), len(missed)
 
 
-def read_records(path: str | Path, told: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
-    """`keep_newest` of a file. `told` is told of lines that are missed."""
+def read_records(path: str | Path, report: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
+    """`keep_newest` of a file. `report` is told of lines that are missed."""
     records, missed = keep_newest(_iterate_lines(path))
-    _tell(path, missed, told)
+    _tell(path, missed, report)
     return records
 
 
-def read_every_record(path: str | Path, told: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
+def read_every_record(path: str | Path, report: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
     """The same with every record, also of steps that came again, as they were written."""
     lines = [*_iterate_lines(path)]
-    _tell(path, keep_newest(lines)[1], told)
+    _tell(path, keep_newest(lines)[1], report)
     return [record for record in lines if record is not None]
 
 

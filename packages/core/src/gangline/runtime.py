@@ -75,7 +75,7 @@ class ShardedParam:
 
 @dataclass(eq=False)
 class Job:
-    """What a strategy builds a runtime from.
+    """What a strategy builds a runtime from: a run laid out over ranks, as one rank sees it (not a job of a cluster).
 
     comms    this rank among the others, with the device that it computes on
     finish   called with each block and its path when the block is cut: recomputation and compilation wrap it
@@ -180,14 +180,14 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    def score(self, batches: Sequence[Batch], each: int = 1) -> torch.Tensor:
+    def score(self, batches: Sequence[Batch], losses_per_sample: int = 1) -> torch.Tensor:
         """(n,) float64, in the host's memory: each sample's log-likelihood in nats, in global order, on all ranks.
 
         Each rank passes its share, one sample a batch and as many as every other rank; what does not divide is filled
         up with samples whose `get_loss_mask` is empty, and these score 0. The shares follow each other in order of
-        `data_coordinate`. Valid targets are summed; in evaluation, without gradients. each: losses per sample. With 1
-        the result is (n,); otherwise the model returns (each,) for a sample, and the result is (n, each). Raises
-        ValueError, on all ranks, where the shares differ in length.
+        `data_coordinate`. Valid targets are summed; in evaluation, without gradients. losses_per_sample: with 1
+        the result is (n,); with more the model returns (losses_per_sample,) for a sample, and the result is
+        (n, losses_per_sample). Raises ValueError, on all ranks, where the shares differ in length.
         """
 
     def generate(
@@ -232,13 +232,13 @@ class Runtime(ABC):
     def map_matrices(
         self,
         function: Callable[[torch.Tensor, MatrixId], torch.Tensor],
-        given: Iterable[tuple[str, Sequence[torch.Tensor]]],
+        inputs: Iterable[tuple[str, Sequence[torch.Tensor]]],
     ) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:
         """Map whole matrices, each on one rank of the stage, by a function that gives (m, n) for (m, n) and its id.
 
-        given: names of parameters of two dims and more, each with tensors that are cut like its pieces and of their
+        inputs: names of parameters of two dims and more, each with tensors that are cut like its pieces and of their
         dtype (its gradients, a momentum); of a stack (3 dims and more) each matrix is mapped by itself. Gives the same
-        names with pieces of what came of them. It takes from `given` as it goes, some matrices ahead of what it gives.
+        names with pieces of what came of them. It takes from `inputs` as it goes, some matrices ahead of what it gives.
 
         Which rank maps a matrix is the runtime's choice, the same on all ranks. `function` is called once for each
         matrix, on one rank; its result may depend only on the matrix and on state that this rank stores for it. All

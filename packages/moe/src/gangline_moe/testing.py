@@ -36,9 +36,9 @@ class RouterSuite(PartSuite):
     def test_layouts_agree(self, world: int) -> None:
         """Loss, gradients, norm, metrics and weights against one process, in float64."""
         suite = self.experts()
-        suite.compare(suite.job(world), FLOAT64)
+        suite.compare(suite.make_job(world), FLOAT64)
 
     @mark_capability(LAYOUT)
     def test_recomputation_changes_nothing(self, world: int) -> None:
         suite = self.experts()
-        suite.compare(suite.job(world, recompute=True), FLOAT64)
+        suite.compare(suite.make_job(world, recompute=True), FLOAT64)

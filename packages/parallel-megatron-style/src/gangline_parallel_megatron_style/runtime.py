@@ -113,11 +113,11 @@ class ComposedRuntime(Runtime, RankStages):
         self._context = self._begin((), None)
         return sum_evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.world, self.device)
 
-    def score(self, batches: Sequence[Batch], each: int = 1) -> Tensor:
+    def score(self, batches: Sequence[Batch], losses_per_sample: int = 1) -> Tensor:
         check_share(batches, self.world, self.device)
         losses = self._losses(batches)
         self._context = self._begin((), None)
-        return gather_in_order(losses, len(batches), self.data_coordinate, self.world, self.device, each)
+        return gather_in_order(losses, len(batches), self.data_coordinate, self.world, self.device, losses_per_sample)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None
@@ -174,7 +174,7 @@ class ComposedRuntime(Runtime, RankStages):
     def weights(self, chunk: int, microbatch: int) -> None:
         """The deferred weight gradients; then the stage's gradients are complete."""
         self._groups.last = microbatch == len(self._context.batches) - 1
-        super().gather_weights(chunk, microbatch)
+        super().weights(chunk, microbatch)
         for segment in self.made.stages[chunk]:
             self._groups.reduce(segment)
 
@@ -209,9 +209,9 @@ class ComposedRuntime(Runtime, RankStages):
         return Matrices(self.registry, stage, self._parameters, self.device)
 
     def map_matrices(
-        self, function: Callable[[Tensor, MatrixId], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
+        self, function: Callable[[Tensor, MatrixId], Tensor], inputs: Iterable[tuple[str, Sequence[Tensor]]]
     ) -> Iterator[tuple[str, Sequence[Tensor]]]:
-        return self._matrices.map(function, given)
+        return self._matrices.map(function, inputs)
 
     def find_matrix_owners(self, names: Sequence[str]) -> dict[MatrixId, int]:
         return self._matrices.find_owners(names)

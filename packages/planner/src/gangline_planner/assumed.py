@@ -96,7 +96,7 @@ def strategy(words: Sequence[str]) -> tuple[str, ...]:
         config = offer.part.config()
         world = run.launch.processes or config.count_ranks(0)
         if _has_room(config, options, world):
-            found[name] = sum(1 for _ in config.layouts(replace(run, parallel=config), world))
+            found[name] = sum(1 for _ in config.iterate_layouts(replace(run, parallel=config), world))
     return (f"parallel={max(found, key=found.__getitem__)}",) if found else ()
 
 

@@ -110,19 +110,19 @@ class CallbackSuite(PartSuite):
             _straight[key] = self.run_on_ranks(place, ONE)
         return _straight[key]
 
-    def assemble_arrays(self, found: list[Lived]) -> dict[str, Tensor]:
+    def assemble_arrays(self, lives: list[Lived]) -> dict[str, Tensor]:
         """The callback's arrays in the global view."""
-        own = {name: shape for name, shape in found[0].shapes.items() if name.startswith(f"{self.place}/")}
-        return assemble([rank.arrays for rank in found], own)
+        own = {name: shape for name, shape in lives[0].shapes.items() if name.startswith(f"{self.place}/")}
+        return assemble([rank.arrays for rank in lives], own)
 
     @property
     def place(self) -> str:
         return f"callback/{self.offer.part.name}"
 
-    def gather_weights(self, found: list[Lived]) -> dict[str, Tensor]:
+    def gather_weights(self, lives: list[Lived]) -> dict[str, Tensor]:
         """The run's weights in the global view."""
-        own = {name: shape for name, shape in found[0].shapes.items() if is_of_model(name)}
-        return assemble([rank.weights for rank in found], own)
+        own = {name: shape for name, shape in lives[0].shapes.items() if is_of_model(name)}
+        return assemble([rank.weights for rank in lives], own)
 
     def test_builds_a_callback(self) -> None:
         run = self.run()

@@ -42,12 +42,12 @@ class BatchReaderSuite(PartSuite):
             reader.close()
 
     def assert_samples(
-        self, source: DataSource, given: Sequence[StoredBatch], numbers: Sequence[int], counted: int | None = None
+        self, source: DataSource, batches: Sequence[StoredBatch], numbers: Sequence[int], counted: int | None = None
     ) -> None:
         """The microbatches hold these samples, as `sample` gives them; rows from `counted` on do not count."""
-        read = [int(number) for stored in given for number in stored.sample]
+        read = [int(number) for stored in batches for number in stored.sample]
         assert read == list(numbers), f"samples {read} are read; {list(numbers)} are wanted"
-        for stored in given:
+        for stored in batches:
             mine = stored.sample.tolist()
             wanted = stack_samples([source.sample(i) for i in mine], mine, KeptMemory(CPU))
             wanted.counted = counted

@@ -8,7 +8,7 @@ def runs(tmp_path):
 def test_a_run_goes_on_where_it_was(runs):
     runs.train("run.dir=out", "checkpoint=mine", "run.steps=3")
     runs.train("resume=out", "run.steps=6")
-    assert [record["step"] for record in runs.records("out")] == [1, 2, 3, 4, 5, 6]
+    assert [record["step"] for record in runs.read_records("out")] == [1, 2, 3, 4, 5, 6]
 """
 
 from __future__ import annotations

@@ -170,8 +170,8 @@ class EvaluatesByShare(Broken):
 class RepeatsMatrices(Broken):
     """Every rank maps every matrix."""
 
-    def map_matrices(self, function, given):
-        for name, pieces in given:
+    def map_matrices(self, function, inputs):
+        for name, pieces in inputs:
             part = self.parts[name]
             whole = part.gather_rows(pieces)
             matrices = whole.view(-1, *whole.shape[-2:])
@@ -182,8 +182,8 @@ class RepeatsMatrices(Broken):
 class MapsPieces(Broken):
     """What a rank has of a matrix is mapped as if it were one."""
 
-    def map_matrices(self, function, given):
-        for name, pieces in given:
+    def map_matrices(self, function, inputs):
+        for name, pieces in inputs:
             yield name, [function(piece.flatten(0, -2), MatrixId(name, 0)).view_as(piece) for piece in pieces]
 
 
@@ -223,8 +223,8 @@ class ClipsByTheStep(Broken):
 class ForgetsAShare(Broken):
     """The last rank's samples score 0."""
 
-    def score(self, batches, each=1):
-        scores = super().score(batches, each)
+    def score(self, batches, losses_per_sample=1):
+        scores = super().score(batches, losses_per_sample)
         scores[-len(batches) :] = 0
         return scores
 
@@ -232,5 +232,5 @@ class ForgetsAShare(Broken):
 class ScoresBackwards(Broken):
     """The shares follow each other in the opposite order of their ranks."""
 
-    def score(self, batches, each=1):
-        return super().score(batches, each).view(self.comm.size, -1).flip(0).flatten()
+    def score(self, batches, losses_per_sample=1):
+        return super().score(batches, losses_per_sample).view(self.comm.size, -1).flip(0).flatten()

@@ -26,11 +26,11 @@ HALF_CHARACTER = "it has half a character (of a surrogate pair)"
 
 
 class AnswerSpan(NamedTuple):
-    """[start, stop) of the letters that the assistant said. said: where its own part ends, before an end token."""
+    """[start, stop) of the letters that the assistant wrote. content_stop: where the text ends, before an end token."""
 
     start: int
     stop: int
-    said: int
+    content_stop: int
 
 
 @dataclass(frozen=True)

@@ -91,12 +91,12 @@ def find_compression(path: str) -> str:
 
 @contextmanager
 def open_decompressed(
-    path: str, *, ending: str | None = None, source: Callable[[], BinaryIO] | None = None, said: str = ""
+    path: str, *, ending: str | None = None, source: Callable[[], BinaryIO] | None = None, prefix: str = ""
 ) -> Iterator[BinaryIO]:
     """The bytes of the file `path`, as a stream. Raises UserError where they cannot be read, also within.
 
     ending: how it is compressed, where not its name says so. source: opens it, where it is no file of this machine.
-    said: before the path in what is raised ("data.path: ").
+    prefix: before the path in what is raised ("data.path: ").
     """
     reader = _READERS.get(find_compression(path) if ending is None else ending, lambda raw: raw)
     try:
@@ -106,12 +106,12 @@ def open_decompressed(
         if error.name != "zstandard":
             raise
         why = "Zstandard is read by the package zstandard:  pip install zstandard"
-        raise UserError(f"{said}{path} cannot be read.", why) from error
+        raise UserError(f"{prefix}{path} cannot be read.", why) from error
     except _DAMAGE as error:
-        raise UserError(f"{said}{path} is damaged, or not what its name says.", str(error)) from error
+        raise UserError(f"{prefix}{path} is damaged, or not what its name says.", str(error)) from error
     except OSError as error:
-        raise UserError(f"{said}{path} cannot be read.", error.strerror or str(error)) from error
+        raise UserError(f"{prefix}{path} cannot be read.", error.strerror or str(error)) from error
     except Exception as error:
         if type(error).__module__.partition(".")[0] != "zstandard":  # which need not be installed
             raise
-        raise UserError(f"{said}{path} is damaged, or not what its name says.", str(error)) from error
+        raise UserError(f"{prefix}{path} is damaged, or not what its name says.", str(error)) from error

@@ -22,7 +22,7 @@ def is_lines(path: str) -> bool:
 
 def read(path: str, limit: int = -1) -> bytes:
     """The uncompressed bytes of a file, `limit` of them at most. Raises UserError where it cannot be read."""
-    with open_decompressed(path, said="data.path: ") as file:
+    with open_decompressed(path, prefix="data.path: ") as file:
         return file.read(limit)
 
 

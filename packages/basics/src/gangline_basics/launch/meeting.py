@@ -172,7 +172,7 @@ class JobMeeting:
         handler._stop_heartbeats()
         handler._op_executor.run(_RendezvousExitOp(), time.monotonic() + CLOSE_SECONDS)
 
-    def waits(self) -> None:
+    def mark_waiting(self) -> None:
         """This node is no member of a start, and would take part in one. A file, for the store forgets nothing.
 
         It counts until the node has met the others, or for `lost_seconds`.
@@ -180,7 +180,7 @@ class JobMeeting:
         temporary = f"stnew-{uuid.uuid4().hex}"
         write_whole(self._make_wait_path(self.own), f"{self.own}\n{time.time()}", durable=False, temporary=temporary)
 
-    def waiting(self) -> set[str]:
+    def list_waiting(self) -> set[str]:
         """The names of the nodes that wait, this one too."""
         found, since = set(), time.time() - self.lost_seconds
         for path in self.backend.path.parent.glob(f"{escape(self._waiting)}*"):

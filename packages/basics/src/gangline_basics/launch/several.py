@@ -130,7 +130,7 @@ class Agents:
     running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     again: dict[int, float] = field(default_factory=dict)  # when an agent is started again
     codes: dict[int, int] = field(default_factory=dict)  # of agents that have ended by themselves
-    asked: int = 0  # the signal that asked the job to stop
+    stop_signal: int = 0  # the signal that asked the job to stop
     hopeless: int = 0
     before: RunEnding | None = None  # how an earlier job of the run ended
 
@@ -159,18 +159,18 @@ class Agents:
 
     def _start(self) -> None:
         for index, at in list(self.again.items()):
-            if time.monotonic() >= at and not self.asked:
+            if time.monotonic() >= at and not self.stop_signal:
                 self.again.pop(index, None)
                 command = [sys.executable, "-P", "-m", NODE, str(self.run_dir), str(index), str(os.getpid())]
                 self.running[index] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-                if self.asked:  # meanwhile, and this one was not among those that were told
-                    guard.send(self.running[index].pid, hand_on(self.asked))
+                if self.stop_signal:  # meanwhile, and this one was not among those that were told
+                    guard.send(self.running[index].pid, hand_on(self.stop_signal))
 
     def _handle_end(self, index: int, code: int, begun: int) -> int:
         now = read_progress(self.run_dir).generation
         self.hopeless = 0 if now > begun else self.hopeless + 1
         ending = self._read_ending()  # one that is to be requeued may be of a start that makes room for a node
-        over = self.asked or (ending is not None and not ending.requeue) or self.hopeless > HOPELESS
+        over = self.stop_signal or (ending is not None and not ending.requeue) or self.hopeless > HOPELESS
         if code < 0 and not over:
             say(f"train: agent {index} of {self.count} was killed by {name_of(-code)}; it is started again")
             self.again[index] = time.monotonic() + AGAIN_SECONDS
@@ -181,7 +181,7 @@ class Agents:
         return now
 
     def _hand_on(self, signum: int, frame: object) -> None:
-        self.asked = self.asked or signum
+        self.stop_signal = self.stop_signal or signum
         self.again.clear()
         for process in self.running.values():
             guard.send(process.pid, hand_on(signum))

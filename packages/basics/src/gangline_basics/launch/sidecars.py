@@ -42,9 +42,9 @@ def list_sidecars(run: Run) -> list[Sidecar]:
     return [one for _, config in run.iterate_parts() for one in config.list_sidecars(run)]
 
 
-def start(asked: list[Sidecar], run_dir: str | Path, owner: int) -> list[Running]:
+def start(sidecars: list[Sidecar], run_dir: str | Path, owner: int) -> list[Running]:
     """Start sidecars that live as long as the process `owner`, unless an earlier start for it has left them running."""
-    return [_start(sidecar, run_dir, owner) for sidecar in asked]
+    return [_start(sidecar, run_dir, owner) for sidecar in sidecars]
 
 
 def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:

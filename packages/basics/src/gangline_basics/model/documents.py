@@ -147,7 +147,7 @@ def attend_varlen(
     q_BHTC: Tensor,
     k_BKTC: Tensor,
     v_BKTC: Tensor,
-    found: DocumentSpans,
+    spans: DocumentSpans,
     call: AttentionCall,
     kernel: Callable[..., Any] | None = None,
 ) -> Tensor:
@@ -155,12 +155,12 @@ def attend_varlen(
     B, T = q_BHTC.shape[0], q_BHTC.shape[2]
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTC, k_BKTC, v_BKTC))
     q, k, v = (_make_rows_dense(x) for x in (q, k, v))
-    bounds = found.bounds.to(q.device, non_blocking=True)
+    bounds = spans.bounds.to(q.device, non_blocking=True)
     grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     window = (-1, 0) if call.causal else (-1, -1)
     kernel = kernel or _find_kernel()
     assert kernel is not None, "who calls this has asked"
-    out = kernel(q, k, v, bounds, bounds, found.longest, found.longest, scale=call.scale, window_size=window, **grouped)
+    out = kernel(q, k, v, bounds, bounds, spans.longest, spans.longest, scale=call.scale, window_size=window, **grouped)
     return out.unflatten(0, (B, T)).transpose(1, 2)
 
 

@@ -27,7 +27,7 @@ def make_block_mask(call: AttentionCall, document_BT: Tensor | None, position_BT
     """Which blocks of keys are seen, of whole sequences; made once for all layers of a batch."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def is_visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         seen = i >= j if call.causal else i == i
         if document_BT is not None:
             seen = seen & (document_BT[b, i] == document_BT[b, j])
@@ -36,7 +36,7 @@ def make_block_mask(call: AttentionCall, document_BT: Tensor | None, position_BT
         return seen
 
     B, T = position_BT.shape
-    return create_block_mask(sees, B, None, T, T, device=position_BT.device, _compile=compiled)
+    return create_block_mask(is_visible, B, None, T, T, device=position_BT.device, _compile=compiled)
 
 
 @lru_cache(maxsize=1)

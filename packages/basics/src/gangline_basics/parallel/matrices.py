@@ -65,13 +65,13 @@ class Matrices:
             found |= find_matrix_owners(self.registry, theirs, ranks)
         return found
 
-    def map(self, function: _Function, given: Iterable[tuple[str, Pieces]]) -> Iterator[tuple[str, Pieces]]:
+    def map(self, function: _Function, pieces: Iterable[tuple[str, Pieces]]) -> Iterator[tuple[str, Pieces]]:
         """What `Runtime.map_matrices` does."""
 
         def measure(item: tuple[str, Pieces]) -> tuple[int, int]:
             return self.registry[name_model_array(item[0])].nbytes, len(self._list_matrices(item[0]))
 
-        for batch in iterate_batches(given, measure, self.comm.size):
+        for batch in iterate_batches(pieces, measure, self.comm.size):
             yield from self._map(function, dict(batch))
 
     @torch.no_grad()

@@ -64,11 +64,11 @@ def list_matrices(registry: Registry, name: str, ranks: Sequence[int]) -> list[M
     return list(found.values())
 
 
-def iterate_batches(given: Iterable[T], measure: Callable[[T], tuple[int, int]], ranks: int) -> Iterator[list[T]]:
+def iterate_batches(items: Iterable[T], measure: Callable[[T], tuple[int, int]], ranks: int) -> Iterator[list[T]]:
     """Parameters whose matrices travel together. measure: (bytes, matrices) of one."""
     batch: list[T] = []
     size = count = 0
-    for one in given:
+    for one in items:
         nbytes, matrices = measure(one)
         batch.append(one)
         size, count = size + nbytes, count + matrices

@@ -107,10 +107,10 @@ class WholeRuntime(Runtime):
         losses, tokens = self._compute_losses(microbatches), count_tokens(microbatches, self.device)[0]
         return sum_evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.comm, self.device)
 
-    def score(self, batches: Sequence[Batch], each: int = 1) -> Tensor:
+    def score(self, batches: Sequence[Batch], losses_per_sample: int = 1) -> Tensor:
         check_share(batches, self.comm, self.device)
         losses = self._compute_losses(batches)
-        return gather_in_order(losses, len(batches), self.data_coordinate, self.comm, self.device, each)
+        return gather_in_order(losses, len(batches), self.data_coordinate, self.comm, self.device, losses_per_sample)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None
@@ -157,9 +157,9 @@ class WholeRuntime(Runtime):
         return Matrices(self.registry, self.comm, self.parameters(), self.device)
 
     def map_matrices(
-        self, function: Callable[[Tensor, MatrixId], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
+        self, function: Callable[[Tensor, MatrixId], Tensor], inputs: Iterable[tuple[str, Sequence[Tensor]]]
     ) -> Iterator[tuple[str, Sequence[Tensor]]]:
-        return self._matrices.map(function, given)
+        return self._matrices.map(function, inputs)
 
     def find_matrix_owners(self, names: Sequence[str]) -> dict[MatrixId, int]:
         return self._matrices.find_owners(names)

@@ -50,10 +50,10 @@ def write_run_figure(run_dir: str | Path) -> Path | None:
     return path
 
 
-def thin(each: Curve) -> Curve:
+def thin(curve: Curve) -> Curve:
     """Return at most `POINTS` points of a curve: means of neighbours, without values that are not finite."""
-    size = max(1, math.ceil(len(each) / POINTS))
-    groups = (each[start : start + size] for start in range(0, len(each), size))
+    size = max(1, math.ceil(len(curve) / POINTS))
+    groups = (curve[start : start + size] for start in range(0, len(curve), size))
     return [(group[-1][0], _mean([y for _, y in group if math.isfinite(y)])) for group in groups]
 
 

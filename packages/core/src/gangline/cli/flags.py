@@ -28,17 +28,17 @@ class Flags(argparse.ArgumentParser):
     def add_number(self, flag: str, example: str, text: str, *, integer: bool = False, **more: Any) -> None:
         """Add a flag that takes a number above 0."""
 
-        def convert_number(given: str) -> float | int:
+        def convert_number(text: str) -> float | int:
             try:
-                found = float(given)
+                found = float(text)
             except ValueError:
                 found = 0.0
             if not found > 0:
-                raise UserError(f"{flag} {given}: expected a number above 0.", f"Such as  {flag} {example}")
+                raise UserError(f"{flag} {text}: expected a number above 0.", f"Such as  {flag} {example}")
             if not 1 / MOST <= found <= MOST:
-                raise UserError(f"{flag} {given}: expected a number between {1 / MOST:g} and {MOST:g}.")
+                raise UserError(f"{flag} {text}: expected a number between {1 / MOST:g} and {MOST:g}.")
             if integer and found != int(found):
-                raise UserError(f"{flag} {given}: expected a whole number.")
+                raise UserError(f"{flag} {text}: expected a whole number.")
             return int(found) if integer else found
 
         self.add_argument(flag, type=convert_number, metavar="N", help=text, **more)

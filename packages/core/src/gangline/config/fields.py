@@ -91,10 +91,10 @@ def iterate_options(cls: type, prefix: str, opened: Mapping[str, type] | None = 
 
     Defaults are those of a `cls()`: what it gives a nested dataclass goes before that class's own.
     """
-    return _options(cls, prefix, opened or {}, get_defaults(cls))
+    return _iterate_options(cls, prefix, opened or {}, get_defaults(cls))
 
 
-def _options(cls: type, prefix: str, opened: Mapping[str, type], values: Mapping[str, Any]) -> Iterator[Option]:
+def _iterate_options(cls: type, prefix: str, opened: Mapping[str, type], values: Mapping[str, Any]) -> Iterator[Option]:
     types, ranges = resolve_hints(cls), resolve_hints_with_ranges(cls)
     for name, value in values.items():
         chosen, declared = opened.get(name), _find_dataclass(types[name])
@@ -102,7 +102,9 @@ def _options(cls: type, prefix: str, opened: Mapping[str, type], values: Mapping
             yield from iterate_options(chosen, f"{prefix}.{name}")
         elif declared is not None:
             own, given = get_defaults(declared), value if isinstance(value, dict) else {}
-            yield from _options(declared, f"{prefix}.{name}", {}, {each: given.get(each, own[each]) for each in own})
+            yield from _iterate_options(
+                declared, f"{prefix}.{name}", {}, {each: given.get(each, own[each]) for each in own}
+            )
         else:
             yield Option(f"{prefix}.{name}", types[name], value, cls, ranges[name])
 

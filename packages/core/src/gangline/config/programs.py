@@ -39,13 +39,13 @@ def find_suspects(
     }
 
 
-def refuse_suspects(found: Mapping[str, Any], options: Mapping[str, Option], source: str, why: str) -> None:
-    """Raise UserError that lists what `found` holds, each with the override to type.
+def refuse_suspects(suspects: Mapping[str, Any], options: Mapping[str, Option], source: str, why: str) -> None:
+    """Raise UserError that lists what `suspects` holds, each with the override to type.
 
     source: the words that name the files. why: the reason that these files are not trusted.
     """
     problems = []
-    for path, value in found.items():
+    for path, value in suspects.items():
         runs = path in options and runs_code(options[path].stated, value)
         shown = override(path, value)
         what = "runs as a program" if runs else "reads a variable of the environment"

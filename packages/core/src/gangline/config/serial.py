@@ -170,8 +170,8 @@ def _expand(value: Any, path: str, references: dict[str, str]) -> Any:
         return value
     references[path] = value
 
-    def look_up(found: re.Match[str]) -> str:
-        name, default = found[1], found[2]
+    def look_up(match: re.Match[str]) -> str:
+        name, default = match[1], match[2]
         if name in os.environ or default is not None:
             return os.environ.get(name, (default or "").strip())
         raise UserError(

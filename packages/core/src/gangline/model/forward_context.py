@@ -138,12 +138,12 @@ class _AddTerm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden: Tensor, term: Tensor, surroundings: Frame) -> Tensor:
-        ctx.surroundings, ctx.add_like = surroundings, term
+        ctx.surroundings, ctx.like = surroundings, term
         return hidden.view_as(hidden)
 
     @staticmethod
     def backward(ctx, grad_hidden: Tensor):
-        return grad_hidden, torch.full_like(ctx.add_like, ctx.surroundings.coefficient), None
+        return grad_hidden, torch.full_like(ctx.like, ctx.surroundings.coefficient), None
 
 
 @untraced  # torch.compile would take the coefficient of the forward pass for a constant

@@ -62,10 +62,10 @@ def _find_calls(node: Node, path: str, seam: str) -> dict[str, Call | None]:
     return {inner: call for inner, each in iterate_nodes(node, path) if (call := find_call(each, seam)) is not None}
 
 
-def call_at(found: Mapping[str, Call | None], path: str) -> Call | None:
+def call_at(calls: Mapping[str, Call | None], path: str) -> Call | None:
     """What `get_calls` found for the module at `path`: of its own node, else of the nearest around it."""
     while path:
-        if path in found:
-            return found[path]
+        if path in calls:
+            return calls[path]
         path = path.rpartition(".")[0]
     return None

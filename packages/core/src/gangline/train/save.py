@@ -21,8 +21,8 @@ NOT_FINITE = "the weights are not finite"
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01  # seconds between two looks at a save
 
 
-def make_request(s: Session, mine: SaveRequest | None, stops: bool) -> SaveRequest:
-    """What this rank asks of a save that all ranks begin now; `mine`: what its checkpointer asked for.
+def make_request(s: Session, request: SaveRequest | None, stops: bool) -> SaveRequest:
+    """What this rank asks of a save that all ranks begin now; `request`: what its checkpointer asked for.
 
     `stops`: a signal ends the run; a rank is killed when its launcher or the scheduler has waited long enough.
     """
@@ -30,7 +30,7 @@ def make_request(s: Session, mine: SaveRequest | None, stops: bool) -> SaveReque
         bounds = [s.run.launch.get_seconds_to_stop() if is_watched() else None, s.run.launch.signal_seconds]
         deadline = min((bound for bound in bounds if bound is not None), default=None)
         return SaveRequest(s.step, last=True, deadline_seconds=deadline)
-    return mine or SaveRequest(s.step)
+    return request or SaveRequest(s.step)
 
 
 def find_lost_directory(s: Session) -> UserError | None:

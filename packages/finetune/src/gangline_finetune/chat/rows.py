@@ -34,7 +34,7 @@ def rows(path: str | list[str] | None) -> Iterator[Row]:
 
 
 def _lines(path: str) -> Iterator[Row]:
-    with open_decompressed(path, said="data.path: ") as file:
+    with open_decompressed(path, prefix="data.path: ") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

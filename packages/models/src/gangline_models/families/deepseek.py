@@ -87,7 +87,7 @@ class DeepSeek(FamilyConfig):
             grown = 0.1 * self.rope.mscale_all_dim * math.log(self.rope.factor) + 1
         return float(self.head_width**-0.5 * grown * grown)
 
-    def rope_of(self, block: int, length: int) -> Rope:
+    def get_rope(self, block: int, length: int) -> Rope:
         from gangline.plugin.registry import build
 
         return Rope(self.rope_theta, build(self.rope, length), self.rope_dim)
@@ -176,7 +176,7 @@ def _attention(config: DeepSeek, block: int, run: Run | None) -> MlaNode:
         nope_dim=config.nope_dim,
         rope_dim=config.rope_dim,
         v_dim=config.v_dim,
-        rope=config.rope_of(block, get_length(run)),
+        rope=config.get_rope(block, get_length(run)),
         interleaved=config.interleaved,
         scale=config.scale,
         wkv_a=biased,

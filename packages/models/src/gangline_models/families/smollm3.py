@@ -33,7 +33,7 @@ class SmolLM3(RotaryConfig):
     rope_theta: float = 2_000_000.0
     nope_every: PositiveInt | None = 4  # of so many blocks the last one has no rotary positions; null: all have them
 
-    def rope_of(self, block: int, length: int) -> Rope | None:
+    def get_rope(self, block: int, length: int) -> Rope | None:
         return None if self.nope_every and (block + 1) % self.nope_every == 0 else super().get_rope(block, length)
 
 

@@ -128,9 +128,9 @@ class FilesCheckpointer(Checkpointer):
         if self.store is not None:
             self.store.set(f"files/{self.turn}/{key}", text or "fine")
 
-    def share_status(self, key: str, mine: str) -> str:
+    def share_status(self, key: str, status: str) -> str:
         if self.store is None:
-            return mine
+            return status
         text = self.store.get(f"files/{self.turn}/{key}").decode()
         return "" if text == "fine" else text
 

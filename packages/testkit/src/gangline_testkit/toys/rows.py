@@ -188,10 +188,12 @@ class RowsRuntime(Runtime):
         tokens = count_tokens(microbatches if self.axes.first else (), self.device)[0]
         return sum_evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.axes.world, self.device)
 
-    def score(self, batches: Sequence[Batch], each: int = 1) -> Tensor:
+    def score(self, batches: Sequence[Batch], losses_per_sample: int = 1) -> Tensor:
         check_share(batches, self.axes.world, self.device)
         losses = self._compute_losses(batches)
-        return gather_in_order(losses, len(batches), self.data_coordinate, self.axes.world, self.device, each)
+        return gather_in_order(
+            losses, len(batches), self.data_coordinate, self.axes.world, self.device, losses_per_sample
+        )
 
     @torch.no_grad()
     def _compute_losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:
@@ -218,9 +220,9 @@ class RowsRuntime(Runtime):
         ]
 
     def map_matrices(
-        self, function: Callable[[Tensor, MatrixId], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
+        self, function: Callable[[Tensor, MatrixId], Tensor], inputs: Iterable[tuple[str, Sequence[Tensor]]]
     ) -> Iterator[tuple[str, Sequence[Tensor]]]:
-        return self._matrices.map(function, given)
+        return self._matrices.map(function, inputs)
 
     def find_matrix_owners(self, names: Sequence[str]) -> dict[MatrixId, int]:
         return self._matrices.find_owners(names)

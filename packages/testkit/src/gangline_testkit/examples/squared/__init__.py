@@ -31,10 +31,10 @@ class Squared(Tiny):
 def build(config, run):
     feed_forward = SquaredNode(dim=config.dim, hidden=config.hidden)
 
-    def block(index):
+    def make_block(index):
         return build_block(config, build_attention(config, index, run), feed_forward=feed_forward)
 
-    tree, plan = plan_family(config, block)
+    tree, plan = plan_family(config, make_block)
     return tree, replace(plan, names=())  # no architecture of Hugging Face has this layer
 
 
